@@ -1,0 +1,54 @@
+# Every target installs what it needs into .venv by itself: a fresh machine needs only python3 (with venv) and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# `make check` runs these instead of the whole suite, so that it answers within a minute.
+QUICK_TESTS := tests/test_layers.py tests/test_import.py
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-slow check format bench docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo  ## collect 50,000 steps of CartPole-v1 from 8 environments into data/cartpole
+	$(BIN)/python -m collector --env CartPole-v1 --num-envs 8 --steps 50000 --out data/cartpole --overwrite
+
+test: $(VENV)/.installed-dev  ## run the default tier of tests
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev  ## run all tests, the slow ones too
+	$(BIN)/python -m pytest -m ""
+
+check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(QUICK_TESTS)
+
+format: $(VENV)/.installed-dev  ## rewrite the code the way `make check` wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the peers that are installed
+	$(BIN)/python -m benchmarks.run
+
+docs: $(VENV)/.installed-docs  ## build the API pages into build/docs
+	$(BIN)/pdoc --output-directory build/docs vecenv collector
+
+clean:  ## remove what these targets made, except data/
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+EXTRAS_demo := torch,job
+EXTRAS_dev := dev
+EXTRAS_docs := torch,job,docs
+
+# pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.
+$(VENV)/.installed-%: setup.py setup.cfg constraints.txt
+	@echo "Installing vecenv[$(EXTRAS_$*)] into $(VENV); the first time takes some minutes."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS_$*)]"
+	@touch $@

@@ -1,0 +1,105 @@
+"""The yardstick: W independent processes that step bare environments and talk to nobody.
+
+No vector environment made of Python processes can be faster than this on the same cores, so
+`steps/s divided by bound(W)` says what share of the machine a vector environment leaves to the
+environments. Nothing crosses a process boundary while the clock runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing as mp
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.envs import EnvFn, EnvSpec, draw_actions
+from benchmarks.sample import Sample
+
+_START_DELAY = 0.1  # seconds from the command to the common start; the workers warm up meanwhile
+
+
+class Bound:
+    """`workers` processes that share `count` environments as blocks, in one common time window.
+
+    bound = Bound(EnvSpec("cartpole"), count=64, workers=2)
+    print(bound.measure(1.0).rate)
+    bound.close()
+    """
+
+    def __init__(self, spec: EnvSpec, count: int, workers: int) -> None:
+        context = mp.get_context("spawn")
+        blocks = _split(spec.env_fns(count), workers)
+        self._pipes: list[Connection] = []
+        self._processes = []
+        first = 0
+        for block in blocks:
+            here, there = context.Pipe()
+            process = context.Process(target=_bound_worker, args=(there, block, count, first), daemon=True)
+            process.start()
+            there.close()  # so that a dead worker reads as end of file, not as silence
+            self._pipes.append(here)
+            self._processes.append(process)
+            first += len(block)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def measure(self, seconds: float) -> Sample:
+        """Steps of all workers in the same `seconds`; rates are added, each over its own exact time."""
+        start = time.perf_counter() + _START_DELAY
+        for pipe in self._pipes:
+            pipe.send((start, start + seconds))
+        replies = [pipe.recv() for pipe in self._pipes]
+        rate = sum(steps / wall for steps, wall in replies)
+        return Sample(steps=round(rate * seconds), calls=0, wall=seconds, cpu_main=0.0)
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def _split(env_fns: list[EnvFn], parts: int) -> list[list[EnvFn]]:
+    size, extra = divmod(len(env_fns), parts)
+    cuts = [index * size + min(index, extra) for index in range(parts + 1)]
+    return [env_fns[begin:end] for begin, end in itertools.pairwise(cuts)]
+
+
+def _bound_worker(pipe: Connection, env_fns: list[EnvFn], total: int, first: int) -> None:
+    envs = [env_fn() for env_fn in env_fns]
+    for index, env in enumerate(envs):
+        env.reset(seed=first + index)
+    # numpy elements, as the vector environments hand them to their environments
+    columns = draw_actions(total)[:, first : first + len(envs)]
+    rows = [list(row) for row in columns]
+    pipe.send("ready")
+    position = 0
+    while True:
+        try:
+            start, stop = pipe.recv()
+        except EOFError:
+            return
+        _, position, begun = _step_until(envs, rows, position, start)
+        steps, position, ended = _step_until(envs, rows, position, stop)
+        pipe.send((steps, ended - begun))
+
+
+def _step_until(envs: list[Any], rows: list[list[Any]], position: int, stop: float) -> tuple[int, int, float]:
+    """Step every environment in turn until the clock passes `stop`; resets cost time, not steps."""
+    clock = time.perf_counter
+    pairs = list(enumerate(envs))
+    rounds = 0
+    now = clock()
+    while now < stop:
+        actions = rows[position]
+        for index, env in pairs:
+            _, _, terminated, truncated, _ = env.step(actions[index])
+            if terminated or truncated:
+                env.reset()
+        position = (position + 1) % len(rows)
+        rounds += 1
+        now = clock()
+    return rounds * len(envs), position, now

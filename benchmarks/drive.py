@@ -1,0 +1,105 @@
+"""The loops that step a contender inside its lane: by time, by number, and under a counter."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.counting import CallCounter
+from benchmarks.envs import draw_actions
+from benchmarks.peers import Contender, StepThenReset
+from benchmarks.sample import Sample
+
+WARM_UP = 0.15
+
+
+class Driver:
+    """Feeds pre-drawn actions to a contender; subclasses say what one call is."""
+
+    rebuild: Callable[[], Driver]
+    """Makes another driver like this one, for timing how long opening takes."""
+
+    def __init__(self, contender: Contender, count: int) -> None:
+        self._contender = contender
+        self._rows = draw_actions(count)
+        self._position = 0
+
+    def once(self) -> int:
+        """One call of the contender's `step`; returns the environment steps that it made."""
+        raise NotImplementedError
+
+    def measure(self, seconds: float, warm_up: float = WARM_UP) -> Sample:
+        """Step for `seconds` after a warm-up of the caches and of the workers' wait loops."""
+        clock = time.perf_counter
+        stop = clock() + warm_up
+        while clock() < stop:
+            self.once()
+        gc.collect()
+        times: list[float] = []
+        steps = 0
+        cpu = time.process_time()
+        begun = now = clock()
+        stop = begun + seconds
+        while now < stop:
+            steps += self.once()
+            then, now = now, clock()
+            times.append(now - then)
+        cpu = time.process_time() - cpu
+        p50, p99 = np.percentile(times, (50, 99))
+        return Sample(steps, len(times), now - begun, cpu, float(p50), float(p99))
+
+    def run(self, calls: int) -> int:
+        """Exactly `calls` calls, for counters that look from outside of the process."""
+        return sum(self.once() for _ in range(calls))
+
+    def count(self, calls: int) -> dict[str, float]:
+        """What the calling thread does in C per call: pickles, pipe traffic, semaphores, yields."""
+        self.run(20)
+        with CallCounter() as counter:
+            self.run(calls)
+        return {name: number / calls for name, number in counter.totals.items()}
+
+    def open_and_close(self) -> tuple[float, float]:
+        """Seconds to build another contender of the same kind, reset included, and to close it."""
+        begun = time.perf_counter()
+        other = self.rebuild()
+        opened = time.perf_counter()
+        other.close()
+        return opened - begun, time.perf_counter() - opened
+
+    def close(self) -> None:
+        self._contender.close()
+
+    def _next_row(self) -> np.ndarray:
+        row: np.ndarray = self._rows[self._position]
+        self._position = (self._position + 1) % len(self._rows)
+        return row
+
+
+class SyncDriver(Driver):
+    """Every call steps every environment."""
+
+    def once(self) -> int:
+        return self._contender.step(self._next_row())
+
+
+class AsyncDriver(Driver):
+    """Every call sends actions to the environments that are ready and takes what comes back first."""
+
+    def __init__(self, contender: Contender, count: int) -> None:
+        super().__init__(contender, count)
+        assert isinstance(contender, StepThenReset), "only tianshou's contract has asynchronous steps"
+        self._venv = contender.venv
+        self._ready = np.arange(count)
+
+    def once(self) -> int:
+        ready = self._ready
+        _, _, terminated, truncated, info = self._venv.step(self._next_row()[ready], ready)
+        self._ready = np.array([row["env_id"] for row in info])
+        ended = self._ready[np.logical_or(terminated, truncated)]
+        if len(ended):
+            self._venv.reset(ended)
+        return len(self._ready)

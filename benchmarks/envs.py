@@ -1,0 +1,141 @@
+"""The environments that the benchmark steps, and how they are named across processes.
+
+An `EnvSpec` is a small picklable value; `EnvSpec.env_fns(n)` gives the n factories that every
+contender receives. Work is counted in loop iterations, not in wall time: an environment that is
+preempted takes longer, as a real simulator would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+EnvFn = Callable[[], "gym.Env[Any, Any]"]
+
+EPISODE_STEPS = 500
+SLEEP_SECONDS = 0.005
+PIXEL_SHAPE = (4, 84, 84)
+ACTION_ROWS = 256  # length of the table of pre-drawn actions; longer runs start over
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Which environment: `cartpole`, `busy`, `pixels` or `sleep`, and how much work a step is."""
+
+    kind: str
+    iterations: int = 0
+
+    def env_fns(self, count: int) -> list[EnvFn]:
+        """`count` factories. The position of an environment sets its seed, so runs agree."""
+        return [partial(make_env, self, index) for index in range(count)]
+
+
+def make_env(spec: EnvSpec, index: int) -> gym.Env[Any, Any]:
+    """Build one environment in the process that calls this."""
+    if spec.kind == "cartpole":
+        return gym.make("CartPole-v1")
+    if spec.kind == "busy":
+        return BusyEnv(spec.iterations, index)
+    if spec.kind == "pixels":
+        return PixelEnv(spec.iterations, index)
+    if spec.kind == "sleep":
+        return SleepEnv(index)
+    raise ValueError(f"unknown environment {spec.kind!r}; expected cartpole, busy, pixels or sleep")
+
+
+def draw_actions(count: int, seed: int = 0) -> np.ndarray:
+    """Actions for `count` environments, drawn before any clock starts: shape (ACTION_ROWS, count)."""
+    return np.random.default_rng(seed).integers(0, 2, size=(ACTION_ROWS, count), dtype=np.int64)
+
+
+def burn(iterations: int) -> int:
+    """A fixed amount of interpreter work that touches no memory to speak of."""
+    total = 0
+    for i in range(iterations):
+        total += i & 7
+    return total
+
+
+def calibrate(seconds: float = 100e-6, repeats: int = 25) -> int:
+    """How many iterations of `burn` take `seconds` of CPU time on this machine when undisturbed.
+
+    The fastest of many short runs counts, because disturbance only ever adds time. Call it once
+    per benchmark and hand the number to every process, so that all do the same work.
+    """
+    trial, calls = 2000, 50  # about as long as the steps to come: longer sums are of larger numbers
+    fastest = float("inf")
+    for _ in range(repeats):
+        start = time.thread_time()
+        for _ in range(calls):
+            burn(trial)
+        fastest = min(fastest, time.thread_time() - start)
+    return max(1, round(trial * calls * seconds / fastest))
+
+
+class _TimedEnv(gym.Env[Any, Any]):
+    """Shared by the synthetic environments: two actions, and episodes that end at various times."""
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(self, index: int) -> None:
+        self.action_space = spaces.Discrete(2)
+        self.observation_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (4,), np.float32)
+        # The first episode is cut short by a different amount everywhere: ends do not coincide.
+        self._left = 1 + (index * 67) % EPISODE_STEPS
+        self._rows: list[np.ndarray] = [np.full(4, value, np.float32) for value in (0.0, 0.25, 0.5, 1.0)]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._rows[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._work()
+        self._left -= 1
+        ended = self._left == 0
+        if ended:
+            self._left = EPISODE_STEPS
+        return self._rows[self._left & 3], 1.0, False, ended, {}
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+
+class BusyEnv(_TimedEnv):
+    """A step is a calibrated loop; the observation is four floats."""
+
+    def __init__(self, iterations: int, index: int = 0) -> None:
+        super().__init__(index)
+        self._iterations = iterations
+
+    def _work(self) -> None:
+        burn(self._iterations)
+
+
+class PixelEnv(BusyEnv):
+    """`BusyEnv` with (4, 84, 84) uint8 frames drawn beforehand: 28 KB to move a step."""
+
+    def __init__(self, iterations: int, index: int = 0) -> None:
+        super().__init__(iterations, index)
+        self.observation_space = spaces.Box(0, 255, PIXEL_SHAPE, np.uint8)
+        rng = np.random.default_rng(index)
+        self._rows = [rng.integers(0, 256, PIXEL_SHAPE, dtype=np.uint8) for _ in range(4)]
+
+
+class SleepEnv(_TimedEnv):
+    """A step sleeps for 5 ms +- 50 %: an environment that waits for something outside of Python."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        self._pause = np.random.default_rng(index)
+
+    def _work(self) -> None:
+        time.sleep(SLEEP_SECONDS * self._pause.uniform(0.5, 1.5))

@@ -1,0 +1,138 @@
+"""A lane: one contender in a process of its own, commanded from the benchmark over a pipe.
+
+    benchmark --(method name, arguments)--> lane process --> contender --> its workers
+              <-------- result or traceback ----
+
+Between commands the lane blocks on the pipe, so it costs nothing while another lane is measured.
+A lane leads its own process group: one kill ends it with all the workers that it started.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import traceback
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.bound import Bound
+from benchmarks.drive import AsyncDriver, Driver, SyncDriver
+from benchmarks.envs import EnvSpec
+
+OPEN_TIMEOUT = 180.0
+CALL_TIMEOUT = 120.0
+CLOSE_TIMEOUT = 30.0
+
+
+class LaneError(RuntimeError):
+    """A contender failed, hung or could not be built; the message holds its own traceback."""
+
+
+@dataclass(frozen=True)
+class LaneSpec:
+    """What runs in a lane: a contender's name, or `bound(W)`, on `count` environments."""
+
+    contender: str
+    env: EnvSpec
+    count: int
+    options: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.contender
+
+
+class Lane:
+    """Starts the lane process at once; `call` runs one method of its driver and waits for the result."""
+
+    def __init__(self, spec: LaneSpec) -> None:
+        context = mp.get_context("spawn")
+        self.spec = spec
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_lane_main, args=(there, spec, mp.get_start_method()))
+        self._process.start()
+        there.close()  # so that a dead lane reads as end of file, not as silence
+        try:
+            self._receive(OPEN_TIMEOUT)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def call(self, method: str, *args: Any, timeout: float = CALL_TIMEOUT) -> Any:
+        self._pipe.send((method, args))
+        return self._receive(timeout)
+
+    def close(self) -> None:
+        """Close the contender in good order; kill what is left of the lane after half a minute."""
+        try:
+            self.call("close", timeout=CLOSE_TIMEOUT)
+        except (LaneError, OSError):
+            pass  # it failed before or hangs now: the kill below ends it
+        finally:
+            self._pipe.close()
+            self._process.join(5)
+            self.kill()
+
+    def kill(self) -> None:
+        """End the lane and every process of its group, whatever they are doing."""
+        with suppress(ProcessLookupError):  # nothing of the group is left
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()  # it may not have made its group yet
+        self._process.join(5)
+
+    def _receive(self, timeout: float) -> Any:
+        if not self._pipe.poll(timeout):
+            raise LaneError(f"{self.spec.title}: no answer within {timeout:.0f} s")
+        try:
+            kind, value = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise LaneError(f"{self.spec.title}: its process died") from None
+        if kind == "error":
+            raise LaneError(f"{self.spec.title}: {value}")
+        return value
+
+
+def _lane_main(pipe: Connection, spec: LaneSpec, start_method: str) -> None:
+    os.setpgid(0, 0)
+    # A spawned process makes "spawn" its own default; give the libraries the platform's default.
+    mp.set_start_method(start_method, force=True)
+    warnings.simplefilter("ignore")
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    try:
+        driver = _build(spec)
+        pipe.send(("value", None))
+        while True:
+            method, args = pipe.recv()
+            pipe.send(("value", getattr(driver, method)(*args)))
+            if method == "close":
+                return
+    except (EOFError, BrokenPipeError):
+        os.killpg(0, signal.SIGKILL)  # the benchmark is gone: leave no worker behind
+    except BaseException:
+        with suppress(OSError):
+            pipe.send(("error", traceback.format_exc()))
+
+
+def _build(spec: LaneSpec) -> Any:
+    if spec.contender.startswith("bound("):
+        return Bound(spec.env, spec.count, int(spec.contender[6:-1]))
+    from benchmarks.ours import CONTENDERS
+
+    def build() -> Driver:
+        contender = CONTENDERS[spec.contender](spec.env.env_fns(spec.count), **spec.options)
+        style = AsyncDriver if "wait_num" in spec.options else SyncDriver
+        return style(contender, spec.count)
+
+    driver = build()
+    driver.rebuild = build
+    return driver

@@ -1,0 +1,70 @@
+"""This project's vector environments as contenders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from benchmarks.envs import EnvFn
+from benchmarks.peers import PEERS, Contender, StepThenReset
+
+
+class _Ours(StepThenReset):
+    """The envs whose episode ended are reset in the round in which the others step."""
+
+    needs = "vecenv"
+    kind: ClassVar[str]
+
+    @classmethod
+    def available(cls) -> bool:
+        try:
+            import vecenv
+        except ImportError:
+            return False
+        return hasattr(vecenv, cls.kind)
+
+    def __init__(self, env_fns: Sequence[EnvFn], **options: Any) -> None:
+        import vecenv
+
+        self._ended: np.ndarray | None = None
+        self._resetting = 0
+        self._start(getattr(vecenv, self.kind)(list(env_fns), **options), len(env_fns))
+
+    def step(self, actions: np.ndarray) -> int:
+        _, _, terminated, truncated, _ = self.venv.step(actions, reset=self._ended)
+        steps = self._count - self._resetting
+        ended = np.logical_or(terminated, truncated)
+        self._resetting = int(np.count_nonzero(ended))
+        self._ended = ended if self._resetting else None
+        return steps
+
+
+class OursDummy(_Ours):
+    name = "vecenv Dummy"
+    kind = "DummyVectorEnv"
+
+
+class OursSubproc(_Ours):
+    name = "vecenv Subproc"
+    kind = "SubprocVectorEnv"
+
+
+class OursShmem(_Ours):
+    name = "vecenv Shmem"
+    kind = "ShmemVectorEnv"
+
+
+class OursShmemTwoRounds(OursShmem):
+    """`step` for all, then `reset(ids)`, as code written for tianshou does: two rounds where one would do."""
+
+    name = "vecenv Shmem, step then reset"
+
+    def step(self, actions: np.ndarray) -> int:
+        return StepThenReset.step(self, actions)
+
+
+OURS: list[type[Contender]] = [OursDummy, OursSubproc, OursShmem, OursShmemTwoRounds]
+
+CONTENDERS: dict[str, type[Contender]] = {cls.name: cls for cls in (*OURS, *PEERS)}

@@ -1,0 +1,113 @@
+"""The command line of collection jobs: `python -m collector --env CartPole-v1 --steps 50000 --out data/cartpole`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from collector.dataset import DatasetError
+from collector.job import BACKENDS, POLICIES, JobConfig, JobError, run_job
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job as the arguments say, and return the exit code.
+
+    0: collected. 1: it failed. 2: the arguments are wrong. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was
+    collected is kept.
+    """
+    parser = make_parser()
+    options = vars(parser.parse_args(argv))
+    options.setdefault("out", Path("data") / re.sub(r"[/:]", "-", options["env"]))
+    workers = options.get("workers")
+    if workers is not None and options["backend"] == "dummy":
+        parser.error("argument --workers: the dummy backend has none; use --backend shmem or subproc")
+    if workers is not None and workers > options["num_envs"]:
+        parser.error(
+            f"argument --workers: {workers} workers for {options['num_envs']} environments; one each is the most"
+        )
+    try:
+        return _run(parser, options)
+    except KeyboardInterrupt:
+        print(f"\nstopped at once; episodes committed before are in {options['out']}", file=sys.stderr)
+        return 130
+
+
+def _run(parser: argparse.ArgumentParser, options: dict[str, Any]) -> int:
+    try:
+        # Imported here, so that --help and wrong arguments are answered without it.
+        from collector.report import Report, make_console, summary
+
+        console = make_console()
+        config = JobConfig(**options)
+        with Report(console, config) as report:
+            state = run_job(config, report)
+    except (DatasetError, JobError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    except (ImportError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    console.print(summary(state))
+    return 128 + state.signum if state.signum else 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the arguments; their names are those of `JobConfig`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m collector",
+        description="Collect whole episodes of a gymnasium environment into a folder.",
+        epilog="Ctrl-C and SIGTERM end a job cleanly: whole episodes so far are kept. Read them with "
+        "collector.load_episodes(folder), or np.load on a file.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--env", required=True, metavar="ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
+    add("--steps", type=_count, default=JobConfig.steps, help="end once whole episodes have this many steps")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for the episodes (default: data/ID)",
+        default=argparse.SUPPRESS,
+    )
+    add("--overwrite", action="store_true", help="replace what an earlier job left there")
+    add("--num-envs", type=_count, default=JobConfig.num_envs, metavar="N", help="environments")
+    add(
+        "--backend",
+        choices=sorted(BACKENDS),
+        default=JobConfig.backend,
+        help="dummy: in this process; others: in workers",
+    )
+    add("--workers", type=_count, metavar="N", help="worker processes (default: the CPUs)", default=argparse.SUPPRESS)
+    add("--policy", choices=sorted(POLICIES), default=JobConfig.policy, help="mlp: a network with random weights")
+    add("--device", choices=["auto", "cpu", "cuda"], default=JobConfig.device, help="where the network runs")
+    add("--seed", type=_seed, default=JobConfig.seed, help="the same seed gives the same episodes")
+    add(
+        "--max-episode-steps",
+        type=_count,
+        metavar="N",
+        help="truncate episodes (default: as the environment says)",
+        default=argparse.SUPPRESS,
+    )
+    add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
+    return parser
+
+
+def _count(text: str) -> int:
+    return _whole_number(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    try:
+        number = int(text.replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+    return number

@@ -1,0 +1,202 @@
+"""Between numpy and torch: nothing copied on the CPU; staged, and waited for once a round, on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+torch = pytest.importorskip("torch")
+
+from collector.device import Direct, Staged, TorchPolicy, as_tensor, one_thread, resolve_device, to_device  # noqa: E402
+from collector.policy import ExplorationType  # noqa: E402
+
+CUDA = torch.cuda.is_available()
+needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+
+DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64, np.bool_]
+
+
+def rows(k: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).random((k, 3, 2)) * 9 - 3).astype(dtype)
+
+
+def staged(device: str, rows: int = 8) -> Staged:
+    return Staged(resolve_device(device), rows)
+
+
+class TestDirect:
+    def test_arrays_and_tensors_share_memory_on_the_cpu(self) -> None:
+        direct, array = Direct(torch.device("cpu")), rows(4)
+        tensors = direct.to_device({"a": array, "b": (array,)})
+        array[0, 0, 0] = 42
+        assert tensors["a"][0, 0, 0] == tensors["b"][0][0, 0, 0] == 42
+        tensor = torch.arange(4)
+        assert np.shares_memory(direct.to_numpy({"action": tensor})["action"], tensor.numpy())
+
+    def test_what_the_policy_returns_as_a_list_or_array_is_taken_too(self) -> None:
+        arrays = Direct(torch.device("cpu")).to_numpy({"a": [1, 2], "b": np.ones(2)})
+        np.testing.assert_array_equal(arrays["a"], [1, 2])
+        np.testing.assert_array_equal(arrays["b"], [1, 1])
+
+
+@devices
+class TestStaged:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+    def test_every_dtype_comes_back_as_it_went(self, device: str, dtype: Any) -> None:
+        staging, array = staged(device), rows(8, dtype)
+        tensor = staging.to_device(array)
+        assert tensor.device.type == device
+        back = staging.to_numpy({"x": tensor})["x"]
+        assert back.dtype == array.dtype
+        np.testing.assert_array_equal(back, array)
+
+    def test_trees_keep_their_form(self, device: str) -> None:
+        staging, array = staged(device), rows(8)
+        tensors = staging.to_device({"a": array, "b": (array + 1, array + 2)})
+        np.testing.assert_array_equal(tensors["a"].cpu(), array)
+        np.testing.assert_array_equal(tensors["b"][1].cpu(), array + 2)
+
+    def test_rounds_of_fewer_rows_use_the_same_buffers(self, device: str) -> None:
+        staging = staged(device)
+        first = staging.to_device(rows(8))
+        staging.to_numpy({"x": first})
+        few = staging.to_device(rows(3, seed=1))
+        assert few.shape == (3, 3, 2)
+        assert few.data_ptr() == first.data_ptr()
+        np.testing.assert_array_equal(staging.to_numpy({"x": few})["x"], rows(3, seed=1))
+
+    def test_a_thousand_rounds_are_never_mixed_up(self, device: str) -> None:
+        staging = staged(device, 64)
+        for seed in range(1000):
+            array = rows(64 - seed % 5, seed=seed)
+            back = staging.to_numpy({"action": staging.to_device(array) * 2, "twice": staging.to_device(array) * 4})
+            assert (back["action"] == array * 2).all()
+            assert (back["twice"] == array * 4).all()
+
+    def test_outputs_may_change_their_form(self, device: str) -> None:
+        staging = staged(device)
+        for tensor in (torch.ones(8), torch.ones(8, 2), torch.ones(8, 2).long(), torch.ones(11, 2).long()):
+            back = staging.to_numpy({"x": tensor.to(device)})["x"]
+            np.testing.assert_array_equal(back, tensor.numpy())
+            assert back.dtype == tensor.numpy().dtype
+        assert staging.to_numpy({"x": torch.tensor(3.0, device=device)})["x"].shape == ()
+
+    def test_a_round_that_failed_is_waited_for_before_its_buffers_are_used_again(
+        self, device: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        staging, waits = staged(device), []
+        wait = staging._wait
+        monkeypatch.setattr(staging, "_wait", lambda: (waits.append(1), wait()))
+        staging.to_device(rows(8))  # and then the policy raises
+        assert waits == []
+        staging.to_device(rows(8, seed=1))
+        assert waits == [1]
+
+    def test_a_round_waits_once(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        staging, waits = staged(device), []
+        wait = staging._wait
+        monkeypatch.setattr(staging, "_wait", lambda: (waits.append(1), wait()))
+        for _ in range(5):
+            tensors = staging.to_device({"a": rows(8), "b": rows(8, np.uint8)})
+            staging.to_numpy({"action": tensors["a"], "value": tensors["b"]})
+        assert len(waits) == 5
+
+
+@needs_cuda
+class TestCuda:
+    def test_buffers_are_page_locked(self) -> None:
+        staging = staged("cuda")
+        back = staging.to_numpy({"x": staging.to_device(rows(8))})
+        assert staging._inputs[0].host.is_pinned()
+        assert torch.from_numpy(back["x"]).is_pinned()
+
+    def test_the_device_is_never_synchronised(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        policy = TorchPolicy(torch.nn.Flatten().cuda(), None, 8, ExplorationType.RANDOM)
+        policy(rows(8))
+
+        def refuse(*args: Any) -> None:
+            raise AssertionError("torch.cuda.synchronize was called")
+
+        monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+        for seed in range(100):
+            array = rows(8, seed=seed)
+            np.testing.assert_array_equal(policy(array)["action"], array.reshape(8, -1))
+
+    def test_copies_follow_the_current_stream(self) -> None:
+        staging = staged("cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for seed in range(200):
+                tensor = staging.to_device(rows(8, seed=seed))
+                torch.cuda._sleep(20_000)
+                assert (staging.to_numpy({"x": tensor + 1})["x"] == rows(8, seed=seed) + 1).all()
+
+
+class TestPolicy:
+    def test_a_module_that_lives_elsewhere_is_copied_and_the_original_left_alone(self) -> None:
+        module = torch.nn.Linear(2, 1, dtype=torch.float32)
+        here = TorchPolicy(module, "cpu", 4, ExplorationType.RANDOM)
+        assert here.policy is module
+        elsewhere = TorchPolicy(module, "meta", 4, ExplorationType.RANDOM)
+        assert elsewhere.policy is not module
+        assert module.weight.device.type == "cpu"
+
+    def test_weights_changed_in_place_take_effect(self) -> None:
+        module = torch.nn.Linear(2, 1)
+        policy = TorchPolicy(module, None, 4, ExplorationType.RANDOM)
+        with torch.no_grad():
+            module.weight.fill_(0)
+            module.bias.fill_(5)
+        np.testing.assert_array_equal(policy(np.ones((4, 2), np.float32))["action"], np.full((4, 1), 5, np.float32))
+
+    @devices
+    def test_the_mlp_acts_on_any_device(self, device: str) -> None:
+        from collector.mlp import MLPPolicy
+
+        policy = MLPPolicy(spaces.Box(-1, 1, (3, 2)), spaces.Discrete(4))
+        actions = TorchPolicy(policy, device, 8, ExplorationType.RANDOM)(rows(5))["action"]
+        assert actions.shape == (5,)
+        assert actions.dtype == np.int64
+        assert set(actions) <= {0, 1, 2, 3}
+
+
+class TestConversions:
+    def test_read_only_arrays_are_copied(self) -> None:
+        array = rows(4)
+        array.flags.writeable = False
+        tensor = as_tensor(array)
+        tensor += 1
+        np.testing.assert_array_equal(array, rows(4))
+
+    def test_what_torch_has_no_dtype_for_is_an_error(self) -> None:
+        with pytest.raises(TypeError, match="object"):
+            as_tensor(np.array([None, 1]))
+
+    @devices
+    def test_trees_move_as_a_whole(self, device: str) -> None:
+        tensors = to_device({"a": rows(2), "b": (rows(3),)}, device)
+        assert tensors["b"][0].device.type == device
+        np.testing.assert_array_equal(tensors["a"].cpu(), rows(2))
+
+
+class TestDevices:
+    def test_auto_is_cuda_where_there_is_one(self) -> None:
+        assert resolve_device("auto").type == ("cuda" if CUDA else "cpu")
+        assert resolve_device("cpu") == torch.device("cpu")
+
+    def test_a_cuda_device_that_is_not_there_is_an_error(self) -> None:
+        with pytest.raises(ValueError, match=r"no device cuda:99: PyTorch sees \d+ CUDA devices"):
+            resolve_device("cuda:99")
+
+    @needs_cuda
+    def test_cuda_gets_its_index(self) -> None:
+        assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
+
+    def test_one_thread_is_undone_afterwards(self) -> None:
+        before = torch.get_num_threads()
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == before

@@ -1,0 +1,63 @@
+"""The programs in examples/ and the Python blocks of the README run as they stand, without a warning."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+README_BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+def run(*arguments: str, cwd: Path, program: str | None = None) -> str:
+    """What a fresh interpreter prints, with warnings as errors; it must end well and say nothing on stderr."""
+    command = [sys.executable, "-W", "error", *arguments]
+    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
+
+
+def test_sync(tmp_path):
+    output = run(str(ROOT / "examples/sync.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ steps, \d+ episodes, mean return \d+\.\d\n", output)
+    steps, episodes, mean_return = numbers(output)
+    assert steps == 8 * 200
+    assert episodes * mean_return <= steps  # CartPole pays 1 a step, and some episodes are not over
+    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
+
+
+def test_async_wait_num(tmp_path):
+    output = run(str(ROOT / "examples/async_wait_num.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ steps in \d+ calls, each environment between \d+ and \d+\n", output)
+    steps, calls, fewest, most = numbers(output)
+    assert 2 * calls <= steps <= 8 * calls
+    assert 1 <= fewest <= steps / 8 <= most
+
+
+def test_every_example_has_a_test_and_is_short():
+    assert {f"test_{path.stem}" for path in EXAMPLES} <= set(globals())
+    assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 40] == []
+
+
+def test_the_readme_has_python_blocks():
+    assert README_BLOCKS
+
+
+@pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
+def test_readme_block(block, tmp_path):
+    """From standard input, so that it also shows that no `__main__` file or guard is needed."""
+    assert run("-", program=block, cwd=tmp_path) == ""
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/design.md"])
+def test_links_between_pages_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []

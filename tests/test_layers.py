@@ -1,0 +1,291 @@
+"""The layer table of docs/design.md, held against the code: what each file may import.
+
+The rules read source text only, so they also hold for the files whose libraries are not installed here. Each rule is
+itself tested, on a small project that breaks it.
+"""
+
+import ast
+import fnmatch
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("vecenv", "collector")
+
+# Lowest first. A module may import from its own row and from the rows above it (lower layers), never from a row below.
+# An entry stands for the module and everything inside it; the most specific entry counts.
+LAYERS = (
+    ("vecenv.errors", "vecenv.nest", "vecenv.seeding", "vecenv.running"),
+    ("vecenv.backends",),
+    ("vecenv.base",),
+    ("vecenv.venvs",),
+    ("vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.creator"),
+    ("vecenv.testing",),
+    ("vecenv",),
+    ("collector",),
+)
+
+CORE_LIBRARIES = frozenset({"numpy", "gymnasium", "cloudpickle"})
+
+
+class Adapted(NamedTuple):
+    """Where an optional library may be imported: files that match one of `files`, and at most `limit` of them."""
+
+    files: tuple[str, ...]
+    limit: int | None = 1
+
+
+OPTIONAL_LIBRARIES = {
+    "torch": Adapted(("collector/*",), limit=None),
+    "tensordict": Adapted(("collector/*",)),
+    "ray": Adapted(("vecenv/backends/ray_backend.py", "collector/cluster.py"), limit=2),
+    "pettingzoo": Adapted(("vecenv/envs/*",)),
+    "envpool": Adapted(("vecenv/envs/*",)),
+    "dm_control": Adapted(("vecenv/envs/*",)),
+    "dm_env": Adapted(("vecenv/envs/*",)),
+    "mujoco": Adapted(("vecenv/envs/*",)),
+    "ale_py": Adapted(("vecenv/envs/*",)),
+    "stable_baselines3": Adapted(("vecenv/facades/to_sb3.py",)),
+    "matplotlib": Adapted(("collector/*",)),
+    "rich": Adapted(("collector/*",)),
+}
+
+Sources = dict[str, str]  # path below the project's root -> source text
+
+
+class Import(NamedTuple):
+    """One imported module, by its absolute name. `at_import` is false in functions and under TYPE_CHECKING."""
+
+    path: str
+    line: int
+    target: str
+    at_import: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: imports {self.target}"
+
+
+def project_sources() -> Sources:
+    files = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def statements(node: ast.AST, at_import: bool = True) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node below `node`, with whether importing the module runs it."""
+    for child in ast.iter_child_nodes(node):
+        yield child, at_import
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from statements(child, False)
+        elif isinstance(child, ast.If) and is_type_checking(child.test):
+            for part in child.body:
+                yield part, False
+                yield from statements(part, False)
+            for part in child.orelse:
+                yield part, at_import
+                yield from statements(part, at_import)
+        else:
+            yield from statements(child, at_import)
+
+
+def dynamic_import(node: ast.AST) -> str | None:
+    """The module named by `import_module("x")` or `__import__("x")`."""
+    if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
+        return None
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+    value = node.args[0].value
+    return value if name in ("import_module", "__import__") and isinstance(value, str) else None
+
+
+def imports_of(path: str, source: str, modules: set[str]) -> Iterator[Import]:
+    """Every import in one file. The target of `from p import name` is `p.name` where that is a module, else `p`."""
+    module = module_of(path)
+    package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
+    for node, at_import in statements(ast.parse(source, path)):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            ancestor = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            stem = ".".join([*ancestor, *([node.module] if node.module else [])])
+            targets = [f"{stem}.{a.name}" if f"{stem}.{a.name}" in modules else stem for a in node.names]
+        elif (dynamic := dynamic_import(node)) is not None:
+            targets = [dynamic]
+        else:
+            continue
+        for target in dict.fromkeys(targets):
+            yield Import(path, getattr(node, "lineno", 0), target, at_import)
+
+
+def all_imports(sources: Sources) -> list[Import]:
+    modules = {module_of(path) for path in sources}
+    return [found for path, source in sources.items() for found in imports_of(path, source, modules)]
+
+
+def layer_of(module: str) -> int | None:
+    """The row of the most specific entry. Entry "vecenv" is its `__init__` alone: each new module needs its own."""
+    places = {entry: row for row, entries in enumerate(LAYERS) for entry in entries}
+    matches = [entry for entry in places if inside(module, entry) and (entry != "vecenv" or module == "vecenv")]
+    return places[max(matches, key=len)] if matches else None
+
+
+def unplaced_modules(sources: Sources) -> list[str]:
+    return [f"{path}: has no place in LAYERS; give it one" for path in sources if layer_of(module_of(path)) is None]
+
+
+def upward_imports(sources: Sources) -> list[str]:
+    wrong = []
+    for found in all_imports(sources):
+        here, there = layer_of(module_of(found.path)), layer_of(found.target)
+        if here is not None and there is not None and there > here and found.target != module_of(found.path):
+            wrong.append(f"{found}, a higher layer")
+    return wrong
+
+
+def own_package_imports(sources: Sources) -> list[str]:
+    """Imports from an `__init__` that is itself still running when the importing module is first reached."""
+    wrong = []
+    for found in all_imports(sources):
+        module = module_of(found.path)
+        if found.target != module and inside(module, found.target):
+            wrong.append(f"{found}, its own package; import the sibling from its module")
+    return wrong
+
+
+def import_cycles(sources: Sources) -> list[str]:
+    """Groups of modules that reach each other through imports that run at import time."""
+    modules = {module_of(path) for path in sources}
+    reached: dict[str, set[str]] = {module: set() for module in modules}
+    for found in all_imports(sources):
+        if found.at_import and found.target in modules:
+            reached[module_of(found.path)].add(found.target)
+    for middle in modules:
+        for module in modules:
+            if middle in reached[module]:
+                reached[module] |= reached[middle]
+    groups = {tuple(sorted(other for other in reached[m] if m in reached[other])) for m in modules}
+    return [f"import cycle: {', '.join(group)}" for group in sorted(groups) if group]
+
+
+def library_breaches(sources: Sources) -> list[str]:
+    """Third-party libraries that are listed nowhere, imported outside of their files, or in too many of them."""
+    wrong, users = [], dict[str, set[str]]()
+    for found in all_imports(sources):
+        library = found.target.partition(".")[0]
+        if library in sys.stdlib_module_names or library in CORE_LIBRARIES or library in PACKAGES:
+            continue
+        if library not in OPTIONAL_LIBRARIES:
+            wrong.append(f"{found}, a library that is neither in CORE_LIBRARIES nor in OPTIONAL_LIBRARIES")
+        elif not any(fnmatch.fnmatch(found.path, pattern) for pattern in OPTIONAL_LIBRARIES[library].files):
+            wrong.append(f"{found}, allowed only in {', '.join(OPTIONAL_LIBRARIES[library].files)}")
+        else:
+            users.setdefault(library, set()).add(found.path)
+    for library, files in users.items():
+        limit = OPTIONAL_LIBRARIES[library].limit
+        if limit is not None and len(files) > limit:
+            wrong.append(f"{library} is imported in {', '.join(sorted(files))}: {limit} at most")
+    return wrong
+
+
+def shadowing_names(sources: Sources) -> list[str]:
+    libraries = CORE_LIBRARIES | OPTIONAL_LIBRARIES.keys()
+    return [f"{path}: shadows a library" for path in sources if Path(path).stem in libraries]
+
+
+RULES = (unplaced_modules, upward_imports, own_package_imports, import_cycles, library_breaches, shadowing_names)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_project_keeps_the_rule(rule):
+    sources = project_sources()
+    assert {path.partition("/")[0] for path in sources} == set(PACKAGES), "a package is missing"
+    assert rule(sources) == []
+
+
+GOOD: Sources = {
+    "vecenv/__init__.py": "from vecenv.venvs import ShmemVectorEnv\nfrom vecenv.errors import WorkerDiedError\n",
+    "vecenv/errors.py": "",
+    "vecenv/nest.py": "import collections.abc\nimport numpy as np\nfrom vecenv.errors import ObservationError\n",
+    "vecenv/backends/__init__.py": "",
+    "vecenv/backends/base.py": "from vecenv import nest\nfrom ..errors import WorkerDiedError\n",
+    "vecenv/backends/shmem.py": "from vecenv.backends import base\nfrom . import base\nfrom .base import Backend\n",
+    "vecenv/backends/ray_backend.py": "def start():\n    import ray\n",
+    "vecenv/base.py": "from vecenv.backends.base import Backend\n",
+    "vecenv/venvs.py": "from vecenv.base import BaseVectorEnv\nfrom vecenv.backends.shmem import ShmemBackend\n",
+    "vecenv/testing.py": "import gymnasium as gym\nfrom vecenv.venvs import ShmemVectorEnv\n",
+    "collector/__init__.py": "from collector.collector import SyncDataCollector\n",
+    "collector/collector.py": "import torch\nimport torch.nn as nn\nfrom vecenv import ShmemVectorEnv\n",
+    "collector/cluster.py": "import ray\n",
+}
+
+
+def test_a_project_that_keeps_the_rules_passes_them_all():
+    assert [message for rule in RULES for message in rule(GOOD)] == []
+
+
+TYPES_ONLY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from vecenv.base import BaseVectorEnv"
+TRIED = "try:\n    from .base import BaseVectorEnv\nexcept ImportError:\n    BaseVectorEnv = None"
+CALLED = 'import importlib\nimportlib.import_module("torch.nn")'
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "line", "message"),
+    [
+        (unplaced_modules, "vecenv/utils.py", "", "no place"),
+        (unplaced_modules, "stray/__init__.py", "", "no place"),
+        (upward_imports, "vecenv/nest.py", "from vecenv.base import BaseVectorEnv", "higher layer"),
+        (upward_imports, "vecenv/nest.py", "from .base import BaseVectorEnv", "higher layer"),
+        (upward_imports, "vecenv/nest.py", "from . import base", "higher layer"),
+        (upward_imports, "vecenv/nest.py", "import vecenv.venvs as v", "higher layer"),
+        (upward_imports, "vecenv/nest.py", "def f():\n    import vecenv.base", "higher layer"),
+        (upward_imports, "vecenv/nest.py", TYPES_ONLY, "higher layer"),
+        (upward_imports, "vecenv/venvs.py", "import vecenv.testing", "higher layer"),
+        (upward_imports, "vecenv/venvs.py", "import collector.collector", "higher layer"),
+        (own_package_imports, "vecenv/base.py", "import vecenv", "own package"),
+        (own_package_imports, "vecenv/base.py", "from vecenv import WorkerDiedError", "own package"),
+        (own_package_imports, "vecenv/base.py", "from . import WorkerDiedError", "own package"),
+        (own_package_imports, "vecenv/backends/shmem.py", "from vecenv.backends import Backend", "own package"),
+        (own_package_imports, "collector/job.py", "from collector import Rollout", "own package"),
+        (import_cycles, "vecenv/errors.py", "import vecenv.nest", "vecenv.errors, vecenv.nest"),
+        (import_cycles, "vecenv/errors.py", TRIED, "vecenv.backends.base, vecenv.base, vecenv.errors"),
+        (library_breaches, "vecenv/nest.py", "import torch", "only in collector/"),
+        (library_breaches, "vecenv/nest.py", "def f():\n    import torch", "only in collector/"),
+        (library_breaches, "vecenv/nest.py", CALLED, "only in collector/"),
+        (library_breaches, "vecenv/backends/shmem.py", "from ray import get", "only in vecenv/backends/ray_backend.py"),
+        (library_breaches, "collector/collector.py", "import scipy", "neither"),
+        (shadowing_names, "vecenv/envs/pettingzoo.py", "", "shadows"),
+    ],
+)
+def test_each_rule_notices_its_breach(rule, path, line, message):
+    """The line is appended to the good project, so that it is the only thing wrong with it."""
+    found = rule({**GOOD, path: GOOD.get(path, "") + line + "\n"})
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_an_optional_library_has_one_adapter():
+    sources = {**GOOD, "vecenv/envs/one.py": "import envpool\n"}
+    assert library_breaches(sources) == []
+    sources["vecenv/envs/two.py"] = "import envpool.registration\n"
+    assert library_breaches(sources) == ["envpool is imported in vecenv/envs/one.py, vecenv/envs/two.py: 1 at most"]
+
+
+@pytest.mark.parametrize("line", ["def f():\n    from vecenv.base import BaseVectorEnv", TYPES_ONLY])
+def test_only_imports_that_run_at_import_time_make_a_cycle(line):
+    assert import_cycles({**GOOD, "vecenv/errors.py": line + "\n"}) == []

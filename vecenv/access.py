@@ -1,0 +1,213 @@
+"""EnvAccess: everything about the envs of a vector env but stepping them. Spaces, attributes, seeds, frames, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vecenv.backends.failure import Failure
+from vecenv.seeding import check_seed, seed_chain, spread_seeds
+
+if TYPE_CHECKING:
+    from vecenv.backends.base import Backend
+    from vecenv.backends.host import EnvReport
+    from vecenv.supervision import Supervisor
+
+
+class EnvAccess:
+    """The part of `BaseVectorEnv` that does not step; used through it only."""
+
+    env_num: int
+    is_closed: bool
+    _backend: Backend
+    _reports: list[EnvReport]
+    _busy: np.ndarray
+    _errors: dict[int, BaseException]
+    _supervisor: Supervisor
+    _all_ids: list[int]
+    _rounds: int
+    _steps: int
+    _resets: int
+    _dispatch_time: float
+    _wait_time: float
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _check_not_busy(self, ids: np.ndarray | None) -> None:
+        raise NotImplementedError
+
+    def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
+        raise NotImplementedError
+
+    def _mark_lost(self) -> None:
+        raise NotImplementedError
+
+    # What is known of the envs, one entry each, from when they were made.
+
+    def _reported(self, name: str) -> list[Any]:
+        self._check_open()
+        return [getattr(report, name) for report in self._reports]
+
+    @property
+    def action_space(self) -> list[Any]:
+        """The action space of each env (None for an env without): this process's own copies, seeded by `seed`."""
+        return self._reported("action_space")
+
+    @property
+    def observation_space(self) -> list[Any]:
+        """The observation space of each env (None for an env without)."""
+        return self._reported("observation_space")
+
+    @property
+    def metadata(self) -> list[Any]:
+        """The metadata of each env."""
+        return self._reported("metadata")
+
+    @property
+    def spec(self) -> list[Any]:
+        """The gymnasium spec of each env, or None."""
+        return self._reported("spec")
+
+    @property
+    def reward_range(self) -> list[Any]:
+        """The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away)."""
+        ranges = self._reported("reward_range")
+        if all(entry is None for entry in ranges):
+            raise AttributeError("no env has a reward_range")
+        return ranges
+
+    # Counts and states.
+
+    @property
+    def num_envs(self) -> int:
+        """The number of envs, as gymnasium calls it."""
+        return self.env_num
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that share the envs."""
+        return self._backend.num_workers
+
+    @property
+    def ready_id(self) -> list[int]:
+        """The envs that can be stepped."""
+        return [i for i in self._all_ids if not self._busy[i] and i not in self._errors]
+
+    @property
+    def waiting_id(self) -> list[int]:
+        """The envs in flight: started by `send` or an async `step`, their results not yet returned."""
+        return np.flatnonzero(self._busy).tolist()
+
+    @property
+    def failed_id(self) -> list[int]:
+        """The envs that failed and accept nothing but `reset`."""
+        return sorted(self._errors)
+
+    def alive(self) -> list[bool]:
+        """Whether each env exists, as far as is known without asking: False for those whose worker has ended."""
+        return [i not in self._backend.lost for i in self._all_ids]
+
+    def stats(self) -> dict[str, Any]:
+        """Where time went since the start: counts, seconds, and who is slow.
+
+        `rounds`, `steps`, `resets`: counts of calls and of envs; `dispatch_s`, `wait_s`: seconds of this process, `worker_busy_s` those of
+        each worker inside rounds; `slowest_worker`: the index of the busiest; `restarts`: of workers; `absorbed`: failures that
+        on_error="restart" turned into truncated rows.
+        """
+        busy = self._backend.busy_time()
+        return {
+            "rounds": self._rounds,
+            "steps": self._steps,
+            "resets": self._resets,
+            "dispatch_s": self._dispatch_time,
+            "wait_s": self._wait_time,
+            "worker_busy_s": busy,
+            "slowest_worker": int(np.argmax(busy)) if busy else None,
+            "restarts": self._supervisor.restarts,
+            "absorbed": self._supervisor.absorbed,
+        }
+
+    # Attributes.
+
+    def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
+        """The attribute `key` of the envs `id` (default all), found through wrappers, as a list in the order of `id`.
+
+        AttributeError, with the env named, if an env and its wrappers do not have it; RuntimeError for an env that is stepping.
+        """
+        return self._call(id, "get_env_attr", (key,))
+
+    def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
+        """Set the attribute where `get_env_attr` finds it, or on the innermost env if it is new."""
+        self._call(id, "set_env_attr", (key, value))
+
+    def call(self, name: str, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
+        """Call the method `name` of the envs `id`, in all workers at once; what is not a method is returned (as gymnasium's `call`)."""
+        return self._call(id, "call", (name, args, kwargs))
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        """The frame of each env, by `env.render(**kwargs)`; RuntimeError while any is stepping."""
+        self._check_open()
+        if self._busy.any():
+            raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
+        return self._call(None, "render", (kwargs,))
+
+    # Seeds.
+
+    def seed(self, seed: Any = None) -> list[int | None]:
+        """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env. Returns the seeds used.
+
+        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does nothing.
+        ValueError for a wrong count or a bad seed, before any env is touched.
+        """
+        self._check_open()
+        self._check_not_busy(None)
+        seeds = spread_seeds(seed, self._all_ids)
+        self._seed_all(seeds)
+        return seeds
+
+    def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
+        """Seed the envs with a chain of seeds that starts at `seed`, and return the next one (as torchrl's `set_seed`).
+
+        `static_seed` gives every env the same seed, and returns it.
+        """
+        self._check_open()
+        self._check_not_busy(None)
+        if seed is None:
+            return None
+        chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)
+        self._seed_all(chain[:-1])
+        return chain[-1]
+
+    def _seed_all(self, seeds: Sequence[int | None]) -> None:
+        chosen = [i for i, s in enumerate(seeds) if s is not None]
+        if not chosen:
+            return
+        self._ask(chosen, "seed", [(seeds[i],) for i in chosen])
+        for i in chosen:
+            if (space := self._reports[i].action_space) is not None:
+                space.seed(seeds[i])
+
+    def _call(self, id: Any, op: str, args: tuple[Any, ...]) -> list[Any]:
+        self._check_open()
+        ids = self._as_ids(id)
+        self._check_not_busy(ids)
+        asked = self._all_ids if ids is None else ids.tolist()
+        return self._ask(asked, op, [args] * len(asked))
+
+    def _ask(self, asked: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run an operation on idle envs; the first failure is raised once all have answered."""
+        if self._backend.lost:
+            self._mark_lost()
+        for i in asked:
+            if i in self._backend.lost:
+                raise self._errors[i]
+        values = self._backend.call(asked, op, args)
+        if self._backend.lost:
+            self._mark_lost()
+        for i, value in zip(asked, values, strict=True):
+            if isinstance(value, Failure):
+                raise value.exception(self._backend.pid(i))
+        return values

@@ -1,0 +1,72 @@
+"""Batches of actions: converted once for all envs, whatever array library they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv import nest
+from vecenv.backends.layout import Leaf
+from vecenv.backends.rows import cast_exactly
+
+
+def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndarray | list[Any]:
+    """`action` as one array (k, *shape) of the dtype of the action space, or as a list of k objects where there is no such array.
+
+    Integers are cast where they stay what they are, floats between float types; floats for an integer space must be whole numbers (else
+    TypeError). Rows of another shape than the space's are passed on as they are: the env decides. ValueError if there are not k rows.
+    """
+    k = len(ids)
+    if leaf is None:
+        return _as_rows(action, ids)
+    if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
+        return action  # type: ignore[no-any-return]
+    try:
+        array = np.asarray(_on_host(action))
+    except (ValueError, TypeError):  # ragged, or tensors of another device in a list
+        return _as_rows(action, ids)
+    if array.dtype == object:
+        return _as_rows(action, ids)
+    _check_count(array, ids)
+    if array.shape[1:] + leaf.shape == (1,):
+        array = array.reshape(k, *leaf.shape)
+    if array.shape[1:] != leaf.shape:
+        return list(array)
+    if array.dtype != leaf.dtype:
+        cast = cast_exactly(array, leaf.dtype)
+        if cast is None and array.dtype.kind == "f" and leaf.dtype.kind in "iu":
+            raise TypeError(f"actions for envs {list(ids)} are {array.dtype} and not whole numbers, the action space has {leaf.dtype}: {array!r}")
+        return list(array) if cast is None else cast
+    return array
+
+
+def _on_host(action: Any) -> Any:
+    """A torch tensor, wherever it is and whether or not it needs a gradient, as an array; anything else as it is."""
+    for method in ("detach", "cpu", "numpy"):
+        if not hasattr(action, method):
+            break
+        action = getattr(action, method)()
+    return action
+
+
+def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
+    """One object for each env; a dict of batches is split into a dict for each env."""
+    action = _on_host(action)
+    if isinstance(action, Mapping):
+        batch = nest.map(lambda leaf: np.asarray(_on_host(leaf)), dict(action))
+        for leaf in nest.leaves(batch):
+            _check_count(leaf, ids)
+        return [nest.take(batch, j) for j in range(len(ids))]
+    _check_count(action, ids)
+    return [_on_host(row) for row in action]
+
+
+def _check_count(action: Any, ids: Sequence[int]) -> None:
+    try:
+        count = len(action)
+    except TypeError:
+        raise ValueError(f"got the single action {action!r} for envs {list(ids)}; pass one for each, an array of shape ({len(ids)}, ...)") from None
+    if count != len(ids):
+        raise ValueError(f"got {count} actions for {len(ids)} envs {list(ids)}")

@@ -1,0 +1,136 @@
+"""The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared between processes.
+
+    mail        (n,)  uint8     the post box of each env: what is asked of it, or that it has answered (see below)
+    reward      (n,)  float64
+    terminated  (n,)  bool
+    truncated   (n,)  bool
+    action      (n, *shape)     when the action is one array leaf
+    obs         (n, *shape)     for each array leaf of the observation
+
+The post box of an env has one writer at a time: the parent writes an operation into an idle box, the host writes the answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vecenv import nest
+from vecenv.backends.layout import Layout, Leaf
+from vecenv.errors import SharedMemoryError
+
+IDLE = 0
+STEP = 1  # with the action in the arena
+RESET = 2  # without arguments
+STEP_OBJECT = 3  # with the action in the payload of the round
+RESET_KWARGS = 4  # with the keyword arguments in the payload of the round
+DONE = 128  # the row holds all there is
+DONE_EXTRA = 129  # there is an `Extra` besides the row
+
+PAGE = 4096
+
+
+@dataclass
+class Arena:
+    """The arrays of a batch, or of a block of its envs."""
+
+    mail: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    action: np.ndarray | None
+    obs: Any
+    """Tree of arrays (n, *shape); an object leaf is an object array (n,), which is never shared."""
+
+    @classmethod
+    def build(cls, layout: Layout, n: int, buffer: Any = None) -> Arena:
+        """The arena of `n` envs on `buffer` (`arena_bytes` long), or on fresh private memory."""
+        if buffer is None:
+            buffer = bytearray(arena_bytes(layout, n))
+        offsets = iter(_plan(layout, n)[0])
+
+        def array(leaf: Any) -> np.ndarray:
+            if not isinstance(leaf, Leaf):
+                return np.empty(n, dtype=object)
+            return np.ndarray((n, *leaf.shape), leaf.dtype, buffer, next(offsets))
+
+        mail, reward, terminated, truncated = (array(leaf) for leaf in _SMALL)
+        action = None if layout.action is None else array(layout.action)
+        return cls(mail, reward, terminated, truncated, action, nest.map(array, layout.obs))
+
+    def block(self, start: int, stop: int) -> Arena:
+        """The rows of envs `start` .. `stop - 1`, as views."""
+        rows = slice(start, stop)
+        action = None if self.action is None else self.action[rows]
+        obs = nest.take(self.obs, rows)
+        return Arena(self.mail[rows], self.reward[rows], self.terminated[rows], self.truncated[rows], action, obs)
+
+    def outputs(self) -> list[np.ndarray]:
+        """The arrays that hosts write, other than `mail` and object leaves."""
+        arrays = [leaf for leaf in nest.leaves(self.obs) if leaf.dtype != object]
+        return [*arrays, self.reward, self.terminated, self.truncated]
+
+
+_SMALL = (
+    Leaf("mail", (), np.dtype(np.uint8)),
+    Leaf("reward", (), np.dtype(np.float64)),
+    Leaf("terminated", (), np.dtype(np.bool_)),
+    Leaf("truncated", (), np.dtype(np.bool_)),
+)
+
+
+def _plan(layout: Layout, n: int) -> tuple[list[int], int]:
+    """The offset of each array, and the bytes needed. Arrays start on pages, so that each can be registered with a GPU."""
+    action = () if layout.action is None else (layout.action,)
+    arrays = (*_SMALL, *action, *(leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)))
+    offsets, end = [], 0
+    for leaf in arrays:
+        offsets.append(end)
+        size = n * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+        end += -(-size // PAGE) * PAGE
+    return offsets, end
+
+
+def arena_bytes(layout: Layout, n: int) -> int:
+    """The bytes that the arena of `n` envs takes."""
+    return _plan(layout, n)[1]
+
+
+def anonymous_file(name: str) -> int:
+    """The descriptor of an unnamed file in memory (in the temporary folder where the system has no memfd): nothing to leak."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def reserve(fd: int, size: int, purpose: str) -> mmap.mmap:
+    """Give the file `fd` `size` bytes that are really there, and map them. SharedMemoryError if the system refuses.
+
+    Without the reservation a full memory would kill whoever touches a page first (SIGBUS) instead of failing here.
+    """
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.ftruncate(fd, size)
+        memory = mmap.mmap(fd, size)
+    except OSError as error:
+        raise SharedMemoryError(
+            f"{size / 2**20:.1f} MiB of shared memory are needed for {purpose}, and the system refused: {error}. "
+            "Use fewer envs, smaller observations, or SubprocVectorEnv."
+        ) from error
+    _seal(fd)
+    return memory
+
+
+def _seal(fd: int) -> None:
+    """No process may change the size any more: shrinking it under another one would kill that one."""
+    if hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -1,0 +1,108 @@
+"""Backend: the seam between the vector env and the place where its envs live."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends import arena as box
+from vecenv.backends.arena import Arena
+from vecenv.backends.failure import Failure
+from vecenv.backends.host import EnvReport
+from vecenv.backends.layout import Layout
+from vecenv.backends.rows import Extra
+
+
+class Backend(ABC):
+    """Hosts envs, carries rounds of operations to them, and their answers back.
+
+    The loop in which a vector env uses it:
+
+        reports = backend.start(env_fns, num_workers, eager)
+        arena = backend.bind(common_layout(...))
+        backend.send(ids, ops, payloads)                    # one operation an env, never blocks for long
+        backend.wait(lambda: all_done(arena.mail), deadline)
+        ...                                                 # read the rows of arena
+        extras = backend.take(ids)                          # what does not fit a row; the post boxes are idle again
+        backend.close(timeout)
+
+    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a post box that says DONE or
+    DONE_EXTRA, or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a worker, the operations of that
+    worker answered by failures and all its envs in `lost`; (3) `close` returns in bounded time, whatever happened before.
+    """
+
+    num_workers: int = 0
+    lost: dict[int, BaseException]
+    """Envs that do not exist any more, with the reason; `restart` brings them back."""
+
+    arena: Arena
+    """What `bind` returned."""
+
+    def __init__(self) -> None:
+        self.lost = {}
+        self._extras: dict[int, Extra] = {}
+
+    @abstractmethod
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+        """Make the envs, and return a report of each. Raises the error of a constructor with nothing left running.
+
+        `eager` asks to announce each env as it finishes, not each worker.
+        """
+
+    @abstractmethod
+    def bind(self, layout: Layout) -> Arena:
+        """Reserve the memory for the batch, once, after `start`; returns the parent's view of it."""
+
+    def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
+        """Prepare actions and arguments that do not fit the arena, before anything is sent; TypeError if one cannot travel."""
+        return dict(payloads)
+
+    @abstractmethod
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        """Ask the envs `ids` (None for all) for one operation each: one for all, or a uint8 array (k,)."""
+
+    def nudge(self) -> None:
+        """`send` was interrupted: make sure that what the post boxes ask for is known."""
+
+    @abstractmethod
+    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
+        """Return when `done()` holds or the deadline (of time.monotonic) has passed."""
+
+    def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
+        """The extras of envs that have answered (None for all); their post boxes become idle."""
+        mail = self.arena.mail
+        if ids is None:
+            extras, self._extras = self._extras, {}
+            mail[...] = box.IDLE
+            return extras
+        mail[list(ids)] = box.IDLE
+        return {i: self._extras.pop(i) for i in ids if i in self._extras} if self._extras else {}
+
+    def answer(self, env_id: int, extra: Extra | None) -> None:
+        """Put the answer of an env into its post box: the row is written, `extra` holds the rest."""
+        if extra is not None:
+            self._extras[env_id] = extra
+        self.arena.mail[env_id] = box.DONE if extra is None else box.DONE_EXTRA
+
+    @abstractmethod
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+        """Run `host.OPERATIONS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
+
+    def restart(self, env_id: int) -> None:
+        """Bring back the worker of a lost env, with new envs for its whole block."""
+        raise NotImplementedError(f"{type(self).__name__} cannot restart envs")
+
+    def busy_time(self) -> list[float]:
+        """Seconds that each worker has spent in rounds so far, as far as known."""
+        return []
+
+    def pid(self, env_id: int) -> int | None:
+        """The process that hosts the env, None for this one."""
+        return None
+
+    @abstractmethod
+    def close(self, timeout: float) -> list[str]:
+        """End everything within `timeout` seconds, by force if need be; returns a line for each problem."""

@@ -1,0 +1,123 @@
+"""Channel: framed messages between the parent and one worker, over one end of a socket pair.
+
+    frame = length u32 | kind u8 | number u64 | payload
+
+The worker's end blocks. The parent's end never does: what cannot be sent at once waits in a buffer until `flush`, and `receive` returns
+the frames that are complete. So no message, however large, can make the two wait for each other, and an interrupted wait loses nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HEADER = struct.Struct("<QBQ")
+CHUNK = 1 << 18
+
+# Worker to parent.
+READY = 1  # the reports, or the failure of a constructor
+ANSWERS = 2  # of a round: rows and extras (Subproc), or the extras alone (Shmem)
+REPLY = 3  # to a CALL, with its number
+NOTE = 4  # a warning to show to the user
+CLOSED = 5  # the envs are closed; a list of problems
+# Parent to worker.
+SETUP = 16  # the layout
+ROUND = 17  # operations and actions (Subproc)
+PAYLOADS = 18  # actions and arguments that do not fit the arena (Shmem)
+CALL = 19  # run an operation on envs
+RESEND = 20  # the last extras again, each pickled alone
+CLOSE = 21
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    kind: int
+    number: int
+    payload: bytes
+
+
+class Channel:
+    """One end; `sock` belongs to it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._in = bytearray()
+        self._out = bytearray()
+        self.ended = False
+        """The other end is gone."""
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    # The worker's end.
+
+    def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
+        """Send a frame; blocks until the parent has room for it."""
+        size = sum(len(part) for part in parts)
+        self._sock.sendall(b"".join((HEADER.pack(size, kind, number), *parts)))
+
+    def read(self) -> Frame:
+        """The next frame; blocks until it is there. EOFError when the parent is gone."""
+        while (frame := self._parsed()) is None:
+            chunk = self._sock.recv(CHUNK)
+            if not chunk:
+                raise EOFError("the parent closed the channel")
+            self._in += chunk
+        return frame
+
+    # The parent's end.
+
+    def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
+        """Send a frame, or as much of it as there is room for; returns True if all of it went."""
+        size = sum(len(part) for part in parts)
+        self._out += b"".join((HEADER.pack(size, kind, number), *parts))
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what is waiting; returns True if nothing is left."""
+        while self._out and not self.ended:
+            try:
+                sent = self._sock.send(memoryview(self._out)[:CHUNK], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except OSError:  # the worker is gone: its sentinel tells the rest
+                self.ended = True
+                break
+            del self._out[:sent]
+        if self.ended:
+            self._out.clear()
+        return True
+
+    def receive(self) -> Iterator[Frame]:
+        """The frames that have arrived, without waiting."""
+        while not self.ended:
+            try:
+                chunk = self._sock.recv(CHUNK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self.ended = True
+            self._in += chunk
+            if len(chunk) < CHUNK:
+                break
+        while (frame := self._parsed()) is not None:
+            yield frame
+
+    def _parsed(self) -> Frame | None:
+        if len(self._in) < HEADER.size:
+            return None
+        size, kind, number = HEADER.unpack_from(self._in)
+        end = HEADER.size + size
+        if len(self._in) < end:
+            return None
+        payload = bytes(memoryview(self._in)[HEADER.size : end])
+        del self._in[:end]
+        return Frame(kind, number, payload)

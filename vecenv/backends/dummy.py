@@ -1,0 +1,96 @@
+"""DummyBackend: all envs in this process, one after the other."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends import arena as box
+from vecenv.backends.arena import Arena
+from vecenv.backends.base import Backend
+from vecenv.backends.failure import Failure
+from vecenv.backends.host import EnvHost, EnvReport
+from vecenv.backends.layout import Layout
+from vecenv.backends.rows import Extra
+
+
+class DummyBackend(Backend):
+    """Calls the host; a round is done when `send` returns."""
+
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+        self.num_workers = 1
+        self._busy = 0.0
+        self._host = EnvHost(env_fns, 0, local=True)
+        reports = self._host.construct()
+        if isinstance(reports, Failure):
+            raise reports.exception()
+        _refuse_shared(self._host)
+        return reports
+
+    def bind(self, layout: Layout) -> Arena:
+        self.arena = Arena.build(layout, len(self._host.envs))
+        self._host.bind(layout, self.arena)
+        return self.arena
+
+    def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
+        return copy.deepcopy(dict(payloads))  # the caller may go on changing what it passed
+
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        begin = time.perf_counter()
+        if ids is None and isinstance(ops, int) and ops == box.STEP:
+            assert self.arena.action is not None
+            extras = self._host.step_all(list(self.arena.action.copy()))
+            self.arena.mail[...] = box.DONE
+            for i, extra in extras.items():
+                self.answer(i, extra)
+        else:
+            env_ids = np.arange(len(self.arena.mail)) if ids is None else ids
+            for i, op in zip(env_ids.tolist(), np.broadcast_to(ops, env_ids.shape).tolist(), strict=True):
+                self.answer(i, self._run(i, op, payloads))
+        self._busy += time.perf_counter() - begin
+        self._raise_interrupt()
+
+    def _run(self, i: int, op: int, payloads: Mapping[int, Any]) -> Extra | None:
+        if op == box.STEP:
+            assert self.arena.action is not None
+            return self._host.step(i, self.arena.action[i].copy())
+        if op == box.STEP_OBJECT:
+            return self._host.step(i, payloads[i])
+        return self._host.reset(i, payloads[i] if op == box.RESET_KWARGS else {})
+
+    def _raise_interrupt(self) -> None:
+        """A Ctrl-C that hit an env: the round was ended first, so that nothing is lost and `recv` returns it."""
+        if self._host.interrupt is not None:
+            interrupt, self._host.interrupt = self._host.interrupt, None
+            raise interrupt
+
+    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
+        pass
+
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+        values = [self._host.call(i, op, a)[1] for i, a in zip(ids, args, strict=True)]
+        self._raise_interrupt()
+        return values
+
+    def busy_time(self) -> list[float]:
+        return [self._busy]
+
+    def close(self, timeout: float) -> list[str]:
+        return self._host.close()
+
+
+def _refuse_shared(host: EnvHost) -> None:
+    """One env object behind two ids would be stepped twice a round: a common slip (`lambda: env`)."""
+    seen: dict[int, int] = {}
+    for i, env in enumerate(host.envs):
+        first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)
+        if first != i:
+            host.close()
+            raise ValueError(
+                f"env_fns[{first}] and env_fns[{i}] returned the same env object; each must make a new one: "
+                "lambda: gym.make(...), not lambda: env"
+            )

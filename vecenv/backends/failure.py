@@ -1,0 +1,105 @@
+"""A failure on its way to the caller: what a host reports when an env raised, in plain strings that any process can read.
+
+The exception itself travels only when it was seen to survive pickling in the worker; text is never used as a format template.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+
+import cloudpickle
+
+from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError
+
+TEXT_LIMIT = 64 * 1024
+BLOB_LIMIT = 1024 * 1024
+
+
+@dataclass
+class Failure:
+    """What went wrong in env `env_id` while it ran `op`."""
+
+    env_id: int
+    op: str
+    type_name: str
+    text: str
+    trace: str
+    blob: bytes | None = None
+    """The pickled exception, if it can be rebuilt."""
+    error: BaseException | None = None
+    """The exception itself, if it was raised in this process."""
+
+    def exception(self, pid: int | None = None) -> BaseException:
+        """The exception to raise in the caller's process: the env's own class, or EnvStepError."""
+        error = self.error or self._rebuilt()
+        if error is None:
+            error = EnvStepError(f"env {self.env_id} failed in {self.op}(): {self.type_name}: {self.text}")
+        if self.error is None:
+            error.__cause__ = RemoteTraceback(self.trace)
+        where = "" if pid is None else f", worker pid {pid}"
+        _add_note(error, f"env {self.env_id}, {self.op}(){where}")
+        if isinstance(error, VectorEnvError):
+            error.env_id, error.op, error.pid = self.env_id, self.op, pid
+        return error
+
+    def _rebuilt(self) -> BaseException | None:
+        if self.blob is None:
+            return None
+        try:
+            error = pickle.loads(self.blob)
+        except Exception:  # a class that this process cannot import
+            return None
+        return error if isinstance(error, Exception) else None
+
+
+def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
+    """Describe `error`; `local` keeps the object itself, for a host in the caller's process.
+
+    Exceptions that end a program (SystemExit, ...) are never raised in the caller: they arrive as EnvStepError.
+    """
+    text = _text(error)
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    failure = Failure(env_id, op, type(error).__name__, text, trace[-TEXT_LIMIT:])
+    if not isinstance(error, Exception):
+        if local:
+            failure.error = EnvStepError(f"env {env_id} failed in {op}(): {failure.type_name}: {text}")
+            failure.error.__cause__ = error
+    elif local:
+        failure.error = error
+    else:
+        failure.blob = _blob(error)
+    return failure
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:TEXT_LIMIT]
+    except Exception as broken:  # a __str__ that raises must not hide the failure
+        return f"<no text: str() raised {type(broken).__name__}>"
+
+
+def _blob(error: Exception) -> bytes | None:
+    """The pickled exception if it comes back as the same class with the same text, else None."""
+    try:
+        blob = cloudpickle.dumps(error)
+        if len(blob) > BLOB_LIMIT:
+            return None
+        copy = pickle.loads(blob)
+        return blob if type(copy) is type(error) and str(copy) == str(error) else None
+    except BaseException:  # whatever user code does while it is pickled
+        return None
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """`error.add_note(note)`, once, also on Python 3.10, and also where the class forbids it."""
+    if note in getattr(error, "__notes__", ()):
+        return
+    try:
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        else:
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+    except Exception:
+        pass

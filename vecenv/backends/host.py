@@ -1,0 +1,243 @@
+"""EnvHost: a block of envs and everything that is done to them, wherever they live.
+
+It never raises for what an env does: a failure comes back as an `Extra`, so that the other envs of a round go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vecenv.backends.arena import Arena
+from vecenv.backends.failure import Failure, capture
+from vecenv.backends.layout import Layout
+from vecenv.backends.rows import Extra, RowWriter
+from vecenv.errors import EnvContractError, VectorEnvError
+
+
+class EnvReport(NamedTuple):
+    """What the parent is told of an env once it is there; a part that the env does not have is None."""
+
+    observation_space: Any
+    action_space: Any
+    metadata: Any
+    spec: Any
+    reward_range: Any
+
+
+class EnvHost:
+    """Hosts the envs of `makers`, the first of which has the id `first_id`.
+
+    `local` says that the host lives in the caller's process: exceptions are kept as objects, and object observations are copied
+    because the env goes on living with the original. Before an env is used, `progress[0]` becomes a new number that is its index modulo
+    the size of the block: whoever watches sees which env is running, and that the host gets on.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[], Any]], first_id: int, local: bool) -> None:
+        self._makers = makers
+        self._first_id = first_id
+        self._local = local
+        self.envs: list[Any] = []
+        self.progress: Any = [0]
+        self._used = 0
+        self.interrupt: KeyboardInterrupt | None = None
+        """The user's own Ctrl-C, if one fell into the code of an env in the caller's process: to be raised after the round."""
+
+    def construct(self) -> list[EnvReport] | Failure:
+        """Call each maker once. The first failure ends it, and the envs made so far are closed."""
+        for j, maker in enumerate(self._makers):
+            self._mark(j)
+            try:
+                env = maker()
+                if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
+                    raise TypeError(f"env_fns[{self._first_id + j}]() returned {env!r}, expected an env with step and reset")
+                self.envs.append(env)
+            except BaseException as error:
+                failure = capture(error, self._first_id + j, "__init__", self._local)
+                self.close()
+                if self._local and isinstance(error, KeyboardInterrupt):
+                    raise
+                return failure
+        return [_report(env) for env in self.envs]
+
+    def bind(self, layout: Layout, block: Arena) -> None:
+        """Write into `block` from now on."""
+        spaces = [getattr(env, "observation_space", None) for env in self.envs]
+        self._rows = RowWriter(layout, spaces, block, self._first_id, copy_objects=self._local)
+        self._steps = [env.step for env in self.envs]
+
+    def step(self, j: int, action: Any) -> Extra | None:
+        """Step env j and write its row; what does not fit the row is returned."""
+        self._mark(j)
+        try:
+            return self._rows.write_step(j, self._steps[j](action))
+        except BaseException as error:
+            return self._failed(error, j, "step")
+
+    def step_all(self, actions: Sequence[Any]) -> dict[int, Extra]:
+        """Step every env of the block: the tight loop of a full round."""
+        extras = {}
+        progress, write = self.progress, self._rows.write_step
+        self._used = mark = self._used + len(self._steps)
+        j = 0
+        for step, action in zip(self._steps, actions, strict=True):
+            progress[0] = mark + j
+            try:
+                extra = write(j, step(action))
+            except BaseException as error:
+                extra = self._failed(error, j, "step")
+            if extra is not None:
+                extras[j] = extra
+            j += 1
+        return extras
+
+    def reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
+        """Reset env j and write its row."""
+        self._mark(j)
+        try:
+            return self._rows.write_reset(j, self.envs[j].reset(**kwargs))
+        except BaseException as error:
+            return self._failed(error, j, "reset")
+
+    def call(self, j: int, op: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
+        """Run one of `OPERATIONS` on env j: (True, its value) or (False, a Failure)."""
+        self._mark(j)
+        try:
+            return True, OPERATIONS[op](self.envs[j], *args)
+        except BaseException as error:
+            return False, self._capture(error, j, op)
+
+    def close(self) -> list[str]:
+        """Close every env; returns a line for each that failed."""
+        problems = []
+        for j, env in enumerate(self.envs):
+            try:
+                if callable(getattr(env, "close", None)):
+                    env.close()
+            except BaseException as error:
+                problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
+        self.envs = []
+        return problems
+
+    def _mark(self, j: int) -> None:
+        self._used += len(self._makers)
+        self.progress[0] = self._used + j
+
+    def _failed(self, error: BaseException, j: int, op: str) -> Extra:
+        return Extra(failure=self._capture(error, j, op))
+
+    def _capture(self, error: BaseException, j: int, op: str) -> Failure:
+        if self._local and isinstance(error, KeyboardInterrupt):
+            self.interrupt = error
+        env_id = self._first_id + j
+        return capture(_located(error, env_id), env_id, op, self._local)
+
+
+def _located(error: BaseException, env_id: int) -> BaseException:
+    """Our own errors with the env named in their text."""
+    if isinstance(error, EnvContractError) and error.env_id is None:
+        error.env_id = env_id
+        error.args = (f"env {env_id}: {error.args[0]}",)
+    elif isinstance(error, VectorEnvError) and error.env_id is None:
+        error.env_id = env_id
+    return error
+
+
+def _report(env: Any) -> EnvReport:
+    parts = [getattr(env, name, None) for name in EnvReport._fields]
+    if parts[-1] is None:
+        parts[-1] = getattr(getattr(env, "unwrapped", None), "reward_range", None)
+    # The parent's spaces are its own, on every backend: sampling from them must not move the generators of the envs.
+    return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])
+
+
+def layers(env: Any) -> list[Any]:
+    """The env and what it wraps, outermost first."""
+    found = [env]
+    while (inner := found[-1].__dict__.get("env") if hasattr(found[-1], "__dict__") else None) is not None:
+        found.append(inner)
+    return found
+
+
+def find_attr(env: Any, name: str) -> Any:
+    """The attribute `name` of the env or of the first wrapper that has it; AttributeError if none has."""
+    for layer in layers(env):
+        if hasattr(layer, name):
+            return getattr(layer, name)
+    raise AttributeError(f"{type(layers(env)[-1]).__name__} has no attribute {name!r}, nor has any wrapper around it")
+
+
+def set_attr(env: Any, name: str, value: Any) -> None:
+    """Set the attribute where `find_attr` finds it; a new one goes to the innermost env."""
+    stack = layers(env)
+    target = next((layer for layer in stack if hasattr(layer, name)), stack[-1])
+    setattr(target, name, value)
+
+
+def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The attribute, called with the arguments if it can be called (as gymnasium's `call`)."""
+    value = find_attr(env, name)
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def seed_env(env: Any, seed: int) -> None:
+    """Seed the env and its action space: by the env's own `seed` if it has one, else by a reset (as tianshou)."""
+    own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
+    if own_seed is not None:
+        own_seed(seed)
+    else:
+        env.reset(seed=seed)
+    action_space = getattr(env, "action_space", None)
+    if action_space is not None:
+        action_space.seed(seed)
+
+
+def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
+    """One frame, the caller's to keep."""
+    frame = env.render(**kwargs)
+    return frame.copy() if isinstance(frame, np.ndarray) else frame
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "get_env_attr": find_attr,
+    "set_env_attr": set_attr,
+    "call": call_attr,
+    "seed": seed_env,
+    "render": render_env,
+}
+
+
+class PaceMeter:
+    """Compares CPU and wall time of the first rounds, to find envs that wait (sockets, sleep) but share a worker."""
+
+    MIN_WALL = 0.25
+    MAX_SHARE = 0.5
+
+    def __init__(self, envs: int) -> None:
+        self._envs = envs
+        self._wall = self._cpu = 0.0
+        self._start: tuple[float, float] | None = None
+        self.measuring = envs > 1
+
+    def start(self) -> None:
+        """A round begins."""
+        self._start = time.perf_counter(), time.process_time()
+
+    def stop(self) -> str | None:
+        """A round ended: the warning to give, once, or None."""
+        assert self._start is not None
+        self._wall += time.perf_counter() - self._start[0]
+        self._cpu += time.process_time() - self._start[1]
+        if self._wall < self.MIN_WALL:
+            return None
+        self.measuring = False
+        if self._cpu > self.MAX_SHARE * self._wall:
+            return None
+        return (
+            f"a worker spent {self._wall:.2f} s stepping its {self._envs} envs but only {self._cpu:.2f} s of CPU: they wait more than they "
+            "compute, one after the other"
+        )

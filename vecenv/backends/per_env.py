@@ -1,0 +1,173 @@
+"""PerEnvBackend: workers of the user's own, one an env, with the interface of tianshou's EnvWorker."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends import arena as box
+from vecenv.backends.arena import Arena
+from vecenv.backends.base import Backend
+from vecenv.backends.failure import Failure, capture
+from vecenv.backends.host import EnvReport
+from vecenv.backends.layout import Layout
+from vecenv.backends.rows import Extra, RowWriter
+
+REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "render", "close")
+
+
+class EnvWorker(ABC):
+    """One env, wherever it lives: subclass it to bring workers of your own (contract of tianshou's EnvWorker).
+
+    `send(None, **kwargs)` starts a reset, `send(action)` a step; `recv` returns its result; `wait` tells which workers have one.
+    """
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        self.is_closed = False
+
+    @abstractmethod
+    def get_env_attr(self, key: str) -> Any:
+        """An attribute of the env."""
+
+    @abstractmethod
+    def set_env_attr(self, key: str, value: Any) -> None:
+        """Set an attribute of the env."""
+
+    @abstractmethod
+    def send(self, action: Any, **kwargs: Any) -> None:
+        """Start a step, or for the action None a reset."""
+
+    @abstractmethod
+    def recv(self) -> Any:
+        """The result of what `send` started: (obs, info), or (obs, reward, terminated, truncated, info)."""
+
+    @staticmethod
+    def wait(workers: list[Any], wait_num: int, timeout: float | None = None) -> list[Any]:
+        """The workers that have a result: at least `wait_num`, or those that have one after `timeout` seconds."""
+        return workers
+
+    @abstractmethod
+    def seed(self, seed: int | None = None) -> Any:
+        """Seed the env."""
+
+    @abstractmethod
+    def render(self, **kwargs: Any) -> Any:
+        """A frame of the env."""
+
+    @abstractmethod
+    def close_env(self) -> None:
+        """Close the env, once."""
+
+    def close(self) -> None:
+        """Close the env unless it is closed."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.close_env()
+
+
+class PerEnvBackend(Backend):
+    """Drives one worker an env; `worker_fn(env_fn)` makes it."""
+
+    def __init__(self, worker_fn: Callable[[Callable[[], Any]], Any]) -> None:
+        super().__init__()
+        self._worker_fn = worker_fn
+        self.workers: list[Any] = []
+
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+        self.num_workers = len(env_fns)
+        for env_fn in env_fns:
+            worker = self._worker_fn(env_fn)
+            missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
+            if missing:
+                raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
+            self.workers.append(worker)
+        kinds = {type(worker) for worker in self.workers}
+        if len(kinds) > 1:
+            raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}; they must be one")
+        return [EnvReport(*(_attr_or_none(worker, name) for name in EnvReport._fields)) for worker in self.workers]
+
+    def bind(self, layout: Layout) -> Arena:
+        self.arena = Arena.build(layout, len(self.workers))
+        spaces = [_attr_or_none(worker, "observation_space") for worker in self.workers]
+        self._rows = RowWriter(layout, spaces, self.arena, 0, copy_objects=True)
+        self._resetting = np.zeros(len(self.workers), dtype=np.bool_)
+        return self.arena
+
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        env_ids = np.arange(len(self.workers)) if ids is None else ids
+        for i, op in zip(env_ids.tolist(), np.broadcast_to(ops, env_ids.shape).tolist(), strict=True):
+            self._resetting[i] = op in (box.RESET, box.RESET_KWARGS)
+            self.arena.mail[i] = op
+            try:
+                if self._resetting[i]:
+                    self.workers[i].send(None, **(payloads[i] if op == box.RESET_KWARGS else {}))
+                elif op == box.STEP_OBJECT:
+                    self.workers[i].send(payloads[i])
+                else:
+                    assert self.arena.action is not None
+                    self.workers[i].send(self.arena.action[i].copy())
+            except Exception as error:
+                self.answer(i, Extra(failure=self._failure(error, i)))
+
+    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
+        wait = type(self.workers[0]).wait
+        while not done():
+            in_flight = np.flatnonzero((self.arena.mail > box.IDLE) & (self.arena.mail < box.DONE)).tolist()
+            if not in_flight:
+                return
+            timeout = None if deadline is None else deadline - time.monotonic()
+            if timeout is not None and timeout <= 0:
+                return
+            ready = wait([self.workers[i] for i in in_flight], 1, timeout)
+            for i in in_flight:
+                if any(worker is self.workers[i] for worker in ready):
+                    self.answer(i, self._receive(i))
+
+    def _receive(self, i: int) -> Extra | None:
+        try:
+            result = self.workers[i].recv()
+            return self._rows.write_reset(i, result) if self._resetting[i] else self._rows.write_step(i, result)
+        except Exception as error:
+            return Extra(failure=self._failure(error, i))
+
+    def _failure(self, error: Exception, i: int) -> Failure:
+        return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
+
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+        values = []
+        for i, a in zip(ids, args, strict=True):
+            try:
+                values.append(_call(self.workers[i], op, a))
+            except Exception as error:
+                values.append(capture(error, i, op, local=True))
+        return values
+
+    def close(self, timeout: float) -> list[str]:
+        problems = []
+        for i, worker in enumerate(self.workers):
+            try:
+                worker.close()
+            except Exception as error:
+                problems.append(f"the worker of env {i} failed in close(): {type(error).__name__}: {error}")
+        return problems
+
+
+def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
+    if op == "call":
+        name, positional, keywords = args
+        value = worker.get_env_attr(name)
+        return value(*positional, **keywords) if callable(value) else value
+    if op == "render":
+        return worker.render(**args[0])
+    return getattr(worker, op)(*args)
+
+
+def _attr_or_none(worker: Any, name: str) -> Any:
+    try:
+        return worker.get_env_attr(name)
+    except AttributeError:
+        return None

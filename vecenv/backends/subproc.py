@@ -1,0 +1,146 @@
+"""SubprocBackend: worker processes that get and give arrays through their channel, one message a worker and round.
+
+    ROUND    operation of each env of the block, uint8 | bytes of the actions u64 | action rows of the steps | pickled payloads
+    ANSWERS  post box of each env of the block, uint8 | row of each env that has answered, array after array | pickled extras
+
+The rows are raw bytes; only what does not fit a row is pickled. Nothing is shared, so the other end could be another machine.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends import arena as box
+from vecenv.backends import channel as ch
+from vecenv.backends.arena import Arena
+from vecenv.backends.channel import Frame
+from vecenv.backends.failure import Failure
+from vecenv.backends.layout import Layout
+from vecenv.backends.process import ProcessBackend, Worker
+from vecenv.backends.rows import Extra
+from vecenv.backends.worker import Server
+
+_SIZE = struct.Struct("<Q")
+
+
+class SubprocServer(Server):
+    """Serves ROUND frames."""
+
+    def bind(self, layout: Layout) -> None:
+        self._block = Arena.build(layout, self.count)
+        self._outputs = self._block.outputs()
+        self.host.bind(layout, self._block)
+
+    def serve(self) -> None:
+        while True:
+            frame = self.link.read()
+            if frame.kind != ch.ROUND:
+                if self.handle(frame):
+                    return
+            else:
+                self.timed(self._round, frame.payload)
+
+    def _round(self, payload: bytes) -> None:
+        ops = payload[: self.count]
+        start = self.count + _SIZE.size
+        end = start + _SIZE.unpack_from(payload, self.count)[0]
+        action = self._block.action
+        steps = ops.count(box.STEP)
+        actions = [] if action is None else list(_rows(payload[start:end], action, steps).copy())
+        if not self.eager and steps == self.count:
+            self._answer(range(self.count), self.host.step_all(actions))
+            return
+        payloads = pickle.loads(payload[end:]) if len(payload) > end else {}
+        rows = iter(actions)
+        done, extras = [], {}
+        for j, op in enumerate(ops):
+            if op == box.IDLE:
+                continue
+            done.append(j)
+            if (extra := self._run(j, op, next(rows) if op == box.STEP else payloads.get(j))) is not None:
+                extras[j] = extra
+            if self.eager:
+                self._answer(done, extras)
+                done, extras = [], {}
+        if done:
+            self._answer(done, extras)
+
+    def _run(self, j: int, op: int, payload: Any) -> Extra | None:
+        if op == box.STEP:
+            return self.host.step(j, payload)
+        if op == box.RESET:
+            return self.host.reset(j, {})
+        payload = self.load_payload(j, "step" if op == box.STEP_OBJECT else "reset", payload)
+        if isinstance(payload, Failure):
+            return Extra(failure=payload)
+        return self.host.step(j, payload) if op == box.STEP_OBJECT else self.host.reset(j, payload)
+
+    def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
+        mail = bytearray(self.count)
+        for j in done:
+            mail[j] = box.DONE_EXTRA if j in extras else box.DONE
+        rows = slice(None) if len(done) == self.count else list(done)
+        parts = [array[rows].tobytes() for array in self._outputs]
+        self.link.write(ch.ANSWERS, 0, bytes(mail), *parts, self.extras_payload(extras) if extras else b"")
+
+
+class SubprocBackend(ProcessBackend):
+    """Workers that share nothing with the parent but a socket."""
+
+    server = SubprocServer
+
+    def _link(self, worker: Worker) -> None:
+        return None
+
+    def _reserve(self, layout: Layout) -> Arena:
+        arena = Arena.build(layout, len(self._makers))
+        self._outputs = arena.outputs()
+        return arena
+
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        asked = np.zeros(self._n, dtype=np.uint8)
+        asked[slice(None) if ids is None else ids] = ops
+        for worker in self.workers:
+            block = slice(worker.start, worker.stop)
+            mine = asked[block]
+            if mine.any():
+                self._send_round(worker, block, mine, payloads)
+
+    def _send_round(self, worker: Worker, block: slice, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
+        actions = b""
+        if self.arena.action is not None:
+            actions = self.arena.action[block][asked == box.STEP].tobytes()
+        mine = {i - worker.start: payloads[i] for i in worker.ids if i in payloads} if payloads else {}
+        rest = pickle.dumps(mine) if mine else b""
+        if worker.alive:
+            self._post(worker, ch.ROUND, 0, asked.tobytes(), _SIZE.pack(len(actions)), actions, rest)
+        np.copyto(self.arena.mail[block], asked, where=asked > 0)
+
+    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
+        if not done():
+            self.poll_until(done, deadline)
+
+    def _on_answers(self, worker: Worker, frame: Frame) -> None:
+        payload = memoryview(frame.payload)
+        count = len(worker.ids)
+        mail = np.frombuffer(payload[:count], dtype=np.uint8)
+        answered = np.flatnonzero(mail)
+        rows: Any = slice(worker.start, worker.stop) if len(answered) == count else answered + worker.start
+        end = count
+        for array in self._outputs:
+            size = len(answered) * array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+            array[rows] = _rows(payload[end : end + size], array, len(answered))
+            end += size
+        if end < len(payload):
+            self._load_extras(worker, frame.payload[end:], set(np.flatnonzero(mail == box.DONE_EXTRA).tolist()))
+        self.arena.mail[rows] = mail[answered]
+
+
+def _rows(data: Any, like: np.ndarray, count: int) -> np.ndarray:
+    """Raw bytes as `count` rows of the shape and dtype of those of `like`."""
+    return np.ndarray((count, *like.shape[1:]), like.dtype, data)

@@ -1,0 +1,273 @@
+"""The life of a worker process: take off, construct the envs, serve rounds, close.
+
+Whatever happens to the parent, the worker does not outlive it: a thread waits for the parent's end, and the kernel kills the worker if its
+own starter ends (for envs that hold the interpreter lock). The worker leads a process group, so that what its envs started ends too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+
+from vecenv.backends import channel as ch
+from vecenv.backends.channel import Channel, Frame
+from vecenv.backends.control import BUSY_NS, PROGRESS, Control
+from vecenv.backends.failure import Failure, capture
+from vecenv.backends.host import EnvHost, PaceMeter
+from vecenv.backends.launch import Descriptor
+from vecenv.backends.layout import Layout
+from vecenv.backends.rows import Extra
+
+
+@dataclass
+class Boot:
+    """What a worker is started with. `payload` is the pickle of a `Luggage`."""
+
+    index: int
+    workers: int
+    first_id: int
+    count: int
+    eager: bool
+    socket: Any
+    control: Descriptor
+    stacks: Descriptor
+    parent_fds: tuple[int, ...]
+    """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
+    payload: bytes
+    serve: Callable[[Boot, EnvHost, Channel], Server]
+    link: Any
+    """What the kind of backend needs besides."""
+    method: str
+    line: Any = None
+    """The worker's line of the control page, once it is mapped."""
+
+
+@dataclass
+class Luggage:
+    """The part of `Boot` that cloudpickle has to carry."""
+
+    makers: list[bytes]
+    environ: dict[str, str] | None
+    registered: list[bytes]
+    """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
+    affinity: set[int] | None
+
+
+class Server(ABC):
+    """Serves rounds in a worker; one for each kind of process backend."""
+
+    def __init__(self, boot: Boot, host: EnvHost, link: Channel) -> None:
+        self.host = host
+        self.link = link
+        self.first_id = boot.first_id
+        self.count = boot.count
+        self.eager = boot.eager
+        self.line = boot.line
+        self._pace = PaceMeter(boot.count)
+        self.last_extras: dict[int, Extra] = {}  # of each env
+
+    @abstractmethod
+    def bind(self, layout: Layout) -> None:
+        """The layout is known."""
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Serve until a CLOSE frame has been handled."""
+
+    def timed(self, round: Callable[..., None], *args: Any) -> None:
+        """Do a round, and account for the time that it took."""
+        begin = time.perf_counter_ns()
+        if self._pace.measuring:
+            self._pace.start()
+            round(*args)
+            if (note := self._pace.stop()) is not None:
+                self.link.write(ch.NOTE, 0, pickle.dumps(note))
+        else:
+            round(*args)
+        self.line[BUSY_NS] += time.perf_counter_ns() - begin
+
+    def handle(self, frame: Frame) -> bool:
+        """Do what a frame other than a round asks for; returns True if it was CLOSE."""
+        if frame.kind == ch.CALL:
+            self.link.write(ch.REPLY, frame.number, self._call(*cloudpickle.loads(frame.payload)))
+        elif frame.kind == ch.RESEND:
+            blobs = {j: _dumps_or_none(extra) for j, extra in self.last_extras.items()}
+            self.link.write(ch.REPLY, frame.number, pickle.dumps(blobs))
+        elif frame.kind == ch.CLOSE:
+            problems = self.host.close()
+            self.link.write(ch.CLOSED, 0, pickle.dumps(problems))
+            return True
+        return False
+
+    def extras_payload(self, extras: dict[int, Extra]) -> bytes:
+        """The pickle of the extras of a round; one that cannot be pickled becomes a failure of its env alone."""
+        self.last_extras.update(extras)
+        try:
+            return dumps(extras)
+        except BaseException:
+            for j, extra in extras.items():
+                try:
+                    dumps(extra)
+                except BaseException as error:
+                    extras[j] = Extra(failure=self._not_sent(j, error))
+            return dumps(extras)
+
+    def _not_sent(self, j: int, error: BaseException) -> Failure:
+        env_id = self.first_id + j
+        told = TypeError(f"what env {env_id} returned (info or observation) cannot be sent to the parent: {type(error).__name__}: {error}")
+        told.__cause__ = error
+        return capture(told, env_id, "step", local=False)
+
+    def _call(self, op: str, blobs: dict[int, bytes]) -> bytes:
+        """Run an operation on envs: the pickle of {j: (ok, value or Failure)}."""
+        results: dict[int, tuple[bool, Any]] = {}
+        for j, blob in blobs.items():
+            try:
+                ok, value = self.host.call(j, op, pickle.loads(blob))
+                dumps(value)
+                results[j] = ok, value
+            except BaseException as error:
+                told = TypeError(f"the arguments or the value of {op} on env {self.first_id + j} cannot be sent: {type(error).__name__}: {error}")
+                results[j] = False, capture(told, self.first_id + j, op, local=False)
+        return dumps(results)
+
+    def load_payload(self, j: int, op: str, blob: bytes) -> Any:
+        """An action or arguments that travelled pickled; a Failure if they cannot be read here."""
+        try:
+            return pickle.loads(blob)
+        except BaseException as error:
+            told = TypeError(f"the {'action' if op == 'step' else 'arguments'} for env {self.first_id + j} cannot be read in the worker: "
+                             f"{type(error).__name__}: {error}")
+            return capture(told, self.first_id + j, op, local=False)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle; with cloudpickle where the faster one cannot (classes and functions of the user's script)."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except RecursionError:
+        raise
+    except Exception:
+        return cloudpickle.dumps(value)
+
+
+def _dumps_or_none(value: Any) -> bytes | None:
+    try:
+        return dumps(value)
+    except BaseException:
+        return None
+
+
+def main(boot: Boot) -> None:
+    """Entry point of the process."""
+    _take_off(boot)
+    link = Channel(boot.socket)
+    boot.line = Control(boot.workers, boot.control.fd).line(boot.index)
+    try:
+        _live(boot, link)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone; the watch ends this process
+    finally:
+        _end_children()
+
+
+def _live(boot: Boot, link: Channel) -> None:
+    luggage: Luggage = cloudpickle.loads(boot.payload)
+    _unpack(luggage)
+    host = EnvHost([_maker(blob) for blob in luggage.makers], boot.first_id, local=False)
+    host.progress = boot.line[PROGRESS : PROGRESS + 1]
+    reports = host.construct()
+    link.write(ch.READY, 0, cloudpickle.dumps(reports))
+    if isinstance(reports, Failure):
+        return
+    server = boot.serve(boot, host, link)
+    frame = link.read()
+    if frame.kind == ch.SETUP:
+        server.bind(pickle.loads(frame.payload))
+        gc.collect()
+        gc.freeze()  # what was made so far stays: the collector need not look at it again in the middle of a step
+        server.serve()
+    else:
+        server.handle(frame)
+
+
+def _maker(blob: bytes) -> Callable[[], Any]:
+    """An env_fn that is unpickled when it is called, so that a failure is the failure of its env."""
+    return lambda: cloudpickle.loads(blob)()
+
+
+def _take_off(boot: Boot) -> None:
+    """Become a process of its own: group, signals, the watch for the parent's end."""
+    for fd in boot.parent_fds:
+        os.close(fd)
+    # multiprocessing ends daemons at exit and forbids them children; the parent does the first by itself, and envs may need the second.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
+        # Held open by a worker, it would keep the forkserver running after the parent is gone.
+        os.close(alive)
+        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if boot.method == "fork":
+        atexit._clear()  # the parent's exit functions are not ours
+    faulthandler.register(signal.SIGUSR1, file=boot.stacks.fd, all_threads=True)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_watch_parent, args=(parent.sentinel,), name="vecenv-parent-watch", daemon=True).start()
+    if boot.method == "forkserver":
+        _die_with_starter()
+    random.seed()
+    np.random.seed()  # the global generators were copied from the process that started us: each worker its own
+
+
+def _watch_parent(sentinel: Any) -> None:
+    connection.wait([sentinel])
+    os.killpg(0, signal.SIGKILL)
+
+
+def _die_with_starter() -> None:
+    """Let the kernel kill this process when the forkserver ends (it ends with the parent).
+
+    Not where the parent itself started us: what counts for the kernel is the end of the starting *thread*.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def _end_children() -> None:
+    """End what the envs started and left running in our process group."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+
+
+def _unpack(luggage: Luggage) -> None:
+    if luggage.environ is not None:
+        for name in os.environ.keys() - luggage.environ.keys():
+            del os.environ[name]
+        os.environ.update(luggage.environ)
+    if luggage.affinity is not None:
+        os.sched_setaffinity(0, luggage.affinity)
+    for blob in luggage.registered:
+        spec = cloudpickle.loads(blob)
+        gymnasium.registry.setdefault(spec.id, spec)

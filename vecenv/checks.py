@@ -1,0 +1,103 @@
+"""Checks of constructor arguments."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.host import EnvReport
+
+
+def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
+    """The env_fns as a list; TypeError or ValueError if they are not callables that can each make an env."""
+    if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
+        raise TypeError(f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [env_fn] * n")
+    fns = list(env_fns)
+    if not fns:
+        raise ValueError("env_fns is empty; pass at least one callable")
+    for i, env_fn in enumerate(fns):
+        if not callable(env_fn):
+            kind = "an Env instance" if hasattr(env_fn, "step") else f"of type {type(env_fn).__name__}"
+            raise TypeError(f"env_fns[{i}] is {kind}, not a function that makes an env; use lambda: gym.make(...)")
+    return fns
+
+
+def check_wait_num(wait_num: Any, n: int) -> int:
+    """`wait_num`, or n for None."""
+    if wait_num is None:
+        return n
+    return _check_count("wait_num", wait_num, n)
+
+
+def check_workers(num_workers: Any, n: int) -> int:
+    """`num_workers`, at most one an env."""
+    return _check_count("num_workers", num_workers, n)
+
+
+def _check_count(name: str, value: Any, n: int) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer in [1, {n}] or None, got {value!r}")
+    if not 1 <= value <= n:
+        raise ValueError(f"{name} must be in [1, {n}], got {value}")
+    return int(value)
+
+
+def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
+    """A positive, finite number of seconds, or None."""
+    if timeout is None:
+        return None
+    number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
+    if not number or not math.isfinite(timeout) or timeout <= 0:
+        raise ValueError(f"{name} must be a positive number of seconds or None, got {timeout!r}")
+    return float(timeout)
+
+
+def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
+    """ValueError if the envs differ in their spaces, with the ids."""
+    for name in ("observation_space", "action_space"):
+        found: list[tuple[Any, list[int]]] = []
+        for i, report in enumerate(reports):
+            space = getattr(report, name)
+            for other, ids in found:
+                if space == other:
+                    ids.append(i)
+                    break
+            else:
+                found.append((space, [i]))
+        if len(found) > 1:
+            listed = "; ".join(f"envs {ids}: {space}" for space, ids in found)
+            raise ValueError(f"the envs differ in their {name}: {listed}")
+
+
+def default_workers(n: int, is_async: bool) -> int:
+    """One worker an env in async mode, where the pace of each env is the point; else the usable CPUs, at most n."""
+    return n if is_async else min(n, usable_cpus())
+
+
+def usable_cpus() -> int:
+    """The CPUs that this process may use: its affinity mask, and the quota of its control group (at least 1)."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, min(cpus, math.ceil(quota))) if quota is not None else max(1, cpus)
+
+
+def _cgroup_quota() -> float | None:
+    """CPUs' worth of time that the control group grants (v2, or v1), None for no limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        quota = int(limit) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return quota if quota > 0 else None

@@ -1,0 +1,78 @@
+"""Trees of arrays: a tree is a dict of trees, a tuple of trees, or a leaf (anything else)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Tree = Any
+
+
+def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The same tree with `function` applied to each leaf.
+
+    >>> map(lambda x: x + 1, {"a": 1, "b": (2, 3)})
+    {'a': 2, 'b': (3, 4)}
+    """
+    if isinstance(tree, dict):
+        return {key: map(function, child) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(function, child) for child in tree)
+    return function(tree)
+
+
+def leaves(tree: Tree) -> Iterator[Any]:
+    """The leaves of a tree, in order."""
+    if isinstance(tree, dict):
+        for child in tree.values():
+            yield from leaves(child)
+    elif isinstance(tree, tuple):
+        for child in tree:
+            yield from leaves(child)
+    else:
+        yield tree
+
+
+def take(tree: Tree, index: Any) -> Tree:
+    """Index every leaf: row `index` of each array, or a batch of rows when `index` is an array.
+
+    >>> take({"a": np.arange(3), "b": (np.zeros((3, 2)),)}, 1)["a"]
+    np.int64(1)
+    """
+    return map(lambda leaf: leaf[index], tree)
+
+
+def put(tree: Tree, index: Any, value: Tree) -> None:
+    """Write `value`, a tree of the same form, to the rows `index` of every leaf."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            put(child, index, value[key])
+    elif isinstance(tree, tuple):
+        for child, part in zip(tree, value, strict=True):
+            put(child, index, part)
+    else:
+        tree[index] = value
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """One tree whose leaves are the stacked leaves of equal trees.
+
+    >>> stack([{"a": 1}, {"a": 2}])["a"]
+    array([1, 2])
+    """
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: stack([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(stack([tree[i] for tree in trees]) for i in range(len(first)))
+    return np.stack([np.asarray(tree) for tree in trees])
+
+
+def object_array(values: Sequence[Any]) -> np.ndarray:
+    """A 1-D object array that holds `values` as they are (numpy alone would look into nested sequences)."""
+    array = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array

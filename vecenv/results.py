@@ -1,0 +1,93 @@
+"""HandOver: the one place where rows leave the arena and become the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv import nest
+from vecenv.backends.arena import Arena
+from vecenv.backends.layout import Layout, ObjectLeaf
+from vecenv.backends.rows import Extra
+
+
+class HandOver:
+    """Makes the returned batches from the arena.
+
+    Guarantees that what it returns never changes later, unless `copy` is False: then a full batch is a view of the arena, valid until the
+    next call. `spaced` says that the envs have observation spaces; without them arrays of one shape are stacked as they come.
+    """
+
+    def __init__(self, arena: Arena, layout: Layout, n: int, *, copy: bool, stack_obs: bool, spaced: bool) -> None:
+        self._arena = arena
+        self._copy = copy
+        self._all = list(range(n))
+        self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
+        self._split = not stack_obs and isinstance(layout.obs, (dict, tuple))
+        self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
+        self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
+        self._row_shape: tuple[int, ...] | None = None
+        self._ragged = False
+
+    def obs(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
+        """The observations of `ids` (None for all, in order)."""
+        for i, extra in extras.items():
+            if extra.objects is not None:
+                for leaf, value in zip(self._objects, extra.objects, strict=True):
+                    leaf[i] = value
+        if self._single is not None:
+            return self._rows(self._single, ids)
+        if self._split:
+            ids_list = self._all if ids is None else ids.tolist()
+            return nest.object_array([nest.map(lambda leaf, i=i: _row(leaf, i), self._arena.obs) for i in ids_list])
+        if self._unspaced:
+            return self._stack_if_even(self._rows(self._arena.obs, ids))
+        return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
+
+    def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        if ids is not None:
+            return leaf[ids]
+        return leaf.copy() if self._copy else leaf
+
+    def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
+        """Envs without spaces: one array as long as all rows seen so far have one shape, from then on an object array."""
+        if not self._ragged:
+            for value in values:
+                shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None
+                if self._row_shape is None:
+                    self._row_shape = shape
+                self._ragged = self._ragged or shape is None or shape != self._row_shape
+        return values if self._ragged else np.stack([np.asarray(value) for value in values])
+
+    def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
+        """Rewards (k,), or (k, m) where envs return vectors."""
+        reward = self._rows(self._arena.reward, ids)
+        if any(extra.reward is not None for extra in extras.values()):
+            rows = [extras[i].reward if i in extras and extras[i].reward is not None else None for i in (self._all if ids is None else ids.tolist())]
+            shape = next(row.shape for row in rows if row is not None)
+            # A row without a vector is that of an env that was reset in this round.
+            full = [np.zeros(shape) if row is None else row for row in rows]
+            return np.stack(full) if all(row.shape == shape for row in full) else nest.object_array(full)
+        return reward
+
+    def flags(self, ids: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Terminated and truncated, bool (k,)."""
+        return self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
+
+    def info(self, ids: Sequence[int] | None, extras: Mapping[int, Extra]) -> np.ndarray:
+        """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
+        ids = self._all if ids is None else ids
+        if extras:
+            infos = [{**(extras[i].info or {}), "env_id": i} if i in extras else {"env_id": i} for i in ids]
+        else:
+            infos = [{"env_id": i} for i in ids]
+        array = np.empty(len(infos), dtype=object)
+        array[:] = infos
+        return array
+
+
+def _row(leaf: np.ndarray, i: int) -> Any:
+    row = leaf[i]
+    return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row

@@ -1,0 +1,91 @@
+"""The vector envs: each is BaseVectorEnv with a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vecenv.backends.dummy import DummyBackend
+from vecenv.backends.process import ProcessBackend
+from vecenv.backends.shmem import ShmemBackend
+from vecenv.backends.subproc import SubprocBackend
+from vecenv.base import BaseVectorEnv
+from vecenv.checks import check_timeout
+
+EnvFns = Sequence[Callable[[], Any]]
+
+
+class DummyVectorEnv(BaseVectorEnv):
+    """All envs in this process, one after the other: for debugging, and for envs that cost less than a message.
+
+    >>> import gymnasium as gym
+    >>> with DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 2) as venv:
+    ...     obs, info = venv.reset(seed=0)
+    >>> obs.shape
+    (2, 4)
+    """
+
+    def __init__(self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any) -> None:
+        super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend(), **options)
+
+
+class _ProcessVectorEnv(BaseVectorEnv):
+    """A vector env with worker processes.
+
+    Besides the arguments of BaseVectorEnv:
+        context: "forkserver" (default), "fork" or "spawn". None of them needs an `if __name__ == "__main__"` guard.
+        start_timeout: seconds that the constructors of the envs may take, all together.
+        step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with its stack. None
+            waits, with a warning that shows the stack each minute.
+        affinity: bind each worker to one CPU.
+    """
+
+    backend_class: type[ProcessBackend]
+
+    def __init__(
+        self,
+        env_fns: EnvFns,
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        *,
+        num_workers: int | None = None,
+        context: str | None = None,
+        start_timeout: float = 120.0,
+        step_timeout: float | None = None,
+        affinity: bool = False,
+        **options: Any,
+    ) -> None:
+        backend = self.backend_class(
+            context=context,
+            start_timeout=check_timeout(start_timeout, "start_timeout") or 120.0,
+            step_timeout=check_timeout(step_timeout, "step_timeout"),
+            affinity=affinity,
+        )
+        super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options)
+
+
+class SubprocVectorEnv(_ProcessVectorEnv):
+    """Envs in worker processes that exchange arrays through sockets: nothing is shared.
+
+    >>> import gymnasium as gym
+    >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
+    ...     obs, info = venv.reset([0, 3])
+    >>> obs.shape, info[1]["env_id"]
+    ((2, 4), 3)
+    """
+
+    backend_class = SubprocBackend
+
+
+class ShmemVectorEnv(_ProcessVectorEnv):
+    """Envs in worker processes that write their results into shared memory: the fastest.
+
+    >>> import gymnasium as gym
+    >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
+    ...     obs, info = venv.reset(seed=0)
+    ...     obs, rew, terminated, truncated, info = venv.step([1] * 8)
+    >>> rew
+    array([1., 1., 1., 1., 1., 1., 1., 1.])
+    """
+
+    backend_class = ShmemBackend
