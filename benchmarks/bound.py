@@ -53,13 +53,16 @@ class Bound:
         rate = sum(steps / wall for steps, wall in replies)
         return Sample(steps=round(rate * seconds), calls=0, wall=seconds, cpu_main=0.0)
 
-    def close(self) -> None:
+    def close(self) -> float:
+        """End the workers; returns the seconds that it took."""
+        begun = time.perf_counter()
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
             process.join(5)
             if process.is_alive():
                 process.kill()
+        return time.perf_counter() - begun
 
 
 def _split(env_fns: list[EnvFn], parts: int) -> list[list[EnvFn]]:

@@ -65,33 +65,41 @@ def idle(settings: Settings) -> list[Result]:
 
 
 def open_and_close(settings: Settings) -> list[Result]:
-    """Seconds to open 64 CartPole environments, `reset` included, and to close them again."""
+    """Seconds to open 64 CartPole environments, `reset` included, and to close them again.
+
+    The first time in a fresh process, which counts, and once more in the same process.
+    """
     specs = [_spec(settings)]
     if not settings.quick:
         specs += [LaneSpec(name, specs[0].env, ENVS) for name in ("gymnasium Async", "tianshou Shmem")]
-    repeats = 1 if settings.quick else 5
-    times: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(repeats):
+    found = []
+    cold: dict[str, list[tuple[float, float]]] = {spec.title: [] for spec in specs}
+    warm: dict[str, list[float]] = {spec.title: [] for spec in specs}
+    for _ in range(1 if settings.quick else 5):
         for spec in specs:
             if CONTENDERS[spec.contender].available():
-                with _lane(spec) as lane:
-                    times.setdefault(spec.title, []).append(lane.call("open_and_close"))
-    found = []
-    for title, pairs in times.items():
-        totals = [opening + closing for opening, closing in pairs]
-        opening, closing = (median(side) for side in zip(*pairs, strict=True))
-        ours = title == SHMEM
-        found.append(
-            Result(
-                f"{title}: open + close {ENVS} CartPole envs",
-                f"{median(totals):.2f} s (open {opening:.2f}, close {closing:.2f})",
-                "",
-                f"({min(totals):.2f}-{max(totals):.2f})",
-                f"<= {OPEN_CLOSE_TARGET:g} s" if ours else "",
-                median(totals) <= OPEN_CLOSE_TARGET if ours else None,
-            )
-        )
+                lane = Lane(spec)
+                warm[spec.title].append(sum(lane.call("reopen")))
+                opening = lane.call("opening")
+                cold[spec.title].append((opening, lane.close()))
+    for title, pairs in cold.items():
+        if pairs:
+            found.append(_open_result(title, pairs, median(warm[title])))
     return found
+
+
+def _open_result(title: str, pairs: list[tuple[float, float]], again: float) -> Result:
+    totals = [opening + closing for opening, closing in pairs]
+    opening, closing = (median(side) for side in zip(*pairs, strict=True))
+    ours = title == SHMEM
+    return Result(
+        f"{title}: open + close {ENVS} CartPole envs",
+        f"{median(totals):.2f} s (open {opening:.2f}, close {closing:.2f})",
+        f"a second time in the process {again:.2f} s",
+        f"({min(totals):.2f}-{max(totals):.2f})",
+        f"<= {OPEN_CLOSE_TARGET:g} s" if ours else "",
+        median(totals) <= OPEN_CLOSE_TARGET if ours else None,
+    )
 
 
 def worker_memory(settings: Settings) -> list[Result]:

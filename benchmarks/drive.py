@@ -21,6 +21,8 @@ class Driver:
 
     rebuild: Callable[[], Driver]
     """Makes another driver like this one, for timing how long opening takes."""
+    opened_in: float
+    """Seconds that the first contender of this process took to open; its library was imported before."""
 
     def __init__(self, contender: Contender, count: int) -> None:
         self._contender = contender
@@ -62,7 +64,7 @@ class Driver:
             self.run(calls)
         return {name: number / calls for name, number in counter.totals.items()}
 
-    def open_and_close(self) -> tuple[float, float]:
+    def reopen(self) -> tuple[float, float]:
         """Seconds to build another contender of the same kind, reset included, and to close it."""
         begun = time.perf_counter()
         other = self.rebuild()
@@ -70,8 +72,15 @@ class Driver:
         other.close()
         return opened - begun, time.perf_counter() - opened
 
-    def close(self) -> None:
+    def close(self) -> float:
+        """Close the contender; returns the seconds that it took."""
+        begun = time.perf_counter()
         self._contender.close()
+        return time.perf_counter() - begun
+
+    def opening(self) -> float:
+        """What `opened_in` says, as a method so that the benchmark can ask for it."""
+        return self.opened_in
 
     def _next_row(self) -> np.ndarray:
         row: np.ndarray = self._rows[self._position]

@@ -9,9 +9,11 @@ A lane leads its own process group: one kill ends it with all the workers that i
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing as mp
 import os
 import signal
+import time
 import traceback
 import warnings
 from contextlib import suppress
@@ -72,12 +74,13 @@ class Lane:
         self._pipe.send((method, args))
         return self._receive(timeout)
 
-    def close(self) -> None:
-        """Close the contender in good order; kill what is left of the lane after half a minute."""
+    def close(self) -> float:
+        """Close the contender in good order, or by force after half a minute; returns the seconds it took."""
+        begun = time.perf_counter()
         try:
-            self.call("close", timeout=CLOSE_TIMEOUT)
-        except (LaneError, OSError):
-            pass  # it failed before or hangs now: the kill below ends it
+            return float(self.call("close", timeout=CLOSE_TIMEOUT))
+        except (LaneError, OSError):  # it failed before or hangs now: the kill below ends it
+            return time.perf_counter() - begun
         finally:
             self._pipe.close()
             self._process.join(5)
@@ -128,11 +131,16 @@ def _build(spec: LaneSpec) -> Any:
         return Bound(spec.env, spec.count, int(spec.contender[6:-1]))
     from benchmarks.ours import CONTENDERS
 
+    kind = CONTENDERS[spec.contender]
+    importlib.import_module(kind.needs)
+
     def build() -> Driver:
-        contender = CONTENDERS[spec.contender](spec.env.env_fns(spec.count), **spec.options)
+        contender = kind(spec.env.env_fns(spec.count), **spec.options)
         style = AsyncDriver if "wait_num" in spec.options else SyncDriver
         return style(contender, spec.count)
 
+    begun = time.perf_counter()
     driver = build()
+    driver.opened_in = time.perf_counter() - begun
     driver.rebuild = build
     return driver

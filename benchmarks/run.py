@@ -1,9 +1,11 @@
 """`python -m benchmarks.run`: the whole table, or one row of it.
 
-python -m benchmarks.run                           # everything, about ten minutes
-python -m benchmarks.run --quick                   # does every row still run? seconds, no verdict
-python -m benchmarks.run --only cartpole-64        # one row with its peers
-python -m benchmarks.run --only busy-8 --ours num_workers=1
+    python -m benchmarks.run                           # everything: ten to twenty minutes
+    python -m benchmarks.run --quick                   # does every row still run? under a minute, no verdict
+    python -m benchmarks.run --only cartpole-64        # one row with its peers
+    python -m benchmarks.run --only busy-8 --ours num_workers=1
+
+`benchmarks/README.md` says what the rows mean.
 """
 
 from __future__ import annotations

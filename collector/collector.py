@@ -122,7 +122,6 @@ class SyncDataCollector:
         try:
             self._env_num = self.env.env_num
             self._steps = _steps_of(frames_per_batch, self._env_num)
-            self._ids = np.arange(self._env_num)
             self._over = np.ones(self._env_num, np.bool_)
             self._episode = np.zeros(self._env_num, np.int64)
             self._ask, self._random = _asker(policy, policy_device, self.env, exploration_type)
@@ -195,77 +194,73 @@ class SyncDataCollector:
 
     def _collect(self) -> Rollout:
         """One batch, recorded on a tape: see the picture at the top of this file."""
-        n = self._env_num
-        tape, count = Tape(n, self._steps), np.zeros(n, np.int64)
+        n, end = self._env_num, self._steps * self._env_num
+        tape, cursor = Tape(n, self._steps), np.arange(n)  # the cursor of an environment is its next row
+        ids, interrupted = np.arange(n), False
         if self._obs is not None:
-            tape.write("obs", slice(0, n), self._obs)
-        interrupted = False
-        while not interrupted and len(ids := np.flatnonzero(count < self._steps)):
-            over = self._over[ids]
-            if over.all():
-                tape.write("obs", count[ids] * n + ids, self.env.reset(ids)[0])
-                self._over[ids] = False
-            else:
-                interrupted = self._run(tape, count, ids, over if over.any() else None)
-        self._obs = tape.read("obs", count * n + self._ids)
-        batch = tape.finish(count, self._episode)
+            tape.write("obs", cursor, self._obs)
+        while len(ids) and not interrupted:
+            obs = None if self._obs is None else tape.read("obs", cursor[ids])
+            cursor[ids], self._over[ids], interrupted = self._run(tape, cursor[ids], ids, obs, self._over[ids])
+            self._obs = tape.read("obs", cursor)
+            ids = np.flatnonzero(cursor < end)
+        batch = tape.finish(cursor // n, self._episode)
         self._episode = self._episode + batch.done.sum(1)
         return batch
 
-    def _run(self, tape: Tape, count: np.ndarray, ids: np.ndarray, resets: np.ndarray | None) -> bool:
-        """Rounds of the environments `ids`, until one ends its episode or has all its rows; True when interrupted.
+    def _run(
+        self, tape: Tape, rows: np.ndarray, ids: np.ndarray, obs: Any, over: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Rounds of the environments `ids` until one may have all its rows.
 
-        `resets`, a mask of `ids`, are reset instead of stepped; then there is one round only.
+        `rows` are their cursors, `obs` their observations and `over` whether they are to be reset; returns the new
+        cursors, whether they are over now, and whether the collection is interrupted.
         """
-        n, stepping = self._env_num, ids if resets is None else ids[~resets]
-        start = count[stepping]
-        rows: Where = start * n + stepping
-        if len(stepping) == n and start.min() == start.max():
-            rows = slice(int(start[0]) * n, int(start[0]) * n + n)
-        obs = tape.read("obs", rows)
-        left = 1 if resets is not None else self._steps - int(start.max())
-        interrupted = False
-        while left and not interrupted:
-            outputs = self._act(obs, stepping)
+        n, everyone = self._env_num, len(ids) == self._env_num
+        first, last = int(rows.min()) // n, int(rows.max()) // n
+        where: Where = slice(first * n, first * n + n) if everyone and rows[-1] - rows[0] == n - 1 else rows
+        rounds, interrupted = self._steps - last, False
+        while rounds and not interrupted:
+            resets = np.count_nonzero(over)
+            if resets == len(ids):
+                obs, _ = self.env.reset(None if everyone else ids)
+                tape.write("obs", where, obs)
+                over = np.zeros_like(over)
+                continue
+            outputs = self._act(obs, ids) if not resets else self._act_but(obs, ids, over)
+            # An environment that is reset writes to the row of its next step, which overwrites it.
             for name, values in outputs.items():
-                tape.write(name, rows, values)
-            (obs, reward, terminated, truncated), first_obs = self._round(outputs["action"], ids, resets)
-            tape.write("reward", rows, reward)
-            tape.write("terminated", rows, terminated)
-            tape.write("truncated", rows, truncated)
-            count[stepping] += 1
-            rows = slice(rows.start + n, rows.stop + n) if isinstance(rows, slice) else rows + n
-            tape.write("obs", rows, obs)
-            if resets is not None:
-                tape.write("obs", (count * n + self._ids)[ids[resets]], first_obs)
-                self._over[ids[resets]] = False
-            left -= 1
+                tape.write(name, where, values)
+            resetting = ids[over] if resets else None
+            obs, reward, terminated, truncated, _ = self.env.step(
+                outputs["action"], None if everyone else ids, reset=resetting
+            )
+            tape.write("reward", where, reward)
+            tape.write("terminated", where, terminated)
+            tape.write("truncated", where, truncated)
+            where = _advance(where, n, over if resets else None)
+            tape.write("obs", where, obs)
             over = terminated | truncated
-            if over.any():
-                ended = stepping[over]
-                tape.end_episodes(ended, count[ended] - 1)
-                self._over[ended] = True
-                left = 0
+            if np.count_nonzero(over):
+                tape.end_episodes(_as_rows(where)[over] - n, nest.take(obs, over))
+            rounds -= 1
             interrupted = self._interruptor is not None and self._interruptor.collection_stopped()
-        return interrupted
+        return _as_rows(where), over, interrupted
 
-    def _round(self, action: np.ndarray, ids: np.ndarray, resets: np.ndarray | None) -> tuple[Any, Any]:
-        """Step `ids` except `resets`, and reset those: what the steps returned, and the observations of the resets."""
-        chosen = None if len(ids) == self._env_num else ids
-        if resets is None:
-            return self.env.step(action, chosen)[:4], None
-        # One action for each of `ids`: for the ones to be reset any will do, here that of a neighbour.
-        action = action[np.maximum(np.cumsum(~resets) - 1, 0)]
-        results = self.env.step(action, chosen, reset=ids[resets])[:4]
-        return nest.take(results, ~resets), nest.take(results[0], resets)
-
-    def _act(self, obs: Any, stepping: np.ndarray) -> Outputs:
+    def _act(self, obs: Any, ids: np.ndarray) -> Outputs:
         """What the policy says for these environments, checked against what it said at first."""
-        outputs = self._ask(obs, stepping)
+        outputs = self._ask(obs, ids)
         layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
-        if layout != self._layout or len(outputs["action"]) != len(stepping):
-            self._check_outputs(outputs, layout, len(stepping))
+        if layout != self._layout or len(outputs["action"]) != len(ids):
+            self._check_outputs(outputs, layout, len(ids))
         return outputs
+
+    def _act_but(self, obs: Any, ids: np.ndarray, over: np.ndarray) -> Outputs:
+        """The same, where those that are over are not asked for: they get a copy of another's answer."""
+        asked = ~over
+        outputs = self._act(nest.take(obs, asked), ids[asked])
+        answer_of = np.maximum(np.cumsum(asked) - 1, 0)
+        return {name: values[answer_of] for name, values in outputs.items()}
 
     def _check_outputs(self, outputs: Outputs, layout: Layout, rows: int) -> None:
         for name, values in outputs.items():
@@ -277,6 +272,17 @@ class SyncDataCollector:
         if self._layout and layout != self._layout:
             raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self._layout} before")
         self._layout = layout
+
+
+def _advance(where: Where, n: int, stay: np.ndarray | None) -> Where:
+    """The next rows of all environments but those that `stay`."""
+    if stay is not None:
+        return _as_rows(where) + n * ~stay
+    return slice(where.start + n, where.stop + n) if isinstance(where, slice) else where + n
+
+
+def _as_rows(where: Where) -> np.ndarray:
+    return np.arange(where.start, where.stop) if isinstance(where, slice) else where
 
 
 def _check_frames(frames_per_batch: int, total_frames: int) -> None:

@@ -61,7 +61,7 @@ class Report:
         """Show where the job is."""
         self._bar.update(self._task, completed=min(state.steps, self._steps), description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
-            # Lines grow rarer, down to one a minute.
+            # Lines grow rarer, down to one a minute. (rich flushes each, so that who waits for one gets it.)
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
             self._say(f"{state.steps:,} of {self._steps:,} steps  {_figures(state)}")
         if not state.returns and state.unfinished_steps >= self._steps and not self._warned:

@@ -128,22 +128,28 @@ class Tape:
         self._env_num = env_num
         self._size = (steps + 1) * env_num
         self._columns: dict[str, Any] = {}
-        self._finals: list[tuple[np.ndarray, np.ndarray, Any]] = []
+        self._finals: list[tuple[np.ndarray, Any]] = []
 
     def write(self, name: str, where: Where, rows: Any) -> None:
         """Put `rows`, a tree of `(k, ...)` arrays, where the k indices of `where` say."""
         column = self._columns.get(name)
         if column is None:
             column = self._columns[name] = nest.map(self._allocate, rows)
-        nest.put(column, where, rows)
+        if type(rows) is np.ndarray:
+            column[where] = rows
+        else:
+            nest.put(column, where, rows)
 
     def read(self, name: str, where: Where) -> Any:
         """The rows at `where`: a copy where `where` is an index array."""
         return nest.take(self._columns[name], where)
 
-    def end_episodes(self, env: np.ndarray, time: np.ndarray) -> None:
-        """Keep the observations that followed these steps: a reset will be written over them."""
-        self._finals.append((env, time, self.read("obs", (time + 1) * self._env_num + env)))
+    def end_episodes(self, rows: np.ndarray, obs: Any) -> None:
+        """Note that the steps in these rows ended their episodes, with these observations.
+
+        Those are kept: what a reset gives will be written over them.
+        """
+        self._finals.append((rows, obs))
 
     def finish(self, count: np.ndarray, first_episode: np.ndarray) -> Rollout:
         """The batch, as views of this tape.
@@ -186,12 +192,12 @@ class Tape:
 
     def _join_finals(self, all_obs: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """Environments, times and last observations of the episodes that ended, ordered by time and environment."""
-        env = np.concatenate([np.zeros(0, np.int64), *(env for env, _, _ in self._finals)])
-        time = np.concatenate([np.zeros(0, np.int64), *(time for _, time, _ in self._finals)])
-        obs = nest.map(lambda rows: np.empty((len(env), *rows.shape[2:]), rows.dtype), all_obs)
+        ended = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in self._finals)])
+        obs = nest.map(lambda rows: np.empty((len(ended), *rows.shape[2:]), rows.dtype), all_obs)
         start = 0
-        for ended, _, rows in self._finals:
-            nest.put(obs, slice(start, start + len(ended)), rows)
-            start += len(ended)
-        order = np.lexsort((env, time))
-        return env[order], time[order], nest.take(obs, order)
+        for rows, last in self._finals:
+            nest.put(obs, slice(start, start + len(rows)), last)
+            start += len(rows)
+        order = np.argsort(ended)
+        time, env = np.divmod(ended[order], self._env_num)
+        return env, time, nest.take(obs, order)

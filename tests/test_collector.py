@@ -148,6 +148,20 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, case: str) -
         assert_equal(collect(steps), whole)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_mix_of_episode_lengths_and_batch_sizes_equals_a_hand_written_loop(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 9, rng.integers(1, 7)).tolist()
+    with DummyVectorEnv(countdowns(*lengths)) as venv:
+        expected = hand_written(venv, None, steps=60, seed=seed)
+    steps = int(rng.choice([1, 2, 3, 4, 6, 10, 20, 60]))
+    frames = {"frames_per_batch": steps * len(lengths), "total_frames": 60 * len(lengths)}
+    with SyncDataCollector(DummyVectorEnv(countdowns(*lengths)), **frames) as collector:
+        collector.set_seed(seed)
+        batches = [arrays(batch) for batch in collector]
+    assert_equal({name: np.concatenate([batch[name] for batch in batches], axis=1) for name in batches[0]}, expected)
+
+
 @backends
 def test_the_same_seed_gives_the_same_batch_again(backend: Any) -> None:
     with SyncDataCollector(backend(cartpoles(4)), frames_per_batch=100) as collector:

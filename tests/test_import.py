@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,16 +30,18 @@ print(json.dumps(sorted(Notes.names - sys.stdlib_module_names)))
 """
 TIME_IMPORT = """
 import time
+import numpy, gymnasium
 start = time.perf_counter()
 import {modules}
 print(time.perf_counter() - start)
 """
 
 
-def fresh(program: str, modules: str) -> str:
+def fresh(program: str, modules: str, **env: str) -> str:
     """What the program prints in an interpreter of its own."""
     command = [sys.executable, "-c", program.format(modules=modules)]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    env = {**os.environ, **env}
+    return subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def libraries(modules: str) -> set[str]:
@@ -59,15 +62,14 @@ def test_the_note_of_imports_sees_those_that_fail_and_those_in_packages():
     assert libraries(program) >= {"numpy", "envpool"}
 
 
-def test_importing_vecenv_takes_at_most_50_ms_more_than_numpy_and_gymnasium():
-    """Noise only ever adds time, so the best of several runs is compared, and more runs are made before it fails."""
-    ours, theirs = [], []
-    for run in range(20):
-        theirs.append(float(fresh(TIME_IMPORT, "numpy, gymnasium")))
-        ours.append(float(fresh(TIME_IMPORT, "vecenv")))
-        if run >= 4 and min(ours) <= min(theirs) + 0.05:
-            return
-    pytest.fail(f"import vecenv takes {min(ours):.3f} s at best, numpy and gymnasium {min(theirs):.3f} s")
+def test_importing_vecenv_takes_at_most_50_ms_more_than_numpy_and_gymnasium(tmp_path):
+    """Noise only ever adds time, so the best run counts. The first one fills a cache of bytecode that all share."""
+    cache = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    fresh(TIME_IMPORT, "vecenv", **cache)
+    seconds = []
+    while len(seconds) < 5 or (min(seconds) > 0.05 and len(seconds) < 20):
+        seconds.append(float(fresh(TIME_IMPORT, "vecenv", **cache)))
+    assert min(seconds) <= 0.05
 
 
 def defined_in(package: str, value: object) -> bool:

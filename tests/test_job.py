@@ -449,16 +449,17 @@ class TestSignals:
     @pytest.mark.parametrize("backend", ["subproc", "shmem"])
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_in_mid_run_ends_the_command_cleanly(self, backend: str, signum: int, tmp_path: Path) -> None:
-        with job_process(tmp_path / "a", backend) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("Collecting 100,000,000 steps")
-            assert "steps/s" in process.stdout.readline(), "it is collecting"
-            workers = psutil.Process(process.pid).children(recursive=True)
-            assert workers
-            os.kill(process.pid, signum)
-            out, error = process.communicate(timeout=30)
+        options = ["--env", "CartPole-v1", "--steps", "100000000", "--policy", "random", "--backend", backend]
+        with process("-m", "collector", *options, "--out", str(tmp_path / "a"), "--no-plot") as job:
+            assert job.stdout is not None
+            assert job.stdout.readline().startswith("Collecting 100,000,000 steps")
+            assert "steps/s" in job.stdout.readline(), "it is collecting"
+            workers = psutil.Process(job.pid).children(recursive=True)
+            os.kill(job.pid, signum)
+            out, error = job.communicate(timeout=30)
             _, alive = psutil.wait_procs(workers, timeout=5)
-        assert process.returncode == 128 + signum
+        assert job.returncode == 128 + signum
+        assert workers
         assert not alive
         assert error == ""
         assert "Interrupted; collected until then, and kept:" in out
@@ -468,31 +469,35 @@ class TestSignals:
         assert json.loads((tmp_path / "a" / "manifest.json").read_text())["status"] == "interrupted"
 
     def test_a_killed_job_leaves_what_was_committed(self, tmp_path: Path) -> None:
-        with job_process(tmp_path / "a", "shmem", "--shard-seconds", "0.1") as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.stdout.readline()
-            workers = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-            process.wait(timeout=30)
+        code = (
+            "import sys; from pathlib import Path; from collector.job import JobConfig, run_job\n"
+            "out = Path(sys.argv[1])\n"
+            "job = JobConfig('CartPole-v1', out, 10**9, policy='random', plot=False, shard_bytes=20_000)\n"
+            "run_job(job, lambda state: print(state.steps, flush=True))"
+        )
+        with process("-c", code, str(tmp_path)) as job:
+            assert job.stdout is not None
+            for line in job.stdout:
+                if int(line) > 5000:  # some shards of them are committed, and more are on their way
+                    break
+            workers = psutil.Process(job.pid).children(recursive=True)
+            job.kill()
+            job.wait(timeout=30)
             _, alive = psutil.wait_procs(workers, timeout=5)
+        assert workers
         assert not alive
-        episodes = load_episodes(tmp_path / "a")
-        assert len(episodes) > 10
+        episodes = load_episodes(tmp_path)
+        assert sum(map(len, episodes)) > 1000
         assert_whole(episodes)
 
 
 @contextmanager
-def job_process(out: Path, backend: str, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A job in a process of its own that would go on for hours."""
-    options = ["--env", "CartPole-v1", "--steps", "100000000", "--policy", "random", "--no-plot", "--backend", backend]
-    command = [sys.executable, "-m", "collector", *options, "--out", str(out), *more]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Python in a process of its own, which is gone afterwards."""
+    pipe = subprocess.PIPE
+    running = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
     try:
-        yield process
+        yield running
     finally:
-        process.kill()
-        process.communicate()
+        running.kill()
+        running.communicate()

@@ -21,9 +21,10 @@ PACKAGES = ("vecenv", "collector")
 LAYERS = (
     ("vecenv.errors", "vecenv.nest", "vecenv.seeding", "vecenv.running"),
     ("vecenv.backends",),
+    ("vecenv.access", "vecenv.actions", "vecenv.checks", "vecenv.ids", "vecenv.results", "vecenv.supervision"),
     ("vecenv.base",),
     ("vecenv.venvs",),
-    ("vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.creator"),
+    ("vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.creator", "vecenv.wrappers"),
     ("vecenv.testing",),
     ("vecenv",),
     ("collector",),

@@ -37,7 +37,9 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
     if array.dtype != leaf.dtype:
         cast = cast_exactly(array, leaf.dtype)
         if cast is None and array.dtype.kind == "f" and leaf.dtype.kind in "iu":
-            raise TypeError(f"actions for envs {list(ids)} are {array.dtype} and not whole numbers, the action space has {leaf.dtype}: {array!r}")
+            raise TypeError(
+                f"actions for envs {list(ids)} are {array.dtype} and not whole numbers, the action space has {leaf.dtype}: {array!r}"
+            )
         return list(array) if cast is None else cast
     return array
 
@@ -67,6 +69,8 @@ def _check_count(action: Any, ids: Sequence[int]) -> None:
     try:
         count = len(action)
     except TypeError:
-        raise ValueError(f"got the single action {action!r} for envs {list(ids)}; pass one for each, an array of shape ({len(ids)}, ...)") from None
+        raise ValueError(
+            f"got the single action {action!r} for envs {list(ids)}; pass one for each, an array of shape ({len(ids)}, ...)"
+        ) from None
     if count != len(ids):
         raise ValueError(f"got {count} actions for {len(ids)} envs {list(ids)}")

@@ -21,7 +21,14 @@ from vecenv.backends.failure import Failure
 from vecenv.backends.layout import common_layout
 from vecenv.backends.per_env import PerEnvBackend
 from vecenv.backends.rows import Extra
-from vecenv.checks import check_env_fns, check_spaces_equal, check_timeout, check_wait_num, check_workers, default_workers
+from vecenv.checks import (
+    check_env_fns,
+    check_spaces_equal,
+    check_timeout,
+    check_wait_num,
+    check_workers,
+    default_workers,
+)
 from vecenv.errors import ClosedError, Partial
 from vecenv.ids import as_ids
 from vecenv.results import HandOver
@@ -88,7 +95,9 @@ class BaseVectorEnv(EnvAccess):
         self.is_async = self.wait_num != n or timeout is not None
         self._supervisor = Supervisor(on_error, max_restarts, n)
         if (worker_fn is None) == (backend is None):
-            raise TypeError("pass either worker_fn, which makes a worker of each env_fn, or backend; or use DummyVectorEnv, ShmemVectorEnv, ...")
+            raise TypeError(
+                "pass either worker_fn, which makes a worker of each env_fn, or backend; or use DummyVectorEnv, ShmemVectorEnv, ..."
+            )
         self._backend: Backend = PerEnvBackend(worker_fn) if backend is None else backend  # type: ignore[arg-type]
         workers = default_workers(n, self.is_async) if num_workers is None else check_workers(num_workers, n)
         self._owner = os.getpid()
@@ -98,7 +107,9 @@ class BaseVectorEnv(EnvAccess):
             self._reports = self._backend.start(self._env_fns, workers, self.is_async)
             if check_spaces:
                 check_spaces_equal(self._reports)
-            layout = common_layout([r.observation_space for r in self._reports], [r.action_space for r in self._reports])
+            layout = common_layout(
+                [r.observation_space for r in self._reports], [r.action_space for r in self._reports]
+            )
             self._arena = self._backend.bind(layout)
         except BaseException:
             self.is_closed = True
@@ -115,6 +126,8 @@ class BaseVectorEnv(EnvAccess):
         self._errors: dict[int, BaseException] = {}
         self._order: list[np.ndarray | None] = []
         self._mail = memoryview(self._arena.mail)
+        self._all_done = bytes([box.DONE]) * n
+        self._in_flight = 0
         self._reset_args: dict[int, dict[str, Any]] = {}
         self._rounds = self._steps = self._resets = 0
         self._dispatch_time = self._wait_time = 0.0
@@ -150,8 +163,10 @@ class BaseVectorEnv(EnvAccess):
         """
         if action is None and reset is None:
             self._check_open()
-            if not self.is_async and not self._busy.any():
-                raise ValueError("step(None) waits for steps in flight, which only async mode or send() can have; pass one action for each env")
+            if not self.is_async and not self._in_flight:
+                raise ValueError(
+                    "step(None) waits for steps in flight, which only async mode or send() can have; pass one action for each env"
+                )
         else:
             self.send(action, id, env_id=env_id, reset=reset)
         return self.recv()
@@ -184,21 +199,23 @@ class BaseVectorEnv(EnvAccess):
         RuntimeError if nothing is in flight. The error of an env that failed is raised with the others' results in its `partial`.
         """
         self._check_open()
-        mail = self._mail
-        done_codes = bytes([box.DONE]), bytes([box.DONE_EXTRA])
-
-        def finished() -> int:
-            raw = mail.tobytes()
-            return raw.count(done_codes[0]) + raw.count(done_codes[1])
-
-        busy = self.env_num - mail.tobytes().count(0)
-        if busy == 0:
+        if self._in_flight == 0:
             raise RuntimeError("step(None): no step is in flight")
-        need = min(self.wait_num, busy) if self.is_async else busy
-        self._wait(lambda: finished() >= need, self.timeout)
-        if self.is_async and finished() == 0:
-            self._wait(lambda: finished() > 0, None)
+        need = min(self.wait_num, self._in_flight) if self.is_async else self._in_flight
+        self._wait(self._enough(need), self.timeout)
+        if self.is_async and not (one := self._enough(1))():
+            self._wait(one, None)
         return self._collect(*self._finished_ids())
+
+    def _enough(self, need: int) -> Callable[[], bool]:
+        """A test whether `need` envs have answered, quick enough to spin on."""
+        mail, all_done = self._mail, self._all_done
+
+        def enough() -> bool:
+            raw = mail.tobytes()
+            return raw == all_done or raw.count(box.DONE) + raw.count(box.DONE_EXTRA) >= need
+
+        return enough
 
     def _finished_ids(self) -> tuple[np.ndarray | None, list[int]]:
         """The envs to return now: in the order in which they were sent when all are back, else as they are found."""
@@ -215,7 +232,9 @@ class BaseVectorEnv(EnvAccess):
 
     # What is sent.
 
-    def _send_steps(self, ids: np.ndarray | None, action: Any, resets: np.ndarray | None, kwargs: Mapping[str, Any]) -> None:
+    def _send_steps(
+        self, ids: np.ndarray | None, action: Any, resets: np.ndarray | None, kwargs: Mapping[str, Any]
+    ) -> None:
         asked = self._all_ids if ids is None else ids.tolist()
         batch = batch_actions(action, asked, self._action_leaf)
         if self._check_actions:
@@ -229,10 +248,13 @@ class BaseVectorEnv(EnvAccess):
             self._write_actions(ids, batch)
         reset_args: dict[int, dict[str, Any]] = {}
         if resets is not None and resets.any():
-            chosen = np.asarray(asked)[resets]
+            chosen = np.flatnonzero(resets) if ids is None else ids[resets]
             reset_args = self._reset_arguments(chosen, kwargs) or {}
-            payloads = {i: p for i, p in payloads.items() if i not in set(chosen.tolist())} | reset_args
-            ops = np.where(resets, box.RESET_KWARGS if reset_args else box.RESET, ops).astype(np.uint8)
+            if payloads:
+                payloads = {i: p for i, p in payloads.items() if i not in set(chosen.tolist())}
+            payloads |= reset_args
+            ops = np.full(len(asked), ops, dtype=np.uint8)
+            ops[resets] = box.RESET_KWARGS if reset_args else box.RESET
             self._begin_reset(chosen)
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
@@ -251,11 +273,14 @@ class BaseVectorEnv(EnvAccess):
         self._begin_reset(ids)
         self._send(ids, box.RESET_KWARGS if args else box.RESET, args, args)
 
-    def _send(self, ids: np.ndarray | None, ops: Any, payloads: Mapping[int, Any], reset_args: Mapping[int, dict[str, Any]]) -> None:
+    def _send(
+        self, ids: np.ndarray | None, ops: Any, payloads: Mapping[int, Any], reset_args: Mapping[int, dict[str, Any]]
+    ) -> None:
         """Hand a checked round to the backend."""
         encoded = self._backend.encode(payloads) if payloads else {}
         self._reset_args.update(reset_args)
         self._busy[_rows_of(ids)] = True
+        self._in_flight += self.env_num if ids is None else len(ids)
         self._rounds += 1
         try:
             if self._errors:
@@ -264,7 +289,8 @@ class BaseVectorEnv(EnvAccess):
                 self._backend.send(ids, ops, encoded)
         except BaseException:
             # Interrupted: in flight is what reached the post boxes.
-            self._busy = self._arena.mail != box.IDLE
+            self._busy[:] = self._arena.mail != box.IDLE
+            self._in_flight = int(self._busy.sum())
             self._backend.nudge()
             self._order.append(np.flatnonzero(self._arena.mail))
             raise
@@ -273,7 +299,12 @@ class BaseVectorEnv(EnvAccess):
         """on_error="restart": a failed env is not stepped, its row says that it has to be reset. Returns what is left to send."""
         asked = np.arange(self.env_num) if ids is None else ids
         all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
-        failed = np.array([i in self._errors and op in (box.STEP, box.STEP_OBJECT) for i, op in zip(asked.tolist(), all_ops, strict=True)])
+        failed = np.array(
+            [
+                i in self._errors and op in (box.STEP, box.STEP_OBJECT)
+                for i, op in zip(asked.tolist(), all_ops, strict=True)
+            ]
+        )
         for i in asked[failed].tolist():
             self._backend.answer(i, self._truncated_row(i, self._errors[i]))
         for i in asked[~failed].tolist():
@@ -306,14 +337,20 @@ class BaseVectorEnv(EnvAccess):
             return None
         asked = self._all_ids if ids is None else ids.tolist()
         seeds = spread_seeds(kwargs.get("seed"), asked)
-        return {i: {**kwargs, "seed": s} if "seed" in kwargs else dict(kwargs) for i, s in zip(asked, seeds, strict=True)}
+        return {
+            i: {**kwargs, "seed": s} if "seed" in kwargs else dict(kwargs) for i, s in zip(asked, seeds, strict=True)
+        }
 
     def _reset_rows(self, ids: np.ndarray | None, reset: Any) -> np.ndarray:
         """Which rows of a round are resets, as a mask."""
         mask = np.asarray(reset)
-        if mask.size == 0 or (mask.dtype == np.bool_ and mask.shape == (self.env_num,) and not mask.any()):
+        if mask.dtype == np.bool_ and mask.shape == (self.env_num,):
+            if ids is None:
+                return mask
+            mask = np.flatnonzero(mask)
+        if mask.size == 0:
             return np.zeros(self.env_num if ids is None else len(ids), dtype=np.bool_)
-        chosen = as_ids(reset, self.env_num)
+        chosen = as_ids(mask, self.env_num)
         asked = np.arange(self.env_num) if ids is None else ids
         rows = np.isin(asked, chosen)
         if rows.sum() != len(chosen):
@@ -333,6 +370,7 @@ class BaseVectorEnv(EnvAccess):
         """Take the answers of these envs; raises for those that failed, with the results of the others."""
         extras = self._backend.take(None if ids is None else asked)
         self._busy[_rows_of(ids)] = False
+        self._in_flight -= len(asked)
         if self._backend.lost:
             self._mark_lost()
         if extras and any(extra.failure is not None for extra in extras.values()):
@@ -351,7 +389,13 @@ class BaseVectorEnv(EnvAccess):
     def _rows(self, ids: np.ndarray | None, asked: list[int], extras: Mapping[int, Extra]) -> Step:
         hand_over = self._hand_over
         terminated, truncated = hand_over.flags(ids)
-        return hand_over.obs(ids, extras), hand_over.rew(ids, extras), terminated, truncated, hand_over.info(asked, extras)
+        return (
+            hand_over.obs(ids, extras),
+            hand_over.rew(ids, extras),
+            terminated,
+            truncated,
+            hand_over.info(asked, extras),
+        )
 
     def _mark_lost(self) -> None:
         """Envs whose worker ended while they were idle: told at their next use."""
@@ -433,13 +477,19 @@ class BaseVectorEnv(EnvAccess):
         if self.is_closed:
             raise ClosedError(f"Methods of {type(self).__name__} cannot be called after close.")
         if self._owner != os.getpid():
-            raise ClosedError(f"this vector env belongs to process {self._owner} and cannot be used in process {os.getpid()}; make one here")
+            raise ClosedError(
+                f"this vector env belongs to process {self._owner} and cannot be used in process {os.getpid()}; make one here"
+            )
 
     def _check_not_busy(self, ids: np.ndarray | None) -> None:
+        if not self._in_flight:
+            return
         busy = self._busy if ids is None else self._busy[ids]
         if busy.any():
             first = int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
-            raise RuntimeError(f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; wait for it with step(None).")
+            raise RuntimeError(
+                f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; wait for it with step(None)."
+            )
 
     def _check_ready(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
         """RuntimeError for envs that are stepping; envs to be stepped must not have failed, nor, if `strict`, need a reset."""
@@ -457,13 +507,17 @@ class BaseVectorEnv(EnvAccess):
                     error.partial = None
                 raise error
             if self._strict and self._unreset[i]:
-                raise RuntimeError(f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)")
+                raise RuntimeError(
+                    f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
+                )
 
     def _refuse_bad_actions(self, asked: Sequence[int], batch: Any) -> None:
         for i, action in zip(asked, batch, strict=True):
             space = self._reports[i].action_space
             if space is not None and not space.contains(action):
-                raise ValueError(f"action for env {i} is {action!r}, which is not in its action space {space} (check_actions=True)")
+                raise ValueError(
+                    f"action for env {i} is {action!r}, which is not in its action space {space} (check_actions=True)"
+                )
 
     # Life.
 

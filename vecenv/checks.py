@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vecenv.backends.cpus import usable_cpus
 from vecenv.backends.host import EnvReport
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
     """The env_fns as a list; TypeError or ValueError if they are not callables that can each make an env."""
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
-        raise TypeError(f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [env_fn] * n")
+        raise TypeError(
+            f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [env_fn] * n"
+        )
     fns = list(env_fns)
     if not fns:
         raise ValueError("env_fns is empty; pass at least one callable")
@@ -77,27 +78,3 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 def default_workers(n: int, is_async: bool) -> int:
     """One worker an env in async mode, where the pace of each env is the point; else the usable CPUs, at most n."""
     return n if is_async else min(n, usable_cpus())
-
-
-def usable_cpus() -> int:
-    """The CPUs that this process may use: its affinity mask, and the quota of its control group (at least 1)."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, min(cpus, math.ceil(quota))) if quota is not None else max(1, cpus)
-
-
-def _cgroup_quota() -> float | None:
-    """CPUs' worth of time that the control group grants (v2, or v1), None for no limit."""
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
-            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        quota = int(limit) / int(period)
-    except (ValueError, ZeroDivisionError):
-        return None
-    return quota if quota > 0 else None

@@ -64,8 +64,11 @@ class HandOver:
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
         """Rewards (k,), or (k, m) where envs return vectors."""
         reward = self._rows(self._arena.reward, ids)
-        if any(extra.reward is not None for extra in extras.values()):
-            rows = [extras[i].reward if i in extras and extras[i].reward is not None else None for i in (self._all if ids is None else ids.tolist())]
+        if extras and any(extra.reward is not None for extra in extras.values()):
+            rows = [
+                extras[i].reward if i in extras and extras[i].reward is not None else None
+                for i in (self._all if ids is None else ids.tolist())
+            ]
             shape = next(row.shape for row in rows if row is not None)
             # A row without a vector is that of an env that was reset in this round.
             full = [np.zeros(shape) if row is None else row for row in rows]

@@ -20,7 +20,11 @@ class RunningMeanStd:
     """
 
     def __init__(
-        self, mean: Any = 0.0, std: Any = 1.0, clip_max: float | None = 10.0, eps: float = float(np.finfo(np.float32).eps)
+        self,
+        mean: Any = 0.0,
+        std: Any = 1.0,
+        clip_max: float | None = 10.0,
+        eps: float = float(np.finfo(np.float32).eps),
     ) -> None:
         self.mean = np.asarray(mean, dtype=np.float64)
         self.var = np.asarray(std, dtype=np.float64) ** 2

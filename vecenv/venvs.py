@@ -25,7 +25,9 @@ class DummyVectorEnv(BaseVectorEnv):
     (2, 4)
     """
 
-    def __init__(self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any) -> None:
+    def __init__(
+        self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any
+    ) -> None:
         super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend(), **options)
 
 
@@ -61,7 +63,9 @@ class _ProcessVectorEnv(BaseVectorEnv):
             step_timeout=check_timeout(step_timeout, "step_timeout"),
             affinity=affinity,
         )
-        super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options)
+        super().__init__(
+            env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
+        )
 
 
 class SubprocVectorEnv(_ProcessVectorEnv):

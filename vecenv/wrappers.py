@@ -22,7 +22,11 @@ class VectorEnvWrapper(BaseVectorEnv):
 
     def __getattribute__(self, name: str) -> Any:
         # A special name or one that the wrapper has itself; BaseVectorEnv's own are those of the wrapped one.
-        if name.startswith("__") or name in object.__getattribute__(self, "__dict__") or _defined_by_wrapper(type(self), name):
+        if (
+            name.startswith("__")
+            or name in object.__getattribute__(self, "__dict__")
+            or _defined_by_wrapper(type(self), name)
+        ):
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "venv"), name)
 
@@ -58,10 +62,14 @@ class VectorEnvNormObs(VectorEnvWrapper):
         self.obs_rms: Any = None
 
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        obs, info = self.venv.reset(id, env_id=env_id, **kwargs) if env_id is not None else self.venv.reset(id, **kwargs)
+        obs, info = (
+            self.venv.reset(id, env_id=env_id, **kwargs) if env_id is not None else self.venv.reset(id, **kwargs)
+        )
         return self._norm_obs(obs), info
 
-    def step(self, action: Any, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(
+        self, action: Any, id: Any = None, **kwargs: Any
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         obs, *rest = self.venv.step(action, id, **kwargs)
         return (self._norm_obs(obs), *rest)
 

@@ -6,6 +6,7 @@ It never raises for what an env does: a failure comes back as an `Extra`, so tha
 from __future__ import annotations
 
 import copy
+import resource
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -54,7 +55,9 @@ class EnvHost:
             try:
                 env = maker()
                 if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
-                    raise TypeError(f"env_fns[{self._first_id + j}]() returned {env!r}, expected an env with step and reset")
+                    raise TypeError(
+                        f"env_fns[{self._first_id + j}]() returned {env!r}, expected an env with step and reset"
+                    )
                 self.envs.append(env)
             except BaseException as error:
                 failure = capture(error, self._first_id + j, "__init__", self._local)
@@ -68,26 +71,27 @@ class EnvHost:
         """Write into `block` from now on."""
         spaces = [getattr(env, "observation_space", None) for env in self.envs]
         self._rows = RowWriter(layout, spaces, block, self._first_id, copy_objects=self._local)
+        self._writers = self._rows.step_writers
         self._steps = [env.step for env in self.envs]
 
     def step(self, j: int, action: Any) -> Extra | None:
         """Step env j and write its row; what does not fit the row is returned."""
         self._mark(j)
         try:
-            return self._rows.write_step(j, self._steps[j](action))
+            return self._writers[j](self._steps[j](action))
         except BaseException as error:
             return self._failed(error, j, "step")
 
     def step_all(self, actions: Sequence[Any]) -> dict[int, Extra]:
         """Step every env of the block: the tight loop of a full round."""
         extras = {}
-        progress, write = self.progress, self._rows.write_step
+        progress = self.progress
         self._used = mark = self._used + len(self._steps)
         j = 0
-        for step, action in zip(self._steps, actions, strict=True):
+        for step, write, action in zip(self._steps, self._writers, actions, strict=True):
             progress[0] = mark + j
             try:
-                extra = write(j, step(action))
+                extra = write(step(action))
             except BaseException as error:
                 extra = self._failed(error, j, "step")
             if extra is not None:
@@ -212,7 +216,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class PaceMeter:
-    """Compares CPU and wall time of the first rounds, to find envs that wait (sockets, sleep) but share a worker."""
+    """Looks at the first rounds for envs that wait (sockets, sleep) but share a worker.
+
+    A process that waits gives the CPU up by itself; one that only has to share it does not.
+    """
 
     MIN_WALL = 0.25
     MAX_SHARE = 0.5
@@ -220,22 +227,25 @@ class PaceMeter:
     def __init__(self, envs: int) -> None:
         self._envs = envs
         self._wall = self._cpu = 0.0
-        self._start: tuple[float, float] | None = None
+        self._rounds = self._waits = 0
         self.measuring = envs > 1
 
     def start(self) -> None:
         """A round begins."""
-        self._start = time.perf_counter(), time.process_time()
+        self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
 
     def stop(self) -> str | None:
         """A round ended: the warning to give, once, or None."""
-        assert self._start is not None
-        self._wall += time.perf_counter() - self._start[0]
-        self._cpu += time.process_time() - self._start[1]
+        begin, before = self._begin
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        self._wall += time.perf_counter() - begin
+        self._cpu += now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
+        self._waits += now.ru_nvcsw - before.ru_nvcsw
+        self._rounds += 1
         if self._wall < self.MIN_WALL:
             return None
         self.measuring = False
-        if self._cpu > self.MAX_SHARE * self._wall:
+        if self._cpu > self.MAX_SHARE * self._wall or self._waits < self._rounds:
             return None
         return (
             f"a worker spent {self._wall:.2f} s stepping its {self._envs} envs but only {self._cpu:.2f} s of CPU: they wait more than they "

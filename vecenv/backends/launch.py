@@ -15,12 +15,28 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, process, reduction, resource_tracker, spawn, util
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    process,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from typing import Any
 
 METHODS = ("fork", "forkserver", "spawn")
 DEFAULT_METHOD = "forkserver"
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
 PRELOAD = "vecenv.backends.worker"
 
 _start_lock = threading.Lock()
@@ -110,7 +126,9 @@ def _ensure_server() -> None:
     chosen = default._actual_context
     _server.set_forkserver_preload([PRELOAD])
     _server.ensure_running()
-    default._actual_context = chosen  # starting the server fixes the default start method as a side effect: the user's choice
+    default._actual_context = (
+        chosen  # starting the server fixes the default start method as a side effect: the user's choice
+    )
 
 
 def _forget_server() -> None:

@@ -87,7 +87,9 @@ class PerEnvBackend(Backend):
             self.workers.append(worker)
         kinds = {type(worker) for worker in self.workers}
         if len(kinds) > 1:
-            raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}; they must be one")
+            raise TypeError(
+                f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}; they must be one"
+            )
         return [EnvReport(*(_attr_or_none(worker, name) for name in EnvReport._fields)) for worker in self.workers]
 
     def bind(self, layout: Layout) -> Arena:

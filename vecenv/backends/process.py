@@ -113,19 +113,12 @@ class ProcessBackend(Backend):
         for worker in self.workers:
             self._launch(worker)
         self._await_ready(self.workers)
-        return [report for worker in self.workers for report in self._reports(worker)]
+        return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
 
     def own_fd(self, fd: int) -> int:
         """Close `fd` at the end."""
         self._own_fds.append(fd)
         return fd
-
-    def _reports(self, worker: Worker) -> list[EnvReport]:
-        if worker.ready is None:
-            raise self._death(worker, "constructing its envs")
-        if isinstance(worker.ready, Failure):
-            raise worker.ready.exception(worker.pid)
-        return worker.ready
 
     def _launch(self, worker: Worker) -> None:
         ours, theirs = socket.socketpair()
@@ -151,7 +144,9 @@ class ProcessBackend(Backend):
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
         return Luggage(
             makers=self._makers[worker.start : worker.stop],
-            environ=dict(os.environ) if self._method == "forkserver" else None,  # the server's own is as old as the server
+            environ=dict(os.environ)
+            if self._method == "forkserver"
+            else None,  # the server's own is as old as the server
             registered=_registered_by_user(),
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
         )
@@ -161,15 +156,23 @@ class ProcessBackend(Backend):
         """What the server in the worker needs to be started with."""
 
     def _await_ready(self, workers: Sequence[Worker]) -> None:
-        """Wait for the reports; the first failure ends the wait. WorkerTimeoutError after `start_timeout`."""
+        """Wait until all have reported; raises for the first constructor that failed, and WorkerTimeoutError after `start_timeout`."""
         deadline = time.monotonic() + self._start_timeout
-        while True:
-            if any(isinstance(w.ready, Failure) or not w.alive for w in workers) or all(w.ready is not None for w in workers):
-                return
-            self._poll(deadline)
+        while any(worker.ready is None for worker in workers):
+            for worker in workers:
+                if isinstance(worker.ready, Failure):
+                    raise worker.ready.exception(worker.pid)
+                if worker.ready is None and not worker.alive:
+                    raise self._death(worker, "constructing its envs")
             if time.monotonic() >= deadline:
-                late = [i for w in workers if w.ready is None for i in w.ids]
-                raise WorkerTimeoutError(f"envs {late} were not constructed within start_timeout={self._start_timeout} s")
+                late = [i for worker in workers if worker.ready is None for i in worker.ids]
+                raise WorkerTimeoutError(
+                    f"envs {late} were not constructed within start_timeout={self._start_timeout} s"
+                )
+            self._poll(deadline)
+        for worker in workers:
+            if isinstance(worker.ready, Failure):
+                raise worker.ready.exception(worker.pid)
 
     def bind(self, layout: Layout) -> Arena:
         self._layout = layout
@@ -267,7 +270,9 @@ class ProcessBackend(Backend):
 
     # Events.
 
-    def poll_until(self, done: Callable[[], bool], deadline: float | None, owing: Callable[[], Sequence[Worker]] | None = None) -> None:
+    def poll_until(
+        self, done: Callable[[], bool], deadline: float | None, owing: Callable[[], Sequence[Worker]] | None = None
+    ) -> None:
         """Handle events until `done()` or the deadline, and now and then look whether a worker that owes an answer hangs."""
         look = self.watchdog.start()
         while not done():
@@ -276,7 +281,9 @@ class ProcessBackend(Backend):
             if deadline is not None and now >= deadline:
                 return
             if now >= look:
-                look = self.watchdog.look(owing() if owing else [worker for worker in self.workers if self._pending(worker)])
+                look = self.watchdog.look(
+                    owing() if owing else [worker for worker in self.workers if self._pending(worker)]
+                )
 
     def _poll(self, deadline: float | None) -> None:
         """Wait for events until the deadline (None: without end), and handle them."""
@@ -299,7 +306,9 @@ class ProcessBackend(Backend):
         for frame in worker.channel.receive():
             self._on_frame(worker, frame)
         if worker.channel.ended and worker.alive:
-            self._poller.unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed our descriptor
+            self._poller.unregister(
+                worker.channel.fileno()
+            )  # the sentinel follows, unless the env closed our descriptor
             self._by_fd.pop(worker.channel.fileno())
             worker.process.join(0.1)
             if worker.process.is_alive() and not self._closing:
@@ -345,7 +354,11 @@ class ProcessBackend(Backend):
 
     def _pending(self, worker: Worker) -> list[int]:
         """The envs of a worker that were asked something and have not answered in full."""
-        return [i for i in worker.ids if box.IDLE < self._mail[i] < box.DONE or (self._mail[i] == box.DONE_EXTRA and i not in self._extras)]
+        return [
+            i
+            for i in worker.ids
+            if box.IDLE < self._mail[i] < box.DONE or (self._mail[i] == box.DONE_EXTRA and i not in self._extras)
+        ]
 
     def _forget(self, worker: Worker) -> None:
         """Close the parent's ends, reap the process, end what its envs left running."""
@@ -379,9 +392,8 @@ class ProcessBackend(Backend):
         worker = self.workers[int(self._worker_of[env_id])]
         if not worker.alive:
             self._launch(worker)
-            self._await_ready([worker])
             try:
-                self._reports(worker)
+                self._await_ready([worker])
             except BaseException:
                 self._stop([worker], time.monotonic())
                 raise
@@ -421,7 +433,11 @@ class ProcessBackend(Backend):
         killed = [worker for worker in workers if worker.alive]
         for worker in killed:
             self.kill(worker, None)
-        return [f"the worker of envs {list(w.ids)} (pid {w.pid}) did not close in time and was killed" for w in killed if self._closing]
+        return [
+            f"the worker of envs {list(w.ids)} (pid {w.pid}) did not close in time and was killed"
+            for w in killed
+            if self._closing
+        ]
 
 
 def died_failure(env_id: int, op: str, error: BaseException) -> Failure:
@@ -433,7 +449,9 @@ def _packed(i: int, env_fn: Callable[[], Any]) -> bytes:
     try:
         return cloudpickle.dumps(env_fn)
     except Exception as error:
-        raise TypeError(f"env_fns[{i}] cannot be sent to a worker: {error}. Create what it refers to inside the function.") from error
+        raise TypeError(
+            f"env_fns[{i}] cannot be sent to a worker: {error}. Create what it refers to inside the function."
+        ) from error
 
 
 def _registered_by_user() -> list[bytes]:
@@ -456,7 +474,11 @@ def _cause(exitcode: int | None) -> str:
     if exitcode >= 0:
         return f"exited with code {exitcode} (the env called os._exit?)"
     name = signal.Signals(-exitcode).name
-    hints = {"SIGKILL": " (often the kernel, out of memory)", "SIGSEGV": " (a crash in native code)", "SIGBUS": " (memory that is gone)"}
+    hints = {
+        "SIGKILL": " (often the kernel, out of memory)",
+        "SIGSEGV": " (a crash in native code)",
+        "SIGBUS": " (memory that is gone)",
+    }
     return f"was killed by {name}{hints.get(name, '')}"
 
 

@@ -49,11 +49,44 @@ class RowWriter:
         self._terminated = memoryview(block.terminated)
         self._truncated = memoryview(block.truncated)
         self._reward_shape: list[tuple[int, ...] | None] = [None] * len(spaces)
+        self.step_writers = [self._step_writer(j, layout.obs, block.obs) for j in range(len(spaces))]
+        """For each env, `write_step` with as little work as its layout allows."""
+
+    def _step_writer(self, j: int, tree: Any, rows: Any) -> Callable[[Any], Extra | None]:
+        careful = self.write_step
+        if not isinstance(tree, Leaf) or not tree.shape:
+            return lambda result: careful(j, result)
+        row, dtype, shape, ndarray = rows[j], tree.dtype, tree.shape, np.ndarray
+        rewards, terminations, truncations = self._reward, self._terminated, self._truncated
+
+        def write(result: Any) -> Extra | None:
+            # One test for all that well-behaved envs return; whatever else it is, `write_step` knows.
+            if result.__class__ is tuple and len(result) == 5:
+                obs, reward, terminated, truncated, info = result
+                if (
+                    obs.__class__ is ndarray
+                    and obs.dtype is dtype
+                    and obs.shape == shape
+                    and reward.__class__ in _REWARDS
+                    and terminated.__class__ in _FLAGS
+                    and truncated.__class__ in _FLAGS
+                    and info.__class__ is dict
+                ):
+                    row[...] = obs
+                    rewards[j] = reward
+                    terminations[j] = terminated
+                    truncations[j] = truncated
+                    return Extra(info) if info else None
+            return careful(j, result)
+
+        return write
 
     def write_step(self, j: int, result: Any) -> Extra | None:
         """Take what `step` of env j returned; returns what does not fit the row, or None."""
         if result.__class__ is not tuple or len(result) != 5:
-            result = _as_tuple(result, 5, "step", "(obs, reward, terminated, truncated, info)", "an env of the old Gym API")
+            result = _as_tuple(
+                result, 5, "step", "(obs, reward, terminated, truncated, info)", "an env of the old Gym API"
+            )
         obs, reward, terminated, truncated, info = result
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
@@ -89,7 +122,9 @@ class RowWriter:
         except ValueError:
             array = np.asarray(None)
         if array.dtype.kind not in "biuf":
-            raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
+            raise EnvContractError(
+                f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers"
+            )
         if array.shape in ((), (1,)):
             return float(array.reshape(())), None
         seen = self._reward_shape[j]
@@ -125,7 +160,9 @@ def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
 
 
 def _scalar_put(leaf: Leaf, row: np.ndarray) -> Put:
-    fitting = {leaf.dtype.type} | {kind for kind, name in ((int, "int64"), (float, "float64")) if leaf.dtype.name == name}
+    fitting = {leaf.dtype.type} | {
+        kind for kind, name in ((int, "int64"), (float, "float64")) if leaf.dtype.name == name
+    }
 
     def put(obs: Any, objects: list[Any] | None) -> None:
         try:
@@ -152,7 +189,9 @@ def _dict_put(children: dict[Any, Put], own: Any) -> Put:
 
     def put(obs: Any, objects: list[Any] | None) -> None:
         if not isinstance(obs, Mapping):
-            raise ObservationError(f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}")
+            raise ObservationError(
+                f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
+            )
         if obs.keys() != keys:
             missing, extra = [k for k in keys if k not in obs], [k for k in obs if k not in keys]
             raise ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
@@ -212,7 +251,9 @@ def _as_tuple(result: Any, length: int, op: str, form: str, likely: str) -> tupl
             return tuple(result)
         raise EnvContractError(f"reset() must return (obs, info) with a dict as info, got a {type(result[1]).__name__}")
     got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
-    raise EnvContractError(f"{op}() returned {got}, expected {length}: {form}; is it {likely}? gymnasium has wrappers for these")
+    raise EnvContractError(
+        f"{op}() returned {got}, expected {length}: {form}; is it {likely}? gymnasium has wrappers for these"
+    )
 
 
 def _odd_flag(name: str, flag: Any) -> bool:

@@ -2,26 +2,23 @@
 
     parent                                        worker
     ------                                        ------
-    write actions, then the post boxes
-    go.release()                        ->        (spins a little, then sleeps on `go`)
-    (spins a little, then polls)                  steps the envs of its block, writes rows
-                                        <-        writes the post boxes, then the bell (an eventfd)
+    write actions, then the post boxes            (looks for a new round, then sleeps on its bell)
+    count the round, ring if it sleeps  ->
+    (looks for answers, then polls)               steps the envs of its block, writes rows
+                                        <-        writes the post boxes, rings the parent's bell if it polls
                                         <-        ANSWERS frame with the extras, only if there are any
 
-Nothing is pickled and no frame is sent in a round whose infos are empty. A go or a bell is only a hint to look at the post boxes, so one
-too many does no harm and none can get lost: both are counted by the kernel.
+Nothing is pickled, no frame is sent and, as long as both sides are awake, no system call is made in a round whose infos are empty.
 """
 
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import os
 import pickle
-import platform
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +27,10 @@ import numpy as np
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve
+from vecenv.backends.bell import Bell, bell_fds, fence
 from vecenv.backends.channel import Channel, Frame
-from vecenv.backends.control import CALLS
+from vecenv.backends.cpus import usable_cpus
+from vecenv.backends.control import CALLS, ROUNDS, SLEEPS, Control
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
@@ -42,13 +41,13 @@ from vecenv.backends.worker import Boot, Server
 
 WORKER_SPINS = 200
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
-PARENT_SPINS = 200
-"""The same for the parent and the end of a round."""
+SHARED_SPINS = 50
+"""The same for the parent and the answers, where it needs a CPU on which a worker could run: longer, and it would keep both workers on one
+CPU while it spins on the other (measured)."""
+SPARE_SPINS = 1000
+"""The same where there are more CPUs than workers."""
 LONG_ROUND = 1e-3
 """Rounds that take longer (seconds) are not worth spinning for: the parent sleeps at once."""
-
-# x86 lets a store be seen only after the stores before it; elsewhere a system call and the interpreter lock taken anew order them.
-_fence: Callable[[], None] = (lambda: None) if platform.machine() in ("x86_64", "AMD64") else os.sched_yield
 
 
 @dataclass
@@ -56,8 +55,8 @@ class Link:
     """What a worker shares with the parent besides its channel."""
 
     memory: Descriptor
+    parent_bell: Descriptor
     bell: Descriptor
-    go: Any
     envs: int
 
 
@@ -69,6 +68,9 @@ class ShmemServer(Server):
         self._shared: Link = boot.link
         self._handled = 0
         self._payloads: dict[int, bytes] = {}
+        parent_line = Control(boot.workers, boot.control.fd).parent_line()
+        self._parent_bell = Bell(-1, self._shared.parent_bell.fd, parent_line[SLEEPS : SLEEPS + 1])
+        self._bell = Bell(self._shared.bell.fd, -1, self.line[SLEEPS : SLEEPS + 1])
 
     def bind(self, layout: Layout) -> None:
         self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, self._shared.envs))
@@ -80,18 +82,31 @@ class ShmemServer(Server):
         self.host.bind(layout, block)
 
     def serve(self) -> None:
-        acquire = self._shared.go._semlock.acquire
-        sched_yield = os.sched_yield
+        line, sched_yield = self.line, os.sched_yield
+        seen = 0
         while True:
             for _ in range(WORKER_SPINS):
-                if acquire(False):
+                if line[ROUNDS] != seen:
                     break
                 sched_yield()
             else:
-                acquire(True)
-            if self.line[CALLS] != self._handled and self._read_frame():
+                self._sleep(seen)
+            seen = line[ROUNDS]
+            fence()
+            if line[CALLS] != self._handled and self._read_frame():
                 return
             self.timed(self._round)
+
+    def _sleep(self, seen: int) -> None:
+        """Until the parent has counted another round."""
+        poller = select.poll()
+        poller.register(self._bell.read, select.POLLIN)
+        self._bell.cell[0] = 1
+        fence()
+        while self.line[ROUNDS] == seen:
+            poller.poll()
+            self._bell.silence()
+        self._bell.cell[0] = 0
 
     def _read_frame(self) -> bool:
         """Handle the next frame; returns True if it was CLOSE."""
@@ -105,23 +120,28 @@ class ShmemServer(Server):
     def _round(self) -> None:
         """Do what the post boxes ask for."""
         asked = self._mail.tobytes()
+        action = self._block.action
+        actions = [] if action is None else list(action.copy())  # the env's to keep
         if asked == self._all_step and not self.eager:
-            assert self._block.action is not None
-            extras = self.host.step_all(list(self._block.action.copy()))
+            extras = self.host.step_all(actions)
             if extras:
                 self._publish(range(self.count), extras)
             else:
-                _fence()
+                fence()
                 self._mail[:] = self._all_done
-                self._ring()
+                fence()
+                self._parent_bell.ring()
             return
-        extras = {}
-        done = []
+        extras, done, step = {}, [], self.host.step
         for j, op in enumerate(asked):
-            if not box.IDLE < op < box.DONE:
+            if op == box.STEP:
+                extra = step(j, actions[j])
+            elif box.IDLE < op < box.DONE:
+                extra = self._run(j, op)
+            else:
                 continue
             done.append(j)
-            if (extra := self._run(j, op)) is not None:
+            if extra is not None:
                 extras[j] = extra
             if self.eager:
                 self._publish(done, extras)
@@ -130,9 +150,6 @@ class ShmemServer(Server):
             self._publish(done, extras)
 
     def _run(self, j: int, op: int) -> Extra | None:
-        if op == box.STEP:
-            assert self._block.action is not None
-            return self.host.step(j, self._block.action[j].copy())
         if op == box.RESET:
             return self.host.reset(j, {})
         while j not in self._payloads:
@@ -146,15 +163,13 @@ class ShmemServer(Server):
     def _publish(self, done: Any, extras: dict[int, Extra]) -> None:
         """Announce the answers first, then send the extras: the parent reads them while we write."""
         payload = self.extras_payload(extras) if extras else b""
-        _fence()
+        fence()
         for j in done:
             self._mail[j] = box.DONE_EXTRA if j in extras else box.DONE
-        self._ring()
+        fence()
+        self._parent_bell.ring()
         if payload:
             self.link.write(ch.ANSWERS, 0, payload)
-
-    def _ring(self) -> None:
-        os.eventfd_write(self._shared.bell.fd, 1)
 
 
 class ShmemBackend(ProcessBackend):
@@ -164,38 +179,59 @@ class ShmemBackend(ProcessBackend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
         self._memory_fd = self.own_fd(anonymous_file("vecenv-arena"))
-        self._bell = self.own_fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self._poller.register(self._bell, select.POLLIN)
-        self._go: list[Any] = []
+        self._bell = self._new_bell()
+        self._poller.register(self._bell[0], select.POLLIN)
+        self._bells: dict[int, Bell] = {}
         self._round_time = 0.0
+        self._spins = SPARE_SPINS if usable_cpus() > num_workers else SHARED_SPINS
         return super().start(env_fns, num_workers, eager)
 
+    def _new_bell(self) -> tuple[int, int]:
+        read, write = bell_fds()
+        for fd in {read, write}:
+            self.own_fd(fd)
+        return read, write
+
     def _link(self, worker: Worker) -> Link:
-        go = multiprocessing.get_context(self._method).Semaphore(0)
-        self._go[worker.index : worker.index + 1] = [go]
-        self._release = [semaphore._semlock.release for semaphore in self._go]
-        return Link(Descriptor(self._memory_fd), Descriptor(self._bell), go, len(self._makers))
+        line = self.control.line(worker.index)
+        line[SLEEPS] = line[ROUNDS] = 0
+        if worker.index not in self._bells:
+            self._bells[worker.index] = Bell(*self._new_bell(), line[SLEEPS : SLEEPS + 1])
+            self._lines = [self.control.line(w) for w in self._bells]
+            self._all_bells = list(self._bells.values())
+        bell = self._bells[worker.index]
+        bell.silence()
+        return Link(Descriptor(self._memory_fd), Descriptor(self._bell[1]), Descriptor(bell.read), len(self._makers))
 
     def _reserve(self, layout: Layout) -> Arena:
         n = len(self._makers)
         size = arena_bytes(layout, n)
         self._memory = reserve(self._memory_fd, size, f"{n} envs of {size / n / 2**20:.2f} MiB")
+        self._all_workers = range(self.num_workers)
         self._uniform = {op: bytes([op]) * n for op in (box.STEP, box.RESET)}
         return Arena.build(layout, n, self._memory)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         if payloads:
             self._send_payloads(payloads)
-        _fence()
         if ids is None and isinstance(ops, int) and ops in self._uniform:
             self._mail[:] = self._uniform[ops]
-            for release in self._release:
-                release()
-            return
-        rows = slice(None) if ids is None else ids
-        self.arena.mail[rows] = ops
-        for w in set(self._worker_of[rows].tolist()):
-            self._release[w]()
+            self._announce(self._all_workers)
+        elif ids is None:
+            self.arena.mail[...] = ops
+            self._announce(self._all_workers)
+        else:
+            self.arena.mail[ids] = ops
+            self._announce(set(self._worker_of[ids].tolist()))
+
+    def _announce(self, workers: Iterable[int]) -> None:
+        """Count a round for these workers, and wake those that sleep."""
+        fence()
+        for w in workers:
+            self._lines[w][ROUNDS] += 1
+        fence()
+        for w in workers:
+            self._all_bells[w].ring()
 
     def _send_payloads(self, payloads: Mapping[int, Any]) -> None:
         for worker in self.workers:
@@ -204,25 +240,39 @@ class ShmemBackend(ProcessBackend):
                 self._post(worker, ch.PAYLOADS, 0, pickle.dumps(mine))
 
     def _wake(self, worker: Worker) -> None:
-        self._release[worker.index]()
+        self._announce([worker.index])
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         begin = time.perf_counter()
         if self._round_time < LONG_ROUND:
             sched_yield = os.sched_yield
-            for _ in range(PARENT_SPINS):
+            for _ in range(self._spins):
                 if done():
                     break
                 sched_yield()
-        if not done():
+            else:
+                self.poll_until(done, deadline)
+        else:
             self.poll_until(done, deadline)
         self._round_time += 0.1 * (time.perf_counter() - begin - self._round_time)
 
-    def _on_signal(self, fd: int) -> None:
+    def poll_until(
+        self, done: Callable[[], bool], deadline: float | None, owing: Callable[[], Sequence[Worker]] | None = None
+    ) -> None:
+        parent_line = self.control.parent_line()
+        parent_line[SLEEPS] = 1
+
+        def fenced() -> bool:
+            fence()
+            return done()
+
         try:
-            os.eventfd_read(self._bell)
-        except BlockingIOError:
-            pass
+            super().poll_until(fenced, deadline, owing)
+        finally:
+            parent_line[SLEEPS] = 0
+
+    def _on_signal(self, fd: int) -> None:
+        Bell(fd, -1, None).silence()
 
     def take(self, ids: Any) -> dict[int, Extra]:
         self._await_extras(range(self._n) if ids is None else ids)
@@ -230,7 +280,7 @@ class ShmemBackend(ProcessBackend):
 
     def _await_extras(self, ids: Any) -> None:
         """The post boxes are filled before the extras are sent: wait for those that are still on their way."""
-        if self._mail.tobytes().count(box.DONE_EXTRA) == 0:
+        if box.DONE_EXTRA not in self._mail.tobytes():
             return
         missing = [i for i in ids if self._mail[i] == box.DONE_EXTRA]
         self.poll_until(lambda: all(i in self._extras for i in missing), None)
@@ -241,5 +291,4 @@ class ShmemBackend(ProcessBackend):
 
     def nudge(self) -> None:
         """Say again that there is something in the post boxes, after `send` was interrupted."""
-        for release in self._release:
-            release()
+        self._announce(self._all_workers)

@@ -55,7 +55,11 @@ class Watchdog:
         env_id = worker.start + progress % len(worker.ids)
         stack = self._stack(worker)
         if not self._kills:
-            warnings.warn(f"env {env_id} (worker pid {worker.pid}) has been busy for {self._limit:.0f} s; it is at\n{stack}", RuntimeWarning, stacklevel=6)
+            warnings.warn(
+                f"env {env_id} (worker pid {worker.pid}) has been busy for {self._limit:.0f} s; it is at\n{stack}",
+                RuntimeWarning,
+                stacklevel=6,
+            )
             return
         error = WorkerTimeoutError(
             f"env {env_id} has been busy for more than step_timeout={self._limit} s; its worker (pid {worker.pid}, envs {list(worker.ids)}) "

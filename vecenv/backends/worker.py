@@ -133,7 +133,9 @@ class Server(ABC):
 
     def _not_sent(self, j: int, error: BaseException) -> Failure:
         env_id = self.first_id + j
-        told = TypeError(f"what env {env_id} returned (info or observation) cannot be sent to the parent: {type(error).__name__}: {error}")
+        told = TypeError(
+            f"what env {env_id} returned (info or observation) cannot be sent to the parent: {type(error).__name__}: {error}"
+        )
         told.__cause__ = error
         return capture(told, env_id, "step", local=False)
 
@@ -146,7 +148,9 @@ class Server(ABC):
                 dumps(value)
                 results[j] = ok, value
             except BaseException as error:
-                told = TypeError(f"the arguments or the value of {op} on env {self.first_id + j} cannot be sent: {type(error).__name__}: {error}")
+                told = TypeError(
+                    f"the arguments or the value of {op} on env {self.first_id + j} cannot be sent: {type(error).__name__}: {error}"
+                )
                 results[j] = False, capture(told, self.first_id + j, op, local=False)
         return dumps(results)
 
@@ -155,8 +159,10 @@ class Server(ABC):
         try:
             return pickle.loads(blob)
         except BaseException as error:
-            told = TypeError(f"the {'action' if op == 'step' else 'arguments'} for env {self.first_id + j} cannot be read in the worker: "
-                             f"{type(error).__name__}: {error}")
+            told = TypeError(
+                f"the {'action' if op == 'step' else 'arguments'} for env {self.first_id + j} cannot be read in the worker: "
+                f"{type(error).__name__}: {error}"
+            )
             return capture(told, self.first_id + j, op, local=False)
 
 

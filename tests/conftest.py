@@ -1,0 +1,97 @@
+"""Fixtures that every test shares: the backends, and the check that a test leaves nothing behind."""
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.backends import launch
+
+BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
+PROCESS_BACKENDS = BACKENDS[1:]
+PATIENCE = 5.0
+"""Seconds that the system may take to reap what has been closed."""
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda cls: cls.__name__)
+def backend(request: pytest.FixtureRequest) -> type:
+    """Each vector env class in turn."""
+    return request.param
+
+
+@pytest.fixture(params=PROCESS_BACKENDS, ids=lambda cls: cls.__name__)
+def process_backend(request: pytest.FixtureRequest) -> type:
+    """Each vector env class whose envs live in other processes."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fails a test that leaves a process, a file descriptor or shared memory behind."""
+    files, memory, processes = descriptors(), shared_memory(), children()
+    yield
+    left = leaks(files, memory, processes)
+    deadline = time.monotonic() + PATIENCE
+    while left and time.monotonic() < deadline:
+        gc.collect()  # a test may end with its vector env in the cycle of a traceback
+        psutil.wait_procs([child for child in children() if child not in processes], timeout=0.05)
+        left = leaks(files, memory, processes)
+    assert not left, "the test left behind: " + "; ".join(left)
+
+
+def leaks(files: dict[int, str], memory: set[str], processes: set[psutil.Process]) -> list[str]:
+    """One line for each thing that is there now and was not then."""
+    kept = kept_descriptors()
+    new_files = {fd: name for fd, name in descriptors().items() if files.get(fd) != name and fd not in kept}
+    return [
+        *(f"process {child}" for child in children() - processes),
+        *(f"descriptor {fd} ({name})" for fd, name in new_files.items()),
+        *(f"/dev/shm/{name}" for name in sorted(shared_memory() - memory) if not used_elsewhere(name)),
+    ]
+
+
+def descriptors() -> dict[int, str]:
+    """The open descriptors of this process, each with what it refers to."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the one that listed the folder
+            continue
+    return found
+
+
+def kept_descriptors() -> set[int]:
+    """Those of the forkserver and the resource tracker, which stay for the life of the process."""
+    owned = (launch._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd)
+    return {fd for fd in owned if fd is not None}
+
+
+def children() -> set[psutil.Process]:
+    """All processes below this one, except the forkserver and the resource tracker."""
+    kept = {launch._server._forkserver_pid, resource_tracker._resource_tracker._pid}
+    return {child for child in psutil.Process().children(recursive=True) if child.pid not in kept}
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm; the semaphores of multiprocessing are among them."""
+    folder = Path("/dev/shm")
+    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+
+
+def used_elsewhere(name: str) -> bool:
+    """Whether a process that is neither this one nor below it has mapped the file: other programs use the folder too."""
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    for process in psutil.process_iter():
+        try:
+            if process.pid not in ours and f"/dev/shm/{name}" in Path(f"/proc/{process.pid}/maps").read_text():
+                return True
+        except OSError:  # it has ended, or is not ours to look into
+            continue
+    return not Path("/dev/shm", name).exists()  # gone while we looked

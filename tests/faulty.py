@@ -1,0 +1,542 @@
+"""Envs that break, each in its own way: small named classes for the fault tests. Kept light, for every worker imports this file."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import mmap
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+AGES = 600.0
+"""Seconds that count as for ever."""
+
+
+class Counter(gymnasium.Env):
+    """Shows who it is and what was done to it, (id, episode, t, last action), so that a stale, lost or mixed-up row shows.
+
+    The reward is t + id / 1000. Envs with an odd id have infos, {"t": t}, the others empty ones.
+    """
+
+    observation_space: Any = spaces.Box(-1, 2**40, (4,), np.int64)
+    action_space: Any = spaces.Discrete(2**30)
+
+    def __init__(self, id: int) -> None:
+        self.id, self.episode, self.t = id, 0, 0
+        self.pid = os.getpid()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        self.on_reset()
+        return self.observe(-1), self.info()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.t += 1
+        self.on_step()
+        return self.observe(action), self.t + self.id / 1000, False, False, self.info()
+
+    def observe(self, action: Any) -> Any:
+        return np.array([self.id, self.episode, self.t, action], np.int64)
+
+    def info(self) -> dict[str, Any]:
+        return {"t": self.t} if self.id % 2 else {}
+
+    def on_reset(self) -> None:
+        """What goes wrong in reset."""
+
+    def on_step(self) -> None:
+        """What goes wrong in step."""
+
+
+def counters(n: int, **bad: Callable[[int], Any]) -> list[Callable[[], Any]]:
+    """`n` env_fns: counters, but for the envs named in `bad` (env1=RaisesOnStep)."""
+    return [partial(bad.get(f"env{i}", Counter), i) for i in range(n)]
+
+
+# It raises.
+
+
+def boom() -> Exception:
+    return ValueError("boom: 100 %d of {nothing}, %(x)s {0}")
+
+
+class RaisesOnStep(Counter):
+    """In step `at` of every episode."""
+
+    def __init__(self, id: int, at: int = 2, error: Callable[[], BaseException] = boom) -> None:
+        super().__init__(id)
+        self.at, self.error = at, error
+
+    def on_step(self) -> None:
+        if self.t == self.at:
+            raise self.error()
+
+
+class RaisesOnReset(Counter):
+    """At the beginning of the episodes `at`, the first one is 1."""
+
+    def __init__(self, id: int, at: tuple[int, ...] = (2,), error: Callable[[], BaseException] = boom) -> None:
+        super().__init__(id)
+        self.at, self.error = at, error
+
+    def on_reset(self) -> None:
+        if self.episode in self.at:
+            raise self.error()
+
+
+class RaisesInInit(Counter):
+    def __init__(self, id: int, error: Callable[[], BaseException] = boom) -> None:
+        raise error()
+
+
+class RaisesElsewhere(Counter):
+    """In close, in render, in a method, in a property, and when it is seeded."""
+
+    def close(self) -> None:
+        raise boom()
+
+    def render(self) -> None:
+        raise boom()
+
+    def method(self) -> None:
+        raise boom()
+
+    def seed(self, seed: int) -> None:
+        raise boom()
+
+    @property
+    def prop(self) -> int:
+        raise boom()
+
+    @prop.setter
+    def prop(self, value: int) -> None:
+        raise boom()
+
+
+# It ends its process.
+
+
+def _bus_error() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        page[0]
+
+
+def _abort() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.abort()
+
+
+ENDS: dict[str, Callable[[], None]] = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGSEGV": lambda: faulthandler._sigsegv(),  # type: ignore[attr-defined]
+    "SIGBUS": _bus_error,
+    "SIGABRT": _abort,
+    "code 0": lambda: os._exit(0),
+    "code 3": lambda: os._exit(3),
+    "code 255": lambda: os._exit(255),
+}
+
+
+class DiesOnStep(Counter):
+    """Its process ends in step `at`, in one of the ways of `ENDS`."""
+
+    def __init__(self, id: int, at: int = 2, end: str = "SIGKILL") -> None:
+        super().__init__(id)
+        self.at, self.end = at, end
+
+    def on_step(self) -> None:
+        if self.t == self.at:
+            ENDS[self.end]()
+
+
+class DiesOnReset(Counter):
+    """Its process ends in its second reset; `always`: in the first one, so that no restart helps."""
+
+    def __init__(self, id: int, always: bool = False) -> None:
+        super().__init__(id)
+        self.first = 1 if always else 2
+
+    def on_reset(self) -> None:
+        if self.episode >= self.first:
+            ENDS["SIGKILL"]()
+
+
+class DiesInInit(Counter):
+    """Its process ends in the constructor; `flag`: only once this file exists."""
+
+    def __init__(self, id: int, flag: str | None = None) -> None:
+        super().__init__(id)
+        if flag is None or os.path.exists(flag):
+            os._exit(3)
+
+
+class HugeInfo(Counter):
+    """The info of step `at` is 8 MiB: far more than fits a pipe."""
+
+    def __init__(self, id: int, at: int = 2, size: int = 8 << 20) -> None:
+        super().__init__(id)
+        self.at, self.size = at, size
+
+    def info(self) -> dict[str, Any]:
+        return {"huge": b"x" * self.size} if self.t == self.at else {}
+
+
+# It takes its time.
+
+
+def hold_interpreter_lock() -> None:
+    """Sleep in C without giving the lock back: no other Python thread of the process runs."""
+    ctypes.PyDLL(None).sleep(int(AGES))
+
+
+def sleep_for_ages() -> None:
+    time.sleep(AGES)
+
+
+class HangsOnStep(Counter):
+    """In step `at` of every episode; the file `seen` appears first."""
+
+    def __init__(self, id: int, at: int = 2, gil: bool = False, seen: str | None = None) -> None:
+        super().__init__(id)
+        self.at, self.gil, self.seen = at, gil, seen
+
+    def on_step(self) -> None:
+        if self.t == self.at:
+            if self.seen:
+                Path(self.seen).touch()
+            hold_interpreter_lock() if self.gil else sleep_for_ages()
+
+
+class HangsOnReset(HangsOnStep):
+    """In the second reset."""
+
+    def on_step(self) -> None:
+        pass
+
+    def on_reset(self) -> None:
+        if self.episode == 2:
+            self.t = self.at
+            super().on_step()
+
+
+class HangsInInit(HangsOnStep):
+    def __init__(self, id: int, gil: bool = False, seen: str | None = None) -> None:
+        super().__init__(id, 1, gil, seen)
+        self.t = 1
+        super().on_step()
+
+
+class SlowClose(Counter):
+    """A minute and more; the file `seen` appears first."""
+
+    def __init__(self, id: int, gil: bool = False, seen: str | None = None) -> None:
+        super().__init__(id)
+        self.gil, self.seen = gil, seen
+
+    def close(self) -> None:
+        if self.seen:
+            Path(self.seen).touch()
+        hold_interpreter_lock() if self.gil else sleep_for_ages()
+
+
+class WaitsForFile(Counter):
+    """Step `at` lasts until the file `go` is there: the test decides when it ends."""
+
+    def __init__(self, id: int, at: int, go: str) -> None:
+        super().__init__(id)
+        self.at, self.go = at, go
+
+    def on_step(self) -> None:
+        while self.t == self.at and not os.path.exists(self.go):
+            time.sleep(0.005)
+
+
+# It starts processes and threads.
+
+
+class SpawnsChild(Counter):
+    """Starts a program that runs for ages."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({AGES})"]).pid
+
+
+class SpawnsChildAndHangs(HangsOnStep):
+    def __init__(self, id: int, at: int = 2, gil: bool = False, seen: str | None = None) -> None:
+        super().__init__(id, at, gil, seen)
+        self.child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({AGES})"]).pid
+
+
+def _square(number: int, pipe: Any) -> None:
+    pipe.send(number * number)
+
+
+class UsesMultiprocessing(Counter):
+    """Has each reward computed by a process of its own, and a thread running all the time."""
+
+    def __init__(self, id: int, method: str) -> None:
+        super().__init__(id)
+        self.context = multiprocessing.get_context(method)
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.stop.wait)
+        self.thread.start()
+
+    def step(self, action: Any) -> Any:
+        obs, _, terminated, truncated, info = super().step(action)
+        ours, theirs = self.context.Pipe()
+        child = self.context.Process(target=_square, args=(int(action), theirs))
+        child.start()
+        reward = ours.recv()
+        child.join()
+        return obs, float(reward), terminated, truncated, info
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+
+
+# What it returns does not travel.
+
+
+class Unpicklable:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class RaisesAtPickle:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickling today")
+
+
+class ExitsAtPickle:
+    def __reduce__(self) -> Any:
+        sys.exit("out, while pickling")
+
+
+class DiesAtPickle:
+    def __reduce__(self) -> Any:
+        os._exit(3)
+
+
+def _raise_elsewhere(home: int) -> str:
+    if os.getpid() != home:
+        raise RuntimeError("no unpickling here")
+    return "at home"
+
+
+def _exit_elsewhere(home: int) -> str:
+    if os.getpid() != home:
+        sys.exit("out, while unpickling")
+    return "at home"
+
+
+def _die_elsewhere(home: int) -> str:
+    if os.getpid() != home:
+        os._exit(3)
+    return "at home"
+
+
+class RaisesAtUnpickle:
+    """Only in other processes than the one that pickled it."""
+
+    def __reduce__(self) -> Any:
+        return _raise_elsewhere, (os.getpid(),)
+
+
+class ExitsAtUnpickle:
+    def __reduce__(self) -> Any:
+        return _exit_elsewhere, (os.getpid(),)
+
+
+class DiesAtUnpickle:
+    def __reduce__(self) -> Any:
+        return _die_elsewhere, (os.getpid(),)
+
+
+def nested(depth: int = 5000) -> list[Any]:
+    """Deeper than the recursion limit lets pickle go."""
+    tree: list[Any] = []
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+class OddInfo(Counter):
+    """The info of step 2 of every episode holds what `make` makes."""
+
+    def __init__(self, id: int, make: Callable[[], Any]) -> None:
+        super().__init__(id)
+        self.make = make
+
+    def info(self) -> dict[str, Any]:
+        return {"odd": self.make()} if self.t == 2 else {}
+
+
+class OddAttribute(Counter):
+    """`odd` is made when it is asked for."""
+
+    def __init__(self, id: int, make: Callable[[], Any]) -> None:
+        super().__init__(id)
+        self.make = make
+
+    @property
+    def odd(self) -> Any:
+        return self.make()
+
+
+class NoSpace(Counter):
+    """Has no observation space, so that its observations travel as objects: (numbers, extra)."""
+
+    observation_space = None
+    action_space = None
+
+    def observe(self, action: Any) -> Any:
+        return {"numbers": super().observe(-1), "extra": None}
+
+
+class OddObservation(NoSpace):
+    """The observation of step 2 of every episode holds what `make` makes."""
+
+    def __init__(self, id: int, make: Callable[[], Any]) -> None:
+        super().__init__(id)
+        self.make = make
+
+    def observe(self, action: Any) -> Any:
+        return {"numbers": Counter.observe(self, -1), "extra": self.make() if self.t == 2 else None}
+
+
+class ReturnsOnStep(Counter):
+    """Step 2 of every episode returns `make(obs)` as observation, or, with `whole`, as the whole result."""
+
+    def __init__(self, id: int, make: Callable[[Any], Any], whole: bool = False, space: Any = None) -> None:
+        super().__init__(id)
+        self.make, self.whole = make, whole
+        if space is not None:
+            self.observation_space = space
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if self.t != 2:
+            return result
+        made = self.make(result if self.whole else result[0])
+        return made if self.whole else (made, *result[1:])
+
+
+class ReusesItsArrays(Counter):
+    """Returns the same array each time, and writes into it later."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.array = np.zeros(4, np.int64)
+
+    def observe(self, action: Any) -> Any:
+        self.array[...] = super().observe(action)
+        return self.array
+
+    def spoil(self) -> None:
+        self.array[...] = -7
+
+
+# The zoo of exceptions.
+
+
+class TwoArguments(Exception):
+    def __init__(self, first: str, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class KeywordOnly(Exception):
+    def __init__(self, *, what: str) -> None:
+        super().__init__(f"keyword {what}")
+
+
+class ReduceRaises(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("not this one")
+
+
+class HoldsLock(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class HoldsHugeArray(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.array = np.zeros(100 << 20, np.uint8)
+
+
+class TextRaises(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NoAttributes(Exception):
+    """Takes no attribute: neither notes nor partial results can be put on it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"cannot set {name}")
+
+
+class RaisesWhenRebuilt(Exception):
+    def __reduce__(self) -> Any:
+        return _raise_elsewhere, (os.getpid(),)
+
+
+class _RebuiltElsewhere(Exception):
+    def __reduce__(self) -> Any:
+        return rebuilt_or_exit, (os.getpid(), type(self), self.args)
+
+
+def rebuilt_or_exit(home: int, kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+    if os.getpid() != home:
+        sys.exit("out, while rebuilding an exception")
+    return kind(*args)
+
+
+class ExitsWhenRebuilt(_RebuiltElsewhere):
+    """Survives the round trip in the worker, and ends whoever rebuilds it elsewhere."""
+
+
+class OwnBase(BaseException):
+    """Not an Exception."""
+
+
+def local_class() -> Exception:
+    """An exception whose class no other process can import."""
+
+    class Local(Exception):
+        pass
+
+    return Local("from a function")
+
+
+def decode_error() -> Exception:
+    return UnicodeDecodeError("utf-8", b"\xff\xfe", 0, 1, "bad %s {byte}")
+
+
+def pickled_size(value: Any) -> int:
+    return len(pickle.dumps(value))

@@ -1,0 +1,242 @@
+"""What the fault tests share: the columns of their matrix, and a ledger that knows what every env has to show next."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+
+from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+
+N = 4
+SEEN = 2.0
+"""Seconds within which the death of a worker has to be noticed: the promise is 0.1, but machines that test are busy."""
+CLOSED = 8.0
+"""The same for close, which promises 5 and then uses force."""
+
+
+class Column(NamedTuple):
+    """A vector env class with the options of one mode."""
+
+    backend: type[BaseVectorEnv]
+    mode: str
+    options: dict[str, Any]
+
+    @contextmanager
+    def open(self, env_fns: Sequence[Callable[[], Any]], **options: Any) -> Iterator[Ledger]:
+        """A vector env as a ledger; it is closed at the end, within bounds."""
+        venv = self.backend(env_fns, **{**self.options, **options})
+        try:
+            yield Ledger(venv)
+        finally:
+            begin = time.monotonic()
+            venv.close()
+            assert time.monotonic() - begin < CLOSED
+
+    @property
+    def is_async(self) -> bool:
+        return "wait_num" in self.options
+
+    @property
+    def remote(self) -> bool:
+        return self.backend is not DummyVectorEnv
+
+
+_MODES = {
+    "blocks": {"num_workers": 2},
+    "single": {"num_workers": N},
+    "async": {"wait_num": 1},
+    "async blocks": {"wait_num": 2, "num_workers": 2},
+}
+_PROCESS = [Column(backend, mode, options) for backend in (SubprocVectorEnv, ShmemVectorEnv) for mode, options in _MODES.items()]
+_DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
+
+
+def columns(*modes: str, dummy: bool = True) -> pytest.MarkDecorator:
+    """Runs a test in each column: all modes, or those named."""
+    chosen = [c for c in [*(_DUMMY if dummy else []), *_PROCESS] if not modes or c.mode in modes or c.backend is DummyVectorEnv]
+    ids = [f"{c.backend.__name__.removesuffix('VectorEnv')}-{c.mode.replace(' ', '-')}" for c in chosen]
+    return pytest.mark.parametrize("column", chosen, ids=ids)
+
+
+class Ledger:
+    """Drives counters (`faulty.Counter`) and checks every row that comes back against what that env must show.
+
+    Guarantees, once `round` or `reset` returns: each row belonged to the request it answers, and every env that was asked has answered,
+    by a row or by an error.
+    """
+
+    def __init__(self, venv: Any) -> None:
+        self.venv = venv
+        self.n = len(venv)
+        self.episode = [0] * self.n
+        self.t = [0] * self.n
+        self.sent: dict[int, int] = {}
+        self.rows: dict[int, dict[str, Any]] = {}
+        self._calls = 0
+
+    def begin(self) -> None:
+        """Reset all, and one step, which must go well."""
+        self.reset()
+        assert self.round() == []
+
+    def reset(self, ids: Sequence[int] | None = None, **kwargs: Any) -> None:
+        """Reset envs; every row has to be there."""
+        asked = list(range(self.n)) if ids is None else list(ids)
+        for i in asked:
+            self._expect_reset(i)
+        obs, info = self.venv.reset(None if ids is None else asked, **kwargs)
+        zeros = np.zeros(len(asked))
+        assert [row["env_id"] for row in info] == asked
+        self.check(obs, zeros, zeros, zeros, info)
+
+    def reset_fails(self, kind: type[BaseException], ids: Sequence[int] | None = None, **kwargs: Any) -> Any:
+        """A reset that raises `kind`; the rows of the others have to be in `partial`. Returns the error."""
+        for i in range(self.n) if ids is None else ids:
+            self._expect_reset(i)
+        with pytest.raises(kind) as caught:
+            self.venv.reset(None if ids is None else list(ids), **kwargs)
+        self._settle(caught.value)
+        return caught.value
+
+    def round(self, ids: Sequence[int] | None = None, reset: Sequence[int] = ()) -> list[Any]:
+        """Step envs (those in `reset` are reset) and receive until all have answered; returns the errors."""
+        self.send(ids, reset)
+        errors = []
+        for _ in range(self.n + 1):
+            if not self.venv.waiting_id:
+                break
+            try:
+                rows = self.venv.recv()
+            except Exception as error:
+                errors.append(error)
+                self._take(error)
+            else:
+                self.check(*rows)
+        self._lose()
+        return errors
+
+    def fails(self, kind: type[BaseException], ids: Sequence[int] | None = None) -> Any:
+        """A round in which exactly one error is raised, of the class `kind`."""
+        errors = self.round(ids)
+        assert [type(error) for error in errors] == [kind], errors
+        return errors[0]
+
+    def send(self, ids: Sequence[int] | None = None, reset: Sequence[int] = ()) -> None:
+        asked = list(range(self.n)) if ids is None else list(ids)
+        self._calls += 1
+        actions = [self._calls * 100 + i for i in asked]
+        self.venv.send(actions, None if ids is None else asked, reset=list(reset) or None)
+        for i, action in zip(asked, actions, strict=True):
+            if i in reset:
+                self._expect_reset(i)
+            else:
+                self.t[i] += 1
+                self.sent[i] = action
+
+    def check(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """Each row is the answer to what was asked last of its env; it is not expected again."""
+        assert len(obs) == len(rew) == len(terminated) == len(truncated) == len(info)
+        for row in range(len(info)):
+            i = info[row]["env_id"]
+            assert i in self.sent, f"a row of env {i}, which was not asked"
+            action = self.sent.pop(i)
+            self.rows[i] = info[row]
+            if info[row].get("restarted"):
+                assert (rew[row], bool(terminated[row]), bool(truncated[row])) == (0, False, True)
+                continue
+            numbers = obs[row]["numbers"] if isinstance(obs[row], dict) else obs[row]
+            wanted = [i, self.episode[i], self.t[i], -1 if isinstance(obs[row], dict) else action]
+            assert numbers.tolist() == wanted
+            assert rew[row] == (0 if action == -1 else self.t[i] + i / 1000)
+            assert not terminated[row]
+            assert not truncated[row]
+
+    def born_again(self, ids: Sequence[int]) -> None:
+        """These envs have been made anew, or will be before their next reset."""
+        for i in ids:
+            self.episode[i] = 0
+
+    def goes_on(self, failed: Sequence[int], kind: type[BaseException]) -> None:
+        """The failed envs refuse steps, with an error of class `kind`, which touches nobody; once they are reset, all is well."""
+        assert self.venv.failed_id == list(failed)
+        with pytest.raises(kind) as refused:
+            self.send()
+        assert f"env {failed[0]}" in said(refused.value) or f"envs {list(failed)}" in said(refused.value)
+        if good := [i for i in range(self.n) if i not in failed]:
+            assert self.round(good) == []
+        self.reset(failed)
+        assert self.venv.failed_id == []
+        assert self.round() == []
+
+    def _expect_reset(self, i: int) -> None:
+        self.episode[i] += 1
+        self.t[i] = 0
+        self.sent[i] = -1
+
+    def _take(self, error: BaseException) -> None:
+        partial = getattr(error, "partial", None)
+        if partial is not None:
+            assert [row["env_id"] for row in partial.info] == partial.env_id.tolist()
+            self.check(*partial[1:])
+
+    def _settle(self, error: BaseException) -> None:
+        self._take(error)
+        self._lose()
+
+    def _lose(self) -> None:
+        """Whoever did not answer with a row must be known to have failed."""
+        assert set(self.sent) <= set(self.venv.failed_id), f"no answer from {sorted(self.sent)}, failed are {self.venv.failed_id}"
+        self.sent.clear()
+
+
+def said(error: BaseException) -> str:
+    """All that an error tells: its text, its notes, its cause."""
+    return "\n".join([str(error), *getattr(error, "__notes__", []), str(error.__cause__ or "")])
+
+
+def pids(venv: Any) -> list[int]:
+    """The process of each env."""
+    return venv.get_env_attr("pid")
+
+
+def block_of(venv: Any, i: int) -> list[int]:
+    """The envs that share a worker with env i."""
+    every = pids(venv)
+    return [j for j, pid in enumerate(every) if pid == every[i]]
+
+
+def gone(pid: int, within: float = 10.0) -> bool:
+    """Waits until the process has ended; a zombie has."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def appears(path: Any, within: float = 20.0) -> None:
+    """Waits until the file is there."""
+    deadline = time.monotonic() + within
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.002)
+
+
+def reply_begins(venv: Any, i: int, within: float = 20.0) -> None:
+    """Waits until the worker of env i has begun to send a message, of which nothing is read."""
+    fd = next(worker.channel.fileno() for worker in venv._backend.workers if i in worker.ids)
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    assert poller.poll(within * 1000), "no reply"

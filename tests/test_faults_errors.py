@@ -1,0 +1,294 @@
+"""Envs that raise: the right error, with the env in it, nothing lost of the others, and the env usable again after reset."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import faulty
+from tests.faulty import Counter, RaisesElsewhere, RaisesInInit, RaisesOnReset, RaisesOnStep, counters
+from tests.ledger import N, Column, Ledger, columns, said
+from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, RemoteTraceback
+
+BOOM = "boom: 100 %d of {nothing}, %(x)s {0}"
+
+
+def check_told(error: BaseException, column: Column, env_id: int, op: str) -> None:
+    """The error says what happened, where, and, from a worker, the line of the env."""
+    assert BOOM in str(error)
+    assert f"env {env_id}, {op}()" in said(error)
+    if column.remote:
+        assert isinstance(error.__cause__, RemoteTraceback)
+        assert "faulty.py" in str(error.__cause__)
+        assert "worker pid" in said(error)
+
+
+@columns()
+@pytest.mark.parametrize("bad", [[0], [1], [N - 1], [0, 2], [0, 1, 2, 3]], ids=str)
+def test_an_env_that_raises_in_step_is_named_and_the_results_of_the_others_are_kept(column: Column, bad: list[int]) -> None:
+    with column.open(counters(N, **{f"env{i}": RaisesOnStep for i in bad})) as ledger:
+        ledger.begin()
+        errors = ledger.round()
+        assert {type(error) for error in errors} == {ValueError}
+        check_told(errors[0], column, bad[0] if not column.is_async else named(errors[0]), "step")
+        ledger.goes_on(bad, ValueError)
+
+
+def named(error: BaseException) -> int:
+    """The env that the note of an error names."""
+    return int(error.__notes__[0].split()[1].rstrip(","))
+
+
+@columns("blocks", "async")
+def test_an_env_that_raises_in_a_late_step_does_not_disturb_what_came_before(column: Column) -> None:
+    with column.open(counters(N, env2=partial(RaisesOnStep, at=7))) as ledger:
+        ledger.begin()
+        for _ in range(5):
+            assert ledger.round() == []
+        check_told(ledger.fails(ValueError), column, 2, "step")
+        ledger.goes_on([2], ValueError)
+
+
+@columns()
+@pytest.mark.parametrize("bad", [[0], [1, 2], [0, 1, 2, 3]], ids=str)
+def test_an_env_that_raises_in_reset_is_named_and_the_results_of_the_others_are_kept(column: Column, bad: list[int]) -> None:
+    with column.open(counters(N, **{f"env{i}": RaisesOnReset for i in bad})) as ledger:
+        ledger.begin()
+        check_told(ledger.reset_fails(ValueError), column, bad[0], "reset")
+        ledger.goes_on(bad, ValueError)
+
+
+@columns("blocks", "async")
+def test_an_env_that_raises_in_a_reset_within_a_round_does_not_disturb_the_steps(column: Column) -> None:
+    with column.open(counters(N, env1=RaisesOnReset)) as ledger:
+        ledger.begin()
+        (error,) = ledger.round(reset=[1, 3])
+        check_told(error, column, 1, "reset")
+        ledger.goes_on([1], ValueError)
+
+
+@columns("blocks", "async")
+def test_a_failed_env_stays_failed_when_its_reset_is_refused(column: Column) -> None:
+    """Whatever is wrong with the arguments of a reset, a refused call changes nothing."""
+    with column.open(counters(N, env1=RaisesOnStep)) as ledger:
+        ledger.begin()
+        ledger.fails(ValueError)
+        for refused in ({"seed": "x"}, {"options": faulty.RaisesAtPickle()}):
+            if column.remote or "seed" in refused:
+                with pytest.raises((TypeError, ValueError)):
+                    ledger.venv.reset([1], **refused)
+                assert ledger.venv.failed_id == [1]
+        ledger.goes_on([1], ValueError)
+
+
+@columns()
+@pytest.mark.parametrize("bad", [0, 1, N - 1])
+def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Column, bad: int) -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with pytest.raises(ValueError, match="boom") as caught:
+        column.backend(counters(N, **{f"env{bad}": RaisesInInit}), **column.options)
+    check_told(caught.value, column, bad, "__init__")
+    # The exception is still alive here, so nothing waits for a garbage collector. A forkserver and a tracker of resources may have come.
+    new = [p for p in psutil.Process().children(recursive=True) if p.pid not in before and "vecenv-worker" in " ".join(p.cmdline())]
+    assert new == []
+    assert [t.name for t in threading.enumerate() if "vecenv" in t.name] == []
+
+
+@columns("blocks", "single")
+@pytest.mark.parametrize("made", [None, 7, object()], ids=["None", "int", "object"])
+def test_an_env_fn_that_makes_no_env_is_named(column: Column, made: Any) -> None:
+    with pytest.raises(TypeError, match=r"env_fns\[2\]\(\) returned"):
+        column.backend([*counters(2), lambda: made, *counters(1)], **column.options)
+
+
+@columns("blocks", "single")
+def test_an_env_that_raises_in_close_is_named_in_a_warning(column: Column) -> None:
+    venv = column.backend(counters(N, env1=RaisesElsewhere), **column.options)
+    Ledger(venv).begin()
+    with pytest.warns(RuntimeWarning, match=r"env 1 failed in close\(\): ValueError: boom") as warned:
+        venv.close()
+    assert len(warned) == 1
+    venv.close()
+
+
+@columns("blocks", "single", "async")
+@pytest.mark.parametrize("use", ["render", "get_env_attr", "set_env_attr", "call", "seed"])
+def test_an_env_that_raises_outside_of_steps_is_named_and_nothing_is_lost(column: Column, use: str) -> None:
+    uses = {
+        "render": lambda venv: venv.render(),
+        "get_env_attr": lambda venv: venv.get_env_attr("prop"),
+        "set_env_attr": lambda venv: venv.set_env_attr("prop", 5, [1]),
+        "call": lambda venv: venv.call("method", id=[1]),
+        "seed": lambda venv: venv.seed(3),
+    }
+    env_fns = counters(N, env1=RaisesElsewhere)
+    if use == "render":
+        env_fns[0], env_fns[2], env_fns[3] = (partial(Renders, i) for i in (0, 2, 3))
+    if use == "get_env_attr":
+        env_fns[0], env_fns[2], env_fns[3] = (partial(HasProp, i) for i in (0, 2, 3))
+    venv = column.backend(env_fns, **column.options)
+    ledger = Ledger(venv)
+    ledger.begin()
+    with pytest.raises(ValueError, match="boom") as caught:
+        uses[use](venv)
+    check_told(caught.value, column, 1, use)
+    assert venv.failed_id == []
+    if use == "seed":
+        ledger.episode = venv.get_env_attr("episode")
+        ledger.t = venv.get_env_attr("t")
+    assert ledger.round() == []
+    with pytest.warns(RuntimeWarning, match="failed in close"):
+        venv.close()
+
+
+class Renders(Counter):
+    def render(self) -> Any:
+        return [[self.id]]
+
+
+class HasProp(Counter):
+    prop = 1
+
+
+def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
+    """Name: what the env raises, what arrives from a worker, what the text has to hold."""
+    entries: dict[str, tuple[Any, type[BaseException], str]] = {
+        "two arguments": (partial(faulty.TwoArguments, "one", 2), EnvStepError, "TwoArguments: one and 2"),
+        "keyword only": (partial(faulty.KeywordOnly, what="w"), EnvStepError, "KeywordOnly: keyword w"),
+        "reduce raises": (partial(faulty.ReduceRaises, "r"), EnvStepError, "ReduceRaises: r"),
+        "holds a lock": (partial(faulty.HoldsLock, "held"), EnvStepError, "HoldsLock: held"),
+        "holds 100 MB": (partial(faulty.HoldsHugeArray, "huge"), EnvStepError, "HoldsHugeArray: huge"),
+        "text raises": (faulty.TextRaises, EnvStepError, "TextRaises"),
+        "no attributes": (partial(faulty.NoAttributes, "bare"), faulty.NoAttributes, "bare"),
+        "raises when rebuilt": (partial(faulty.RaisesWhenRebuilt, "x"), EnvStepError, "RaisesWhenRebuilt: x"),
+        "exits when rebuilt": (partial(faulty.ExitsWhenRebuilt, "x"), EnvStepError, "ExitsWhenRebuilt: x"),
+        "local class": (faulty.local_class, Exception, "from a function"),
+        "KeyError": (partial(KeyError, "missing\nkey"), KeyError, "missing\\nkey"),
+        "UnicodeDecodeError": (faulty.decode_error, UnicodeDecodeError, "bad %s {byte}"),
+        "StopIteration": (partial(StopIteration, 5), StopIteration, "5"),
+        "no arguments": (ValueError, ValueError, ""),
+        "OSError": (partial(FileNotFoundError, 2, "No such", "f"), FileNotFoundError, "[Errno 2] No such: 'f'"),
+        "huge text": (partial(ValueError, "y" * (10 << 20)), EnvStepError, "ValueError: yyy"),
+        "SystemExit": (partial(SystemExit, 3), EnvStepError, "SystemExit: 3"),
+        "KeyboardInterrupt": (KeyboardInterrupt, EnvStepError, "KeyboardInterrupt"),
+        "GeneratorExit": (partial(GeneratorExit, "g"), EnvStepError, "GeneratorExit: g"),
+        "BaseException": (partial(faulty.OwnBase, "base"), EnvStepError, "OwnBase: base"),
+        "percent and braces": (faulty.boom, ValueError, BOOM),
+    }
+    if sys.version_info >= (3, 11):
+        group = partial(ExceptionGroup, "several", [ValueError("one"), KeyError("two")])
+        entries["ExceptionGroup"] = (group, ExceptionGroup, "several")
+    return entries
+
+
+ZOO = zoo()
+
+
+@columns("blocks", "single")
+@pytest.mark.parametrize("kind", ["step", "reset", "__init__"])
+def test_the_whole_zoo_of_exceptions_arrives_with_class_text_and_env(column: Column, kind: str) -> None:
+    """One vector env for the whole zoo: what one exception does must not spoil the next."""
+    if kind == "__init__":
+        chosen = ["two arguments", "holds a lock", "exits when rebuilt", "local class", "SystemExit", "percent and braces"]
+        for name in chosen:
+            with pytest.raises(BaseException) as caught:  # noqa: PT011
+                column.backend(counters(N, env1=partial(RaisesInInit, error=ZOO[name][0])), **column.options)
+            check_animal(caught.value, name, column, kind)
+        return
+    animals = partial(Zookeeper, op=kind)
+    with column.open(counters(N, env1=animals)) as ledger:
+        ledger.begin()
+        for name in ZOO:
+            if name == "KeyboardInterrupt" and not column.remote:
+                continue  # that is the user's own Ctrl-C
+            ledger.venv.set_env_attr("animal", name, [1])
+            error = ledger.fails(arriving(name, column, animals), [0, 1, 2]) if kind == "step" else ledger.reset_fails(BaseException)
+            check_animal(error, name, column, kind)
+            ledger.venv.set_env_attr("animal", None, [1])
+            ledger.goes_on([1], type(error))
+
+
+def arriving(name: str, column: Column, animals: Any) -> type[BaseException]:
+    raised, remote, _ = ZOO[name]
+    if column.remote:
+        return remote
+    error = raised()
+    return type(error) if isinstance(error, Exception) else EnvStepError
+
+
+def check_animal(error: BaseException, name: str, column: Column, op: str) -> None:
+    raised, remote, text = ZOO[name]
+    if column.remote:
+        assert isinstance(error, remote)
+        assert isinstance(error.__cause__, RemoteTraceback)
+        assert "faulty.py" in str(error.__cause__)
+    elif isinstance(raised(), Exception):
+        assert isinstance(error, type(raised())) or name == "local class"
+    else:
+        assert type(error) is EnvStepError
+        assert type(error.__cause__) is type(raised())
+    if name != "text raises" or column.remote:
+        assert text in str(error)
+        assert len(str(error)) < 100_000 or not column.remote
+    if name != "no attributes":
+        assert "env 1" in said(error)
+    if isinstance(error, EnvStepError):
+        assert (error.env_id, error.op) == (1, op)
+
+
+class Zookeeper(Counter):
+    """Raises the animal that it was told, in `op`."""
+
+    def __init__(self, id: int, op: str) -> None:
+        super().__init__(id)
+        self.op, self.animal = op, None
+
+    def on_step(self) -> None:
+        if self.op == "step" and self.animal is not None:
+            raise ZOO[self.animal][0]()
+
+    def on_reset(self) -> None:
+        if self.op == "reset" and self.animal is not None:
+            raise ZOO[self.animal][0]()
+
+
+@columns("blocks", "async")
+def test_a_user_interrupt_inside_an_env_in_this_process_ends_the_call_and_loses_nothing(column: Column) -> None:
+    """On Dummy, Ctrl-C falls into the code of an env: it is the user's, and the round is completed first."""
+    if column.remote:
+        with column.open(counters(N, env1=partial(RaisesOnStep, error=KeyboardInterrupt))) as ledger:
+            ledger.begin()
+            assert "KeyboardInterrupt" in str(ledger.fails(EnvStepError))
+            ledger.goes_on([1], EnvStepError)
+        return
+    with column.open(counters(N, env1=partial(RaisesOnStep, error=KeyboardInterrupt))) as ledger:
+        ledger.begin()
+        with pytest.raises(KeyboardInterrupt):
+            ledger.venv.step([7] * N)
+        assert ledger.venv.waiting_id == [0, 1, 2, 3]
+        ledger.t = [2] * N
+        ledger.sent = dict.fromkeys(range(N), 7)
+        with pytest.raises(EnvStepError) as caught:
+            ledger.venv.recv()
+        ledger._settle(caught.value)
+        ledger.goes_on([1], EnvStepError)
+
+
+@pytest.mark.parametrize("backend", [DummyVectorEnv])
+def test_the_original_exception_object_is_raised_where_the_env_lives_here(backend: type[BaseVectorEnv]) -> None:
+    mine = ValueError("this very one")
+    venv = backend([partial(RaisesOnStep, 0, at=1, error=lambda: mine)])
+    venv.reset()
+    with pytest.raises(ValueError, match="this very one") as caught:
+        venv.step([0])
+    assert caught.value is mine
+    assert caught.value.__traceback__ is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        venv.close()

@@ -1,0 +1,258 @@
+"""The test kit tests vector envs; these are the tests of the kit: a contract that is broken in one way fails the checks that are listed."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv
+from vecenv.backends.arena import STEP, STEP_OBJECT
+from vecenv.backends.dummy import DummyBackend
+from vecenv.testing import CHECKS, check_vector_env
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_our_backends_keep_the_contract(backend, check):
+    check_vector_env(backend, [check])
+
+
+class StaleBackend(DummyBackend):
+    """Announces a second step without having written its row."""
+
+    def send(self, ids, ops, payloads):
+        before = [leaf.copy() for leaf in self.arena.outputs()]
+        super().send(ids, ops, payloads)
+        self.rounds = getattr(self, "rounds", 0) + 1
+        if self.rounds == 2:
+            for leaf, old in zip(self.arena.outputs(), before, strict=True):
+                leaf[...] = old
+
+
+class LosesAnAnswer(DummyBackend):
+    """Runs the operation of the last env, but never announces it."""
+
+    def answer(self, env_id, extra):
+        if env_id != len(self.arena.mail) - 1:
+            super().answer(env_id, extra)
+
+    given_up = threading.Event()
+
+    def wait(self, done, deadline):
+        if not done():
+            self.given_up.wait()
+
+
+class SwapsRows(DummyBackend):
+    """Exchanges the observations of envs 0 and 1 in rounds of all envs."""
+
+    def send(self, ids, ops, payloads):
+        super().send(ids, ops, payloads)
+        if ids is None:
+            for leaf in self.arena.outputs():
+                leaf[[0, 1]] = leaf[[1, 0]]
+
+
+class RunsTwice(DummyBackend):
+    """Runs the operations of env 0 twice in partial rounds and resets, as a message that is sent twice would."""
+
+    def _run(self, i, op, payloads):
+        if i == 0:
+            super()._run(i, op, payloads)
+        return super()._run(i, op, payloads)
+
+
+class ForgetsSeeds(DummyBackend):
+    """Drops the seeds."""
+
+    def call(self, ids, op, args):
+        return [None] * len(ids) if op == "seed" else super().call(ids, op, args)
+
+
+class WrapsEnvErrors(DummyBackend):
+    """Every failure becomes a plain RuntimeError."""
+
+    def answer(self, env_id, extra):
+        if extra is not None and extra.failure is not None:
+            extra.failure.error = RuntimeError("something failed")
+        super().answer(env_id, extra)
+
+
+def on(backend_class):
+    """The factory that a user of the kit would write."""
+    return lambda env_fns, **options: BaseVectorEnv(env_fns, backend=backend_class(), **options)
+
+
+class ReturnsViews(DummyVectorEnv):
+    """Zero copies, no lifetime."""
+
+    def __init__(self, env_fns, **options):
+        super().__init__(env_fns, copy=False, **options)
+
+
+class DropsARow(DummyVectorEnv):
+    """Partial batches come without their last row."""
+
+    def recv(self):
+        obs, rew, *rest = super().recv()
+        short = slice(None) if len(rew) in (1, self.env_num) else slice(-1)
+        return tuple(part if isinstance(part, (dict, tuple)) else part[short] for part in (obs, rew, *rest))
+
+
+class RepeatsARow(DummyVectorEnv):
+    """In async mode the first row comes twice."""
+
+    def recv(self):
+        parts = super().recv()
+        return tuple(np.concatenate([part, part[:1]]) for part in parts) if self.is_async else parts
+
+
+class Float32Rewards(DummyVectorEnv):
+    def recv(self):
+        obs, rew, *rest = super().recv()
+        return obs, rew.astype(np.float32), *rest
+
+
+class WritesIntoEnvInfos(DummyVectorEnv):
+    def recv(self):
+        result = super().recv()
+        for row in result[4]:
+            if not self._busy.any():
+                self.get_env_attr("own_info", row["env_id"])[0]["env_id"] = row["env_id"]
+        return result
+
+
+class SortsRows(DummyVectorEnv):
+    """Rows come in the order of ids, whatever was asked for."""
+
+    def reset(self, id=None, **kwargs):
+        return super().reset(id if id is None else np.sort(np.atleast_1d(id)), **kwargs)
+
+
+class SameSeedForAll(DummyVectorEnv):
+    def reset(self, id=None, *, seed=None, **kwargs):
+        return super().reset(id, seed=[seed] * len(self._wrap_id(id)) if isinstance(seed, int) else seed, **kwargs)
+
+
+class ActsBeforeItChecks(DummyVectorEnv):
+    def step(self, action, id=None, **kwargs):
+        if isinstance(action, list) and id is not None and len(action) != len(np.atleast_1d(id)):
+            super().step(action, id[: len(action)])
+        return super().step(action, id, **kwargs)
+
+
+class NoneForUnknownAttributes(DummyVectorEnv):
+    def get_env_attr(self, key, id=None):
+        try:
+            return super().get_env_attr(key, id)
+        except AttributeError:
+            return [None] * self.env_num
+
+
+class CallsEnvFnsForTheirSpaces(DummyVectorEnv):
+    def __init__(self, env_fns, **options):
+        env_fns[0]().close()
+        super().__init__(env_fns, **options)
+
+
+class CloseRaisesTwice(DummyVectorEnv):
+    def close(self):
+        self._check_open()
+        super().close()
+
+
+class RoundsObservations(DummyVectorEnv):
+    """Observations in a smaller dtype than that of the space."""
+
+    def recv(self):
+        obs, *rest = super().recv()
+        return obs.astype(np.int32) if isinstance(obs, np.ndarray) and obs.dtype == np.int64 else obs, *rest
+
+
+BROKEN = [
+    (on(StaleBackend), {"rows", "options_of_reset", "mixed_rounds", "async", "env_errors"}),
+    (on(SwapsRows), {"rows", "mixed_rounds", "env_errors"}),
+    (on(RunsTwice), {"rows", "mixed_rounds", "async", "env_errors"}),
+    (on(ForgetsSeeds), {"seeds"}),
+    (on(WrapsEnvErrors), {"env_errors", "observations_fit_their_space"}),
+    (ReturnsViews, {"returned_arrays_stay"}),
+    (DropsARow, {"rows", "mixed_rounds", "env_errors"}),
+    (RepeatsARow, {"async"}),
+    (Float32Rewards, {"rows", "mixed_rounds", "async", "env_errors"}),
+    (RoundsObservations, {"rows", "mixed_rounds", "async", "env_errors"}),
+    (WritesIntoEnvInfos, {"infos"}),
+    (SortsRows, {"options_of_reset"}),
+    (SameSeedForAll, {"rows", "options_of_reset"}),
+    (ActsBeforeItChecks, {"rejected_calls"}),
+    (NoneForUnknownAttributes, {"attributes"}),
+    (CallsEnvFnsForTheirSpaces, {"env_fns_are_called_once"}),
+    (CloseRaisesTwice, {"close"}),
+]
+
+
+def failing(factory):
+    """The checks that fail, each with its message."""
+    found = {}
+    for name in CHECKS:
+        try:
+            check_vector_env(factory, [name])
+        except AssertionError as error:
+            found[name] = str(error)
+    return found
+
+
+# A check that fails in the middle leaves a vector env to its `with` statement; one that fails in close leaves it open.
+@pytest.mark.filterwarnings("ignore:unclosed")
+@pytest.mark.parametrize(("factory", "caught_by"), BROKEN)
+def test_each_breach_of_the_contract_is_caught_by(factory, caught_by):
+    assert failing(factory).keys() == caught_by
+
+
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_a_lost_answer_is_reported_instead_of_waited_for():
+    LosesAnAnswer.given_up.clear()
+    try:
+        with pytest.raises(AssertionError, match="rows: it did not end within 0.2 s; an answer was lost"):
+            check_vector_env(on(LosesAnAnswer), ["rows"], patience=0.2)
+    finally:
+        LosesAnAnswer.given_up.set()
+
+
+def test_messages_name_the_check_the_env_and_both_values():
+    with pytest.raises(AssertionError, match=r"^rows: observation of env 0 is array\(\[ ?1, .*expected array\(\[ ?0"):
+        check_vector_env(on(SwapsRows))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_an_error_of_the_backend_is_an_assertion_error_with_its_cause():
+    with pytest.raises(AssertionError, match="close: unexpected ClosedError") as caught:
+        check_vector_env(CloseRaisesTwice, ["close"])
+    assert isinstance(caught.value.__cause__, ClosedError)
+
+
+def test_every_check_catches_something():
+    caught = set().union(*(names for _, names in BROKEN))
+    assert CHECKS.keys() - caught == {"errors_of_constructors", "actions_are_the_envs_own"}
+    assert failing(RefusesConstructorsErrors).keys() == {"errors_of_constructors"}
+    assert "actions_are_the_envs_own" in failing(on(SharesActions))
+
+
+class RefusesConstructorsErrors(DummyVectorEnv):
+    """Says only that something went wrong in a constructor."""
+
+    def __init__(self, env_fns, **options):
+        try:
+            super().__init__(env_fns, **options)
+        except ValueError:
+            raise RuntimeError("could not be made") from None
+
+
+class SharesActions(DummyBackend):
+    """Gives the caller's own array to the envs."""
+
+    def encode(self, payloads):
+        return payloads
+
+    def send(self, ids, ops, payloads):
+        if ids is None and isinstance(ops, int) and ops == STEP:
+            payloads, ops = {i: self.arena.action[0] for i in range(len(self.arena.mail))}, STEP_OBJECT
+        super().send(ids, ops, payloads)

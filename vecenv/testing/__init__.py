@@ -1,0 +1,39 @@
+"""What tests of vector envs need: envs that say who they are, gates that hold them, envs that misbehave, and the contract as checks.
+
+with Gates(2) as gates, SubprocVectorEnv(gates.env_fns, wait_num=1) as venv:
+    venv.send(np.zeros(2), ...)
+    gates.open(1)                      # env 1 may go on, env 0 may not
+    obs, rew, terminated, truncated, info = venv.recv()
+
+check_vector_env(lambda env_fns, **options: BaseVectorEnv(env_fns, backend=MyBackend(), **options))
+"""
+
+from vecenv.testing.contract import CHECKS, check_vector_env
+from vecenv.testing.envs import (
+    CountingEnv,
+    ExitsOnReset,
+    ExitsOnStep,
+    HangsOnClose,
+    HangsOnStep,
+    RaisesInConstructor,
+    RaisesOnClose,
+    RaisesOnReset,
+    RaisesOnStep,
+)
+from vecenv.testing.gates import GateEnv, Gates
+
+__all__ = [
+    "CHECKS",
+    "CountingEnv",
+    "ExitsOnReset",
+    "ExitsOnStep",
+    "GateEnv",
+    "Gates",
+    "HangsOnClose",
+    "HangsOnStep",
+    "RaisesInConstructor",
+    "RaisesOnClose",
+    "RaisesOnReset",
+    "RaisesOnStep",
+    "check_vector_env",
+]
