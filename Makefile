@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# `make check` runs these instead of the whole suite, so that it answers within a minute.
-QUICK_TESTS := tests/test_layers.py tests/test_import.py
+# `make check` runs these, and `make test` everything.
+QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

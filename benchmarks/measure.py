@@ -61,7 +61,7 @@ class Measured:
         if not claim.over:
             costs = [sample.cpu_per_call * 1e6 for sample in own]
             text = f"{median(costs):.1f} us"
-            spread = f"({min(costs):.1f}-{max(costs):.1f})"
+            spread = f"({min(costs):.1f}-{max(costs):.1f}){self._warning()}"
             return Result(claim.title, text, "", spread, _target(claim), median(costs) <= claim.target)
         other = self.samples[claim.over]
         ratios = [mine.rate / theirs.rate for mine, theirs in zip(own, other, strict=True)]
@@ -69,10 +69,13 @@ class Measured:
             claim.title,
             _rate(own),
             f"{claim.over} {_rate(other)}",
-            f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+            f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}){self._warning()}",
             _target(claim),
             median(ratios) >= claim.target,
         )
+
+    def _warning(self) -> str:
+        return f", {self.disturbed} rounds disturbed" if self.disturbed else ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def _open(spec: LaneSpec, measured: Measured, say: Say) -> Lane | None:
         return Lane(spec)
     except LaneError as error:
         measured.skipped[spec.title] = str(error)
-        say(f"  {spec.title}: skipped, it could not be opened\n{error}")
+        say(f"  {spec.title}: skipped, it could not be opened: {_last_line(error)}")
         return None
 
 
@@ -161,12 +164,17 @@ def _sample(lane: Lane, seconds: float, into: dict[str, Sample], measured: Measu
     except LaneError as error:
         lane.kill()
         measured.skipped[title] = str(error)
-        say(f"  {title}: dropped, it failed while being measured\n{error}")
+        say(f"  {title}: dropped, it failed while being measured: {_last_line(error)}")
         return
     into[title] = replace(sample, foreign=max(0.0, foreign))
     contender = CONTENDERS.get(lane.spec.contender)
     if contender is not None and contender.settle:
         time.sleep(contender.settle)
+
+
+def _last_line(error: LaneError) -> str:
+    """The exception of a remote traceback; all of it is in the JSON file."""
+    return str(error).strip().splitlines()[-1]
 
 
 def _rate(samples: list[Sample]) -> str:

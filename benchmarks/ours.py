@@ -17,14 +17,6 @@ class _Ours(StepThenReset):
     needs = "vecenv"
     kind: ClassVar[str]
 
-    @classmethod
-    def available(cls) -> bool:
-        try:
-            import vecenv
-        except ImportError:
-            return False
-        return hasattr(vecenv, cls.kind)
-
     def __init__(self, env_fns: Sequence[EnvFn], **options: Any) -> None:
         import vecenv
 

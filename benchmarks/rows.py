@@ -47,6 +47,8 @@ class Settings:
     ours: dict[str, Any] = field(default_factory=dict)
     """Extra arguments for our Subproc and Shmem, for tuning."""
     quick: bool = False
+    lean: bool = False
+    """Only the contenders that a row compares."""
 
 
 def experiments(settings: Settings) -> list[Experiment]:
@@ -70,7 +72,7 @@ def _against_bound(settings: Settings, name: str, kind: str, count: int, what: s
     peers = ["gymnasium Async", "tianshou Shmem", "PufferLib Multiprocessing"]
     return Experiment(
         name,
-        _lanes(settings, [bound, SHMEM, SUBPROC, *([] if settings.quick else peers)], env, count),
+        _lanes(settings, [bound, SHMEM, SUBPROC, *([] if settings.lean else peers)], env, count),
         [Claim(f"Shmem, {what}, {count} envs", SHMEM, bound, target)],
         yardstick=bound,
     )
@@ -90,8 +92,8 @@ def _cartpole(settings: Settings, count: int) -> Experiment:
     if count >= 64:
         claims.append(Claim(f"Shmem, {size}: CPU of the main process a step", SHMEM, "", 40.0))
     peers = [cls.name for cls in PEERS]
-    if settings.quick:
-        peers = ["gymnasium Async", "gymnasium Sync"]
+    if settings.lean:
+        peers = ["gymnasium Async", "gymnasium Sync", "tianshou Shmem"]
     lanes = _lanes(settings, [bound, SHMEM, TWO_ROUNDS, SUBPROC, DUMMY, *peers], EnvSpec("cartpole"), count)
     return Experiment(name, lanes, claims, yardstick=bound)
 

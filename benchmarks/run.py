@@ -3,7 +3,7 @@
     python -m benchmarks.run                           # everything: ten to twenty minutes
     python -m benchmarks.run --quick                   # does every row still run? under a minute, no verdict
     python -m benchmarks.run --only cartpole-64        # one row with its peers
-    python -m benchmarks.run --only busy-8 --ours num_workers=1
+    python -m benchmarks.run --only busy-8 --lean --ours num_workers=1
 
 `benchmarks/README.md` says what the rows mean.
 """
@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         iterations=calibrate(),
         ours=dict(options.ours),
         quick=options.quick,
+        lean=options.lean or options.quick,
     )
     effort = Effort(options.rounds, options.seconds, options.patience)
     wanted = options.only or ROWS
@@ -90,6 +91,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--only", action="append", choices=ROWS, metavar="ROW", help=f"one of: {', '.join(ROWS)}; may be repeated"
     )
     parser.add_argument("--quick", action="store_true", help="seconds; checks that rows run, proves nothing")
+    parser.add_argument("--lean", action="store_true", help="only the contenders that a row compares, for tuning")
     parser.add_argument("--rounds", type=int, help="rounds of each throughput row (default 5)")
     parser.add_argument("--seconds", type=float, help="seconds of each measurement (default 1)")
     parser.add_argument(
@@ -127,7 +129,7 @@ def _key_value(text: str) -> tuple[str, Any]:
 
 
 def _plain(options: argparse.Namespace) -> dict[str, Any]:
-    kept = ("only", "quick", "rounds", "seconds", "patience")
+    kept = ("only", "quick", "lean", "rounds", "seconds", "patience")
     return {name: value for name, value in vars(options).items() if name in kept}
 
 

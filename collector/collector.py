@@ -196,14 +196,14 @@ class SyncDataCollector:
         """One batch, recorded on a tape: see the picture at the top of this file."""
         n, end = self._env_num, self._steps * self._env_num
         tape, cursor = Tape(n, self._steps), np.arange(n)  # the cursor of an environment is its next row
-        ids, interrupted = np.arange(n), False
-        if self._obs is not None:
-            tape.write("obs", cursor, self._obs)
+        ids, obs, interrupted = np.arange(n), self._obs, False
+        if obs is not None:
+            tape.write("obs", cursor, obs)
         while len(ids) and not interrupted:
-            obs = None if self._obs is None else tape.read("obs", cursor[ids])
             cursor[ids], self._over[ids], interrupted = self._run(tape, cursor[ids], ids, obs, self._over[ids])
-            self._obs = tape.read("obs", cursor)
             ids = np.flatnonzero(cursor < end)
+            obs = tape.read("obs", cursor[ids])
+        self._obs = tape.read("obs", cursor)
         batch = tape.finish(cursor // n, self._episode)
         self._episode = self._episode + batch.done.sum(1)
         return batch
@@ -218,7 +218,7 @@ class SyncDataCollector:
         """
         n, everyone = self._env_num, len(ids) == self._env_num
         first, last = int(rows.min()) // n, int(rows.max()) // n
-        where: Where = slice(first * n, first * n + n) if everyone and rows[-1] - rows[0] == n - 1 else rows
+        where: Where = slice(first * n, first * n + n) if everyone and first == last else rows
         rounds, interrupted = self._steps - last, False
         while rounds and not interrupted:
             resets = np.count_nonzero(over)
@@ -231,9 +231,10 @@ class SyncDataCollector:
             # An environment that is reset writes to the row of its next step, which overwrites it.
             for name, values in outputs.items():
                 tape.write(name, where, values)
-            resetting = ids[over] if resets else None
-            obs, reward, terminated, truncated, _ = self.env.step(
-                outputs["action"], None if everyone else ids, reset=resetting
+            obs, reward, terminated, truncated, _ = (
+                self.env.step(outputs["action"], None, reset=over if resets else None)
+                if everyone
+                else self.env.step(outputs["action"], ids, reset=ids[over] if resets else None)
             )
             tape.write("reward", where, reward)
             tape.write("terminated", where, terminated)

@@ -1,6 +1,7 @@
 """Fixtures that every test shares: the backends, and the check that a test leaves nothing behind."""
 
 import gc
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
 PROCESS_BACKENDS = BACKENDS[1:]
 PATIENCE = 5.0
 """Seconds that the system may take to reap what has been closed."""
+
+# Semaphores of this process and its workers get names of their own: other programs use /dev/shm as well.
+OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
+multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda cls: cls.__name__)
@@ -80,13 +85,14 @@ def children() -> set[psutil.Process]:
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm; the semaphores of multiprocessing are among them."""
+    """Names in /dev/shm, less the semaphores of other programs."""
     folder = Path("/dev/shm")
-    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names if name.startswith(OUR_SEMAPHORES) or not name.startswith("sem.")}
 
 
 def used_elsewhere(name: str) -> bool:
-    """Whether a process that is neither this one nor below it has mapped the file: other programs use the folder too."""
+    """Whether a process that is neither this one nor below it has mapped the file."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for process in psutil.process_iter():
         try:

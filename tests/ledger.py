@@ -199,7 +199,11 @@ class Ledger:
 
 def said(error: BaseException) -> str:
     """All that an error tells: its text, its notes, its cause."""
-    return "\n".join([str(error), *getattr(error, "__notes__", []), str(error.__cause__ or "")])
+    try:
+        text = str(error)
+    except RuntimeError:  # one of the zoo has none
+        text = ""
+    return "\n".join([text, *getattr(error, "__notes__", []), str(error.__cause__ or "")])
 
 
 def pids(venv: Any) -> list[int]:

@@ -30,13 +30,21 @@ def check_told(error: BaseException, column: Column, env_id: int, op: str) -> No
 
 
 @columns()
-@pytest.mark.parametrize("bad", [[0], [1], [N - 1], [0, 2], [0, 1, 2, 3]], ids=str)
-def test_an_env_that_raises_in_step_is_named_and_the_results_of_the_others_are_kept(column: Column, bad: list[int]) -> None:
+def test_an_env_that_raises_in_step_is_named_and_the_results_of_the_others_are_kept(column: Column) -> None:
+    with column.open(counters(N, env1=RaisesOnStep)) as ledger:
+        ledger.begin()
+        check_told(ledger.fails(ValueError), column, 1, "step")
+        ledger.goes_on([1], ValueError)
+
+
+@columns("blocks", "async blocks")
+@pytest.mark.parametrize("bad", [[0], [N - 1], [0, 2], [0, 1, 2, 3]], ids=str)
+def test_any_number_of_envs_may_raise_in_one_round(column: Column, bad: list[int]) -> None:
     with column.open(counters(N, **{f"env{i}": RaisesOnStep for i in bad})) as ledger:
         ledger.begin()
         errors = ledger.round()
         assert {type(error) for error in errors} == {ValueError}
-        check_told(errors[0], column, bad[0] if not column.is_async else named(errors[0]), "step")
+        check_told(errors[0], column, named(errors[0]) if column.is_async else bad[0], "step")
         ledger.goes_on(bad, ValueError)
 
 
@@ -55,8 +63,8 @@ def test_an_env_that_raises_in_a_late_step_does_not_disturb_what_came_before(col
         ledger.goes_on([2], ValueError)
 
 
-@columns()
-@pytest.mark.parametrize("bad", [[0], [1, 2], [0, 1, 2, 3]], ids=str)
+@columns("blocks", "single", "async")
+@pytest.mark.parametrize("bad", [[1], [0, 1, 2, 3]], ids=str)
 def test_an_env_that_raises_in_reset_is_named_and_the_results_of_the_others_are_kept(column: Column, bad: list[int]) -> None:
     with column.open(counters(N, **{f"env{i}": RaisesOnReset for i in bad})) as ledger:
         ledger.begin()
@@ -87,7 +95,7 @@ def test_a_failed_env_stays_failed_when_its_reset_is_refused(column: Column) -> 
         ledger.goes_on([1], ValueError)
 
 
-@columns()
+@columns("blocks", "single")
 @pytest.mark.parametrize("bad", [0, 1, N - 1])
 def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Column, bad: int) -> None:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -100,14 +108,14 @@ def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Col
     assert [t.name for t in threading.enumerate() if "vecenv" in t.name] == []
 
 
-@columns("blocks", "single")
+@columns("blocks")
 @pytest.mark.parametrize("made", [None, 7, object()], ids=["None", "int", "object"])
 def test_an_env_fn_that_makes_no_env_is_named(column: Column, made: Any) -> None:
     with pytest.raises(TypeError, match=r"env_fns\[2\]\(\) returned"):
         column.backend([*counters(2), lambda: made, *counters(1)], **column.options)
 
 
-@columns("blocks", "single")
+@columns("blocks")
 def test_an_env_that_raises_in_close_is_named_in_a_warning(column: Column) -> None:
     venv = column.backend(counters(N, env1=RaisesElsewhere), **column.options)
     Ledger(venv).begin()
@@ -117,7 +125,7 @@ def test_an_env_that_raises_in_close_is_named_in_a_warning(column: Column) -> No
     venv.close()
 
 
-@columns("blocks", "single", "async")
+@columns("blocks", "async")
 @pytest.mark.parametrize("use", ["render", "get_env_attr", "set_env_attr", "call", "seed"])
 def test_an_env_that_raises_outside_of_steps_is_named_and_nothing_is_lost(column: Column, use: str) -> None:
     uses = {
@@ -159,27 +167,27 @@ class HasProp(Counter):
 def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
     """Name: what the env raises, what arrives from a worker, what the text has to hold."""
     entries: dict[str, tuple[Any, type[BaseException], str]] = {
-        "two arguments": (partial(faulty.TwoArguments, "one", 2), EnvStepError, "TwoArguments: one and 2"),
-        "keyword only": (partial(faulty.KeywordOnly, what="w"), EnvStepError, "KeywordOnly: keyword w"),
-        "reduce raises": (partial(faulty.ReduceRaises, "r"), EnvStepError, "ReduceRaises: r"),
-        "holds a lock": (partial(faulty.HoldsLock, "held"), EnvStepError, "HoldsLock: held"),
-        "holds 100 MB": (partial(faulty.HoldsHugeArray, "huge"), EnvStepError, "HoldsHugeArray: huge"),
+        "two arguments": (partial(faulty.TwoArguments, "one", 2), EnvStepError, "one and 2"),
+        "keyword only": (partial(faulty.KeywordOnly, what="w"), EnvStepError, "keyword w"),
+        "reduce raises": (partial(faulty.ReduceRaises, "r"), EnvStepError, "r"),
+        "holds a lock": (partial(faulty.HoldsLock, "held"), EnvStepError, "held"),
+        "holds 100 MB": (partial(faulty.HoldsHugeArray, "huge"), EnvStepError, "huge"),
         "text raises": (faulty.TextRaises, EnvStepError, "TextRaises"),
         "no attributes": (partial(faulty.NoAttributes, "bare"), faulty.NoAttributes, "bare"),
-        "raises when rebuilt": (partial(faulty.RaisesWhenRebuilt, "x"), EnvStepError, "RaisesWhenRebuilt: x"),
-        "exits when rebuilt": (partial(faulty.ExitsWhenRebuilt, "x"), EnvStepError, "ExitsWhenRebuilt: x"),
+        "raises when rebuilt": (partial(faulty.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
         "local class": (faulty.local_class, Exception, "from a function"),
         "KeyError": (partial(KeyError, "missing\nkey"), KeyError, "missing\\nkey"),
         "UnicodeDecodeError": (faulty.decode_error, UnicodeDecodeError, "bad %s {byte}"),
         "StopIteration": (partial(StopIteration, 5), StopIteration, "5"),
         "no arguments": (ValueError, ValueError, ""),
         "OSError": (partial(FileNotFoundError, 2, "No such", "f"), FileNotFoundError, "[Errno 2] No such: 'f'"),
-        "huge text": (partial(ValueError, "y" * (10 << 20)), EnvStepError, "ValueError: yyy"),
+        "huge text": (partial(ValueError, "y" * (10 << 20)), EnvStepError, "yyy"),
         "SystemExit": (partial(SystemExit, 3), EnvStepError, "SystemExit: 3"),
         "KeyboardInterrupt": (KeyboardInterrupt, EnvStepError, "KeyboardInterrupt"),
         "GeneratorExit": (partial(GeneratorExit, "g"), EnvStepError, "GeneratorExit: g"),
         "BaseException": (partial(faulty.OwnBase, "base"), EnvStepError, "OwnBase: base"),
         "percent and braces": (faulty.boom, ValueError, BOOM),
+        "exits when rebuilt": (partial(faulty.ExitsWhenRebuilt, "x"), EnvStepError, "x"),
     }
     if sys.version_info >= (3, 11):
         group = partial(ExceptionGroup, "several", [ValueError("one"), KeyError("two")])
@@ -190,7 +198,7 @@ def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
 ZOO = zoo()
 
 
-@columns("blocks", "single")
+@columns("blocks")
 @pytest.mark.parametrize("kind", ["step", "reset", "__init__"])
 def test_the_whole_zoo_of_exceptions_arrives_with_class_text_and_env(column: Column, kind: str) -> None:
     """One vector env for the whole zoo: what one exception does must not spoil the next."""
@@ -239,6 +247,7 @@ def check_animal(error: BaseException, name: str, column: Column, op: str) -> No
     if name != "no attributes":
         assert "env 1" in said(error)
     if isinstance(error, EnvStepError):
+        assert f"{type(raised()).__name__}: " in str(error)
         assert (error.env_id, error.op) == (1, op)
 
 

@@ -1,4 +1,4 @@
-"""The test kit tests vector envs; these are the tests of the kit: a contract that is broken in one way fails the checks that are listed."""
+"""Tests of the test kit: a vector env that breaks the contract in one way fails exactly the checks listed."""
 
 import threading
 
@@ -211,7 +211,7 @@ def test_each_breach_of_the_contract_is_caught_by(factory, caught_by):
 def test_a_lost_answer_is_reported_instead_of_waited_for():
     LosesAnAnswer.given_up.clear()
     try:
-        with pytest.raises(AssertionError, match="rows: it did not end within 0.2 s; an answer was lost"):
+        with pytest.raises(AssertionError, match=r"rows: it did not end within 0.2 s; an answer was lost"):
             check_vector_env(on(LosesAnAnswer), ["rows"], patience=0.2)
     finally:
         LosesAnAnswer.given_up.set()
@@ -254,5 +254,5 @@ class SharesActions(DummyBackend):
 
     def send(self, ids, ops, payloads):
         if ids is None and isinstance(ops, int) and ops == STEP:
-            payloads, ops = {i: self.arena.action[0] for i in range(len(self.arena.mail))}, STEP_OBJECT
+            payloads, ops = dict.fromkeys(range(len(self.arena.mail)), self.arena.action[0]), STEP_OBJECT
         super().send(ids, ops, payloads)

@@ -1,4 +1,4 @@
-"""EnvAccess: everything about the envs of a vector env but stepping them. Spaces, attributes, seeds, frames, numbers."""
+"""EnvAccess: everything about the envs of a vector env but stepping them: spaces, attributes, seeds, frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vecenv.seeding import check_seed, seed_chain, spread_seeds
 if TYPE_CHECKING:
     from vecenv.backends.base import Backend
     from vecenv.backends.host import EnvReport
-    from vecenv.supervision import Supervisor
+    from vecenv.recovery import Recovery
 
 
 class EnvAccess:
@@ -24,8 +24,7 @@ class EnvAccess:
     _backend: Backend
     _reports: list[EnvReport]
     _busy: np.ndarray
-    _errors: dict[int, BaseException]
-    _supervisor: Supervisor
+    _recovery: Recovery
     _all_ids: list[int]
     _rounds: int
     _steps: int
@@ -40,9 +39,6 @@ class EnvAccess:
         raise NotImplementedError
 
     def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
-        raise NotImplementedError
-
-    def _mark_lost(self) -> None:
         raise NotImplementedError
 
     # What is known of the envs, one entry each, from when they were made.
@@ -94,7 +90,7 @@ class EnvAccess:
     @property
     def ready_id(self) -> list[int]:
         """The envs that can be stepped."""
-        return [i for i in self._all_ids if not self._busy[i] and i not in self._errors]
+        return [i for i in self._all_ids if not self._busy[i] and i not in self._recovery.errors]
 
     @property
     def waiting_id(self) -> list[int]:
@@ -104,7 +100,7 @@ class EnvAccess:
     @property
     def failed_id(self) -> list[int]:
         """The envs that failed and accept nothing but `reset`."""
-        return sorted(self._errors)
+        return sorted(self._recovery.errors)
 
     def alive(self) -> list[bool]:
         """Whether each env exists, as far as is known without asking: False for those whose worker has ended."""
@@ -113,9 +109,9 @@ class EnvAccess:
     def stats(self) -> dict[str, Any]:
         """Where time went since the start: counts, seconds, and who is slow.
 
-        `rounds`, `steps`, `resets`: counts of calls and of envs; `dispatch_s`, `wait_s`: seconds of this process, `worker_busy_s` those of
-        each worker inside rounds; `slowest_worker`: the index of the busiest; `restarts`: of workers; `absorbed`: failures that
-        on_error="restart" turned into truncated rows.
+        `rounds`, `steps`, `resets`: counts of calls and of envs; `dispatch_s`, `wait_s`: seconds of this process,
+        `worker_busy_s` those of each worker inside rounds; `slowest_worker`: the index of the busiest; `restarts`: of
+        workers; `absorbed`: failures that on_error="restart" turned into truncated rows.
         """
         busy = self._backend.busy_time()
         return {
@@ -126,8 +122,8 @@ class EnvAccess:
             "wait_s": self._wait_time,
             "worker_busy_s": busy,
             "slowest_worker": int(np.argmax(busy)) if busy else None,
-            "restarts": self._supervisor.restarts,
-            "absorbed": self._supervisor.absorbed,
+            "restarts": self._recovery.restarts,
+            "absorbed": self._recovery.absorbed,
         }
 
     # Attributes.
@@ -135,7 +131,8 @@ class EnvAccess:
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
         """The attribute `key` of the envs `id` (default all), found through wrappers, as a list in the order of `id`.
 
-        AttributeError, with the env named, if an env and its wrappers do not have it; RuntimeError for an env that is stepping.
+        AttributeError, with the env named, if an env and its wrappers do not have it; RuntimeError for an env that is
+        stepping.
         """
         return self._call(id, "get_env_attr", (key,))
 
@@ -144,7 +141,9 @@ class EnvAccess:
         self._call(id, "set_env_attr", (key, value))
 
     def call(self, name: str, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the method `name` of the envs `id`, in all workers at once; what is not a method is returned (as gymnasium's `call`)."""
+        """Call the method `name` of the envs `id`, in all workers at once; what is not a method is returned (as
+        gymnasium's `call`).
+        """
         return self._call(id, "call", (name, args, kwargs))
 
     def render(self, **kwargs: Any) -> list[Any]:
@@ -157,10 +156,11 @@ class EnvAccess:
     # Seeds.
 
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env. Returns the seeds used.
+        """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env. Returns the
+        seeds used.
 
-        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does nothing.
-        ValueError for a wrong count or a bad seed, before any env is touched.
+        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does
+        nothing. ValueError for a wrong count or a bad seed, before any env is touched.
         """
         self._check_open()
         self._check_not_busy(None)
@@ -200,13 +200,13 @@ class EnvAccess:
     def _ask(self, asked: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run an operation on idle envs; the first failure is raised once all have answered."""
         if self._backend.lost:
-            self._mark_lost()
+            self._recovery.note_lost(self._busy)
         for i in asked:
             if i in self._backend.lost:
-                raise self._errors[i]
+                self._recovery.check(i)
         values = self._backend.call(asked, op, args)
         if self._backend.lost:
-            self._mark_lost()
+            self._recovery.note_lost(self._busy)
         for i, value in zip(asked, values, strict=True):
             if isinstance(value, Failure):
                 raise value.exception(self._backend.pid(i))

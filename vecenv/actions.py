@@ -13,16 +13,18 @@ from vecenv.backends.rows import cast_exactly
 
 
 def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndarray | list[Any]:
-    """`action` as one array (k, *shape) of the dtype of the action space, or as a list of k objects where there is no such array.
+    """`action` as one array (k, *shape) of the dtype of the action space, or as a list of k objects where there is no
+    such array.
 
-    Integers are cast where they stay what they are, floats between float types; floats for an integer space must be whole numbers (else
-    TypeError). Rows of another shape than the space's are passed on as they are: the env decides. ValueError if there are not k rows.
+    Integers are cast where they stay what they are, floats between float types; floats for an integer space must be
+    whole numbers (else TypeError). Rows of another shape than the space's are passed on as they are: the env decides.
+    ValueError if there are not k rows.
     """
     k = len(ids)
     if leaf is None:
         return _as_rows(action, ids)
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
-        return action  # type: ignore[no-any-return]
+        return action
     try:
         array = np.asarray(_on_host(action))
     except (ValueError, TypeError):  # ragged, or tensors of another device in a list
@@ -38,7 +40,8 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
         cast = cast_exactly(array, leaf.dtype)
         if cast is None and array.dtype.kind == "f" and leaf.dtype.kind in "iu":
             raise TypeError(
-                f"actions for envs {list(ids)} are {array.dtype} and not whole numbers, the action space has {leaf.dtype}: {array!r}"
+                f"actions for envs {list(ids)} are {array.dtype} and not whole numbers, "
+                f"the action space has {leaf.dtype}: {array!r}"
             )
         return list(array) if cast is None else cast
     return array
@@ -70,7 +73,8 @@ def _check_count(action: Any, ids: Sequence[int]) -> None:
         count = len(action)
     except TypeError:
         raise ValueError(
-            f"got the single action {action!r} for envs {list(ids)}; pass one for each, an array of shape ({len(ids)}, ...)"
+            f"got the single action {action!r} for envs {list(ids)}; "
+            f"pass one for each, an array of shape ({len(ids)}, ...)"
         ) from None
     if count != len(ids):
         raise ValueError(f"got {count} actions for {len(ids)} envs {list(ids)}")

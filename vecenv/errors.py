@@ -9,8 +9,9 @@
     ├── ClosedError           the vector env is closed, or belongs to another process
     └── SharedMemoryError     the system refused the memory for the batch             (also OSError)
 
-Mistakes of the caller are plain ValueError, TypeError, IndexError and RuntimeError. An exception that the env raised arrives as
-itself wherever it survives a pickle round trip: same class, the worker's traceback as its cause, the env id in a note.
+Mistakes of the caller are plain ValueError, TypeError, IndexError and RuntimeError. An exception that the env raised
+arrives as itself wherever it survives a pickle round trip: same class, the worker's traceback as its cause, the env
+id in a note.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any, NamedTuple
 
 
 class Partial(NamedTuple):
-    """What the other envs of a failed call returned, rows in the order of `env_id`. Found in the `partial` of the error."""
+    """What the other envs of a failed call returned, rows in the order of `env_id`. Found in the `partial` of the
+    error.
+    """
 
     env_id: Any
     obs: Any
@@ -32,8 +35,9 @@ class Partial(NamedTuple):
 class VectorEnvError(RuntimeError):
     """Base of the errors below.
 
-    Attributes: `env_id` (int, or None), `env_ids` (all the envs concerned), `op` ("step", "reset", ...), `pid` of the worker or
-    None, and `partial`: a `Partial` with the results that the other envs of the same call returned, or None.
+    Attributes: `env_id` (int, or None), `env_ids` (all the envs concerned), `op` ("step", "reset", ...), `pid` of the
+    worker or None, and `partial`: a `Partial` with the results that the other envs of the same call returned, or
+    None.
     """
 
     env_id: int | None = None
@@ -44,7 +48,9 @@ class VectorEnvError(RuntimeError):
 
 
 class EnvStepError(VectorEnvError):
-    """The code of an env raised, and its exception could not be carried over; the message holds its type, text and traceback."""
+    """The code of an env raised, and its exception could not be carried over; the message holds its type, text and
+    traceback.
+    """
 
 
 class WorkerDiedError(VectorEnvError):

@@ -10,8 +10,8 @@ import numpy as np
 def as_ids(id: Any, n: int) -> np.ndarray:
     """`id` as a fresh int64 array (k,): an int, a sequence of ints, an integer array, or a bool mask of length n.
 
-    IndexError for an id out of range (negative ones too), ValueError for none at all, one given twice or a mask of the wrong length,
-    TypeError for anything that is not an integer.
+    IndexError for an id out of range (negative ones too), ValueError for none at all, one given twice or a mask of
+    the wrong length, TypeError for anything that is not an integer.
     """
     try:
         array = np.asarray(id)

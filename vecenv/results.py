@@ -16,8 +16,9 @@ from vecenv.backends.rows import Extra
 class HandOver:
     """Makes the returned batches from the arena.
 
-    Guarantees that what it returns never changes later, unless `copy` is False: then a full batch is a view of the arena, valid until the
-    next call. `spaced` says that the envs have observation spaces; without them arrays of one shape are stacked as they come.
+    Guarantees that what it returns never changes later, unless `copy` is False: then a full batch is a view of the
+    arena, valid until the next call. `spaced` says that the envs have observation spaces; without them arrays of one
+    shape are stacked as they come.
     """
 
     def __init__(self, arena: Arena, layout: Layout, n: int, *, copy: bool, stack_obs: bool, spaced: bool) -> None:
@@ -41,10 +42,14 @@ class HandOver:
             return self._rows(self._single, ids)
         if self._split:
             ids_list = self._all if ids is None else ids.tolist()
-            return nest.object_array([nest.map(lambda leaf, i=i: _row(leaf, i), self._arena.obs) for i in ids_list])
+            return nest.object_array([self._raw(i) for i in ids_list])
         if self._unspaced:
             return self._stack_if_even(self._rows(self._arena.obs, ids))
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
+
+    def _raw(self, i: int) -> Any:
+        """The observation of one env, as the env returned it."""
+        return nest.map(lambda leaf: _row(leaf, i), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         if ids is not None:
@@ -52,7 +57,9 @@ class HandOver:
         return leaf.copy() if self._copy else leaf
 
     def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
-        """Envs without spaces: one array as long as all rows seen so far have one shape, from then on an object array."""
+        """Envs without spaces: one array as long as all rows seen so far have one shape, from then on an object
+        array.
+        """
         if not self._ragged:
             for value in values:
                 shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None

@@ -10,8 +10,9 @@ import numpy as np
 class RunningMeanStd:
     """Mean and variance of all rows seen so far, and `norm` to standardise with them (as tianshou's RunningMeanStd).
 
-    `mean` and `var` are float64 of the shape of one row, `count` the number of rows; `eps` keeps the division finite and `clip_max`
-    (None for no limit) bounds what `norm` returns. `state_dict` and `load_state_dict` carry the numbers.
+    `mean` and `var` are float64 of the shape of one row, `count` the number of rows; `eps` keeps the division finite
+    and `clip_max` (None for no limit) bounds what `norm` returns. `state_dict` and `load_state_dict` carry the
+    numbers.
 
     >>> rms = RunningMeanStd()
     >>> rms.update(np.array([[1.0], [3.0]]))
@@ -33,7 +34,9 @@ class RunningMeanStd:
         self.eps = eps
 
     def update(self, batch: np.ndarray) -> None:
-        """Add the rows of `batch` (k, ...) to the statistics (Chan's parallel formula, exact for any split into batches)."""
+        """Add the rows of `batch` (k, ...) to the statistics (Chan's parallel formula, exact for any split into
+        batches).
+        """
         batch = np.asarray(batch, dtype=np.float64)
         k = len(batch)
         if k == 0:
@@ -47,7 +50,9 @@ class RunningMeanStd:
         self.count = total
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
-        """`batch` with the mean taken off, divided by the deviation, clipped; float32 stays float32, all else becomes float64."""
+        """`batch` with the mean taken off, divided by the deviation, clipped; float32 stays float32, all else becomes
+        float64.
+        """
         batch = np.asarray(batch)
         dtype = batch.dtype if np.issubdtype(batch.dtype, np.floating) else np.dtype(np.float64)
         scaled = (batch - self.mean) / np.sqrt(self.var + self.eps)

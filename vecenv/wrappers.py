@@ -50,10 +50,12 @@ def _defined_by_wrapper(cls: type, name: str) -> bool:
 
 
 class VectorEnvNormObs(VectorEnvWrapper):
-    """Normalises observations by their running mean and deviation (as tianshou's VectorEnvNormObs; Dict and Tuple spaces too).
+    """Normalises observations by their running mean and deviation (as tianshou's VectorEnvNormObs; Dict and Tuple
+    spaces too).
 
-    Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and `set_obs_rms` share
-    them with another wrapper, so that a test env uses those of training. float32 stays float32, other dtypes become float64.
+    Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
+    `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
+    other dtypes become float64.
     """
 
     def __init__(self, venv: Any, update_obs_rms: bool = True) -> None:
@@ -85,7 +87,7 @@ class VectorEnvNormObs(VectorEnvWrapper):
         return _zip_map(lambda rms, leaf: rms.norm(leaf), self.obs_rms, obs)
 
     def get_obs_rms(self) -> Any:
-        """The statistics: a RunningMeanStd, or a tree of them for Dict and Tuple spaces; None before the first batch."""
+        """The statistics: a RunningMeanStd, a tree of them for Dict and Tuple spaces, None before the first batch."""
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:

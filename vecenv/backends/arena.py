@@ -1,4 +1,5 @@
-"""The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared between processes.
+"""The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared between
+processes.
 
     mail        (n,)  uint8     the post box of each env: what is asked of it, or that it has answered (see below)
     reward      (n,)  float64
@@ -7,7 +8,8 @@
     action      (n, *shape)     when the action is one array leaf
     obs         (n, *shape)     for each array leaf of the observation
 
-The post box of an env has one writer at a time: the parent writes an operation into an idle box, the host writes the answer.
+The post box of an env has one writer at a time: the parent writes an operation into an idle box, the host writes the
+answer.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ _SMALL = (
 
 
 def _plan(layout: Layout, n: int) -> tuple[list[int], int]:
-    """The offset of each array, and the bytes needed. Arrays start on pages, so that each can be registered with a GPU."""
+    """The offset of each array, and the bytes needed. Arrays start on pages, so that each can be registered with a
+    GPU.
+    """
     action = () if layout.action is None else (layout.action,)
     arrays = (*_SMALL, *action, *(leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)))
     offsets, end = [], 0
@@ -103,7 +107,9 @@ def arena_bytes(layout: Layout, n: int) -> int:
 
 
 def anonymous_file(name: str) -> int:
-    """The descriptor of an unnamed file in memory (in the temporary folder where the system has no memfd): nothing to leak."""
+    """The descriptor of an unnamed file in memory (in the temporary folder where the system has no memfd): nothing to
+    leak.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:

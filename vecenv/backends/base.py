@@ -29,9 +29,10 @@ class Backend(ABC):
         extras = backend.take(ids)                          # what does not fit a row; the post boxes are idle again
         backend.close(timeout)
 
-    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a post box that says DONE or
-    DONE_EXTRA, or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a worker, the operations of that
-    worker answered by failures and all its envs in `lost`; (3) `close` returns in bounded time, whatever happened before.
+    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a post box that says DONE
+    or DONE_EXTRA, or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a worker, the
+    operations of that worker answered by failures and all its envs in `lost`; (3) `close` returns in bounded time,
+    whatever happened before.
     """
 
     num_workers: int = 0
@@ -57,7 +58,9 @@ class Backend(ABC):
         """Reserve the memory for the batch, once, after `start`; returns the parent's view of it."""
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        """Prepare actions and arguments that do not fit the arena, before anything is sent; TypeError if one cannot travel."""
+        """Prepare actions and arguments that do not fit the arena, before anything is sent; TypeError if one cannot
+        travel.
+        """
         return dict(payloads)
 
     @abstractmethod
@@ -66,6 +69,7 @@ class Backend(ABC):
 
     def nudge(self) -> None:
         """`send` was interrupted: make sure that what the post boxes ask for is known."""
+        return
 
     @abstractmethod
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:

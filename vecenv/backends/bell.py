@@ -1,11 +1,13 @@
 """Bell: wakes the process that sleeps on it, without a system call while it is awake.
 
-The sleeper says so in a shared cell *before* it looks a last time whether there is something to do; the ringer writes what there is to do
-*before* it looks at the cell. A fence on both sides keeps these orders, so no wake-up is lost; one too many does no harm.
+The sleeper says so in a shared cell *before* it looks a last time whether there is something to do; the ringer writes
+what there is to do *before* it looks at the cell. A fence on both sides keeps these orders, so no wake-up is lost;
+one too many does no harm.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
@@ -20,8 +22,8 @@ def _locked_fence() -> None:
     _lock.release()
 
 
-# Everything written before is seen before what is read or written after. On x86 any locked instruction does it, and there is one in a lock;
-# elsewhere it takes a system call with the interpreter lock given up and taken again.
+# Everything written before is seen before what is read or written after. On x86 any locked instruction does it, and
+# there is one in a lock; elsewhere it takes a system call with the interpreter lock given up and taken again.
 fence: Callable[[], None] = _locked_fence if platform.machine() in ("x86_64", "AMD64") else os.sched_yield
 
 
@@ -46,14 +48,10 @@ class Bell:
     def ring(self) -> None:
         """Wake the sleeper if it sleeps; what it is to find has been written, and a fence has passed."""
         if self.cell[0]:
-            try:
+            with contextlib.suppress(BlockingIOError):  # so many rings that nobody has heard yet
                 os.write(self.write, (1).to_bytes(8, "little"))
-            except BlockingIOError:  # so many rings that nobody has heard yet
-                pass
 
     def silence(self) -> None:
         """Forget the rings so far."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self.read, 4096)
-        except BlockingIOError:
-            pass

@@ -2,12 +2,14 @@
 
     frame = length u32 | kind u8 | number u64 | payload
 
-The worker's end blocks. The parent's end never does: what cannot be sent at once waits in a buffer until `flush`, and `receive` returns
-the frames that are complete. So no message, however large, can make the two wait for each other, and an interrupted wait loses nothing.
+The worker's end blocks. The parent's end never does: what cannot be sent at once waits in a buffer until `flush`, and
+`receive` returns the frames that are complete. So no message, however large, can make the two wait for each other,
+and an interrupted wait loses nothing.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -62,14 +64,24 @@ class Channel:
         size = sum(len(part) for part in parts)
         self._sock.sendall(b"".join((HEADER.pack(size, kind, number), *parts)))
 
-    def read(self) -> Frame:
-        """The next frame; blocks until it is there. EOFError when the parent is gone."""
+    def read(self, spins: int = 0) -> Frame:
+        """The next frame; looks `spins` times for it, giving the CPU away each time, then blocks. EOFError when the
+        parent is gone.
+        """
         while (frame := self._parsed()) is None:
-            chunk = self._sock.recv(CHUNK)
+            chunk = self._look(spins) or self._sock.recv(CHUNK)
             if not chunk:
                 raise EOFError("the parent closed the channel")
             self._in += chunk
         return frame
+
+    def _look(self, spins: int) -> bytes | None:
+        for _ in range(spins):
+            try:
+                return self._sock.recv(CHUNK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()
+        return None
 
     # The parent's end.
 

@@ -72,7 +72,7 @@ class DummyBackend(Backend):
         pass
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
-        values = [self._host.call(i, op, a)[1] for i, a in zip(ids, args, strict=True)]
+        values = [self._host.call(i, op, a) for i, a in zip(ids, args, strict=True)]
         self._raise_interrupt()
         return values
 

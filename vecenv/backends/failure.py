@@ -1,6 +1,8 @@
-"""A failure on its way to the caller: what a host reports when an env raised, in plain strings that any process can read.
+"""A failure on its way to the caller: what a host reports when an env raised, in plain strings that any process can
+read.
 
-The exception itself travels only when it was seen to survive pickling in the worker; text is never used as a format template.
+The exception itself travels only when it was seen to survive pickling in the worker; text is never used as a format
+template.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Failure:
             return None
         try:
             error = pickle.loads(self.blob)
-        except Exception:  # a class that this process cannot import
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a class that this process cannot import, or whose code does anything else but come back
             return None
         return error if isinstance(error, Exception) else None
 

@@ -33,9 +33,10 @@ class EnvReport(NamedTuple):
 class EnvHost:
     """Hosts the envs of `makers`, the first of which has the id `first_id`.
 
-    `local` says that the host lives in the caller's process: exceptions are kept as objects, and object observations are copied
-    because the env goes on living with the original. Before an env is used, `progress[0]` becomes a new number that is its index modulo
-    the size of the block: whoever watches sees which env is running, and that the host gets on.
+    `local` says that the host lives in the caller's process: exceptions are kept as objects, and object observations
+    are copied because the env goes on living with the original. Before an env is used, `progress[0]` becomes a new
+    number that is its index modulo the size of the block: whoever watches sees which env is running, and that the
+    host gets on.
     """
 
     def __init__(self, makers: Sequence[Callable[[], Any]], first_id: int, local: bool) -> None:
@@ -46,7 +47,9 @@ class EnvHost:
         self.progress: Any = [0]
         self._used = 0
         self.interrupt: KeyboardInterrupt | None = None
-        """The user's own Ctrl-C, if one fell into the code of an env in the caller's process: to be raised after the round."""
+        """The user's own Ctrl-C, if one fell into the code of an env in the caller's process: to be raised after the
+        round.
+        """
 
     def construct(self) -> list[EnvReport] | Failure:
         """Call each maker once. The first failure ends it, and the envs made so far are closed."""
@@ -87,8 +90,7 @@ class EnvHost:
         extras = {}
         progress = self.progress
         self._used = mark = self._used + len(self._steps)
-        j = 0
-        for step, write, action in zip(self._steps, self._writers, actions, strict=True):
+        for j, (step, write, action) in enumerate(zip(self._steps, self._writers, actions, strict=True)):
             progress[0] = mark + j
             try:
                 extra = write(step(action))
@@ -96,7 +98,6 @@ class EnvHost:
                 extra = self._failed(error, j, "step")
             if extra is not None:
                 extras[j] = extra
-            j += 1
         return extras
 
     def reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
@@ -107,13 +108,13 @@ class EnvHost:
         except BaseException as error:
             return self._failed(error, j, "reset")
 
-    def call(self, j: int, op: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
-        """Run one of `OPERATIONS` on env j: (True, its value) or (False, a Failure)."""
+    def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
+        """Run one of `OPERATIONS` on env j: its value, or a Failure."""
         self._mark(j)
         try:
-            return True, OPERATIONS[op](self.envs[j], *args)
+            return OPERATIONS[op](self.envs[j], *args)
         except BaseException as error:
-            return False, self._capture(error, j, op)
+            return self._capture(error, j, op)
 
     def close(self) -> list[str]:
         """Close every env; returns a line for each that failed."""
@@ -248,6 +249,6 @@ class PaceMeter:
         if self._cpu > self.MAX_SHARE * self._wall or self._waits < self._rounds:
             return None
         return (
-            f"a worker spent {self._wall:.2f} s stepping its {self._envs} envs but only {self._cpu:.2f} s of CPU: they wait more than they "
-            "compute, one after the other"
+            f"a worker spent {self._wall:.2f} s stepping its {self._envs} envs but only {self._cpu:.2f} s of CPU: "
+            "they wait more than they compute, one after the other"
         )

@@ -1,14 +1,14 @@
 """Start worker processes by fork, forkserver or spawn, none of which imports the user's `__main__` again.
 
 multiprocessing's own spawn and forkserver run the main script once more in each worker, which is why peers need a
-`if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Functions arrive here by cloudpickle, so the script is
-not needed. The forkserver is our own: it has numpy and gymnasium loaded, so that a worker starts in milliseconds and shares their pages.
+`if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Functions arrive here by cloudpickle, so
+the script is not needed. The forkserver is our own: it has numpy and gymnasium loaded, so that a worker starts in
+milliseconds and shares their pages.
 """
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import signal
 import sys
@@ -39,8 +39,12 @@ ONE_THREAD = (
 )
 PRELOAD = "vecenv.backends.worker"
 
+# The parts of multiprocessing that its stubs leave out.
+_process: Any = process
+_util: Any = util
+
 _start_lock = threading.Lock()
-_server = forkserver.ForkServer()
+_server: Any = forkserver.ForkServer()
 
 
 def check_method(method: str | None) -> str:
@@ -55,7 +59,8 @@ def check_method(method: str | None) -> str:
 def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...], name: str) -> process.BaseProcess:
     """Start a process that runs `target(*args)`; returns once it has been created, not once it runs."""
     kind = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
-    # daemon: nobody waits for the process at interpreter exit. The worker takes the mark off itself, so that envs may have children.
+    # daemon: nobody waits for the process at interpreter exit. The worker takes the mark off itself, so that envs may
+    # have children.
     worker = kind(target=target, args=args, name=name, daemon=True)
     with _start_lock, _one_blas_thread(), _keyboard_interrupt_later():
         worker.start()
@@ -89,7 +94,9 @@ def _one_blas_thread() -> Iterator[None]:
 
 @contextmanager
 def _keyboard_interrupt_later() -> Iterator[None]:
-    """Processes started inside never see SIGINT: a Ctrl-C in the terminal is the parent's business, once they are started."""
+    """Processes started inside never see SIGINT: a Ctrl-C in the terminal is the parent's business, once they are
+    started.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -102,9 +109,9 @@ def _preparation(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "authkey": process.current_process().authkey,
-        "sys_path": [path or process.ORIGINAL_DIR for path in sys.path],
+        "sys_path": [path or _process.ORIGINAL_DIR for path in sys.path],
         "sys_argv": sys.argv,
-        "orig_dir": process.ORIGINAL_DIR,
+        "orig_dir": _process.ORIGINAL_DIR,
         "dir": os.getcwd(),
     }
 
@@ -122,7 +129,7 @@ def _pickled(popen: Any, process_object: process.BaseProcess) -> memoryview:
 
 def _ensure_server() -> None:
     """Start our forkserver unless it runs."""
-    default = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload([PRELOAD])
     _server.ensure_running()
@@ -134,7 +141,7 @@ def _ensure_server() -> None:
 def _forget_server() -> None:
     """In a forked child the server belongs to the parent: start another one when it is needed."""
     global _server, _start_lock
-    if (alive := _server._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
+    if (alive := _server._forkserver_alive_fd) is not None:
         os.close(alive)
     _server, _start_lock = forkserver.ForkServer(), threading.Lock()
 
@@ -143,13 +150,15 @@ os.register_at_fork(after_in_child=_forget_server)
 
 
 class _ForkServerPopen(popen_forkserver.Popen):
+    _fds: list[int]
+
     def _launch(self, process_obj: process.BaseProcess) -> None:
         data = _pickled(self, process_obj)
         _ensure_server()
-        self.sentinel, write_end = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        self.sentinel, write_end = _server.connect_to_new_process(self._fds)
         # The worker watches the other end of this one to learn that the parent is gone.
         kept = os.dup(write_end)
-        self.finalizer = util.Finalize(self, util.close_fds, (kept, self.sentinel))
+        self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
         with open(write_end, "wb", closefd=True) as stream:
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
@@ -164,16 +173,18 @@ class _ForkServerProcess(process.BaseProcess):
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
+    _fds: list[int]
+
     def _launch(self, process_obj: process.BaseProcess) -> None:
         tracker = resource_tracker.getfd()
-        self._fds.append(tracker)  # type: ignore[attr-defined]
+        self._fds.append(tracker)
         data = _pickled(self, process_obj)
         self.sentinel, child_write = os.pipe()
         child_read, write_end = os.pipe()
         command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_read)
-        self._fds.extend([child_read, child_write])  # type: ignore[attr-defined]
-        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, write_end))
-        self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[attr-defined]
+        self._fds.extend([child_read, child_write])
+        self.finalizer = util.Finalize(self, _util.close_fds, (self.sentinel, write_end))
+        self.pid = _util.spawnv_passfds(spawn.get_executable(), command, self._fds)
         os.close(child_read)
         os.close(child_write)
         with open(write_end, "wb", closefd=False) as stream:

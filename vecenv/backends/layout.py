@@ -1,7 +1,8 @@
 """What a row of the batch looks like: one array leaf for each part of an observation that has a fixed shape and dtype.
 
-Spaces without a fixed shape (Text, Graph, Sequence, OneOf, custom ones), envs without a space and parts in which the envs of a batch
-differ are object leaves: their values travel pickled, the other leaves of the same observation do not.
+Spaces without a fixed shape (Text, Graph, Sequence, OneOf, custom ones), envs without a space and parts in which the
+envs of a batch differ are object leaves: their values travel pickled, the other leaves of the same observation do
+not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from vecenv import nest
 
 @dataclass(frozen=True)
 class Leaf:
-    """A part of an observation or an action with one shape and dtype; `path` names it in messages, e.g. `obs['camera']`."""
+    """A part of an observation or an action with one shape and dtype; `path` names it in messages, e.g.
+    `obs['camera']`.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -34,7 +37,9 @@ class ObjectLeaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """The observation of all envs of a batch as a tree of leaves, and their action when it is one array leaf (else None)."""
+    """The observation of all envs of a batch as a tree of leaves, and their action when it is one array leaf (else
+    None).
+    """
 
     obs: Any
     action: Leaf | None

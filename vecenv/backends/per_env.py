@@ -23,7 +23,8 @@ REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "ren
 class EnvWorker(ABC):
     """One env, wherever it lives: subclass it to bring workers of your own (contract of tianshou's EnvWorker).
 
-    `send(None, **kwargs)` starts a reset, `send(action)` a step; `recv` returns its result; `wait` tells which workers have one.
+    `send(None, **kwargs)` starts a reset, `send(action)` a step; `recv` returns its result; `wait` tells which
+    workers have one.
     """
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
@@ -87,9 +88,7 @@ class PerEnvBackend(Backend):
             self.workers.append(worker)
         kinds = {type(worker) for worker in self.workers}
         if len(kinds) > 1:
-            raise TypeError(
-                f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}; they must be one"
-            )
+            raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
         return [EnvReport(*(_attr_or_none(worker, name) for name in EnvReport._fields)) for worker in self.workers]
 
     def bind(self, layout: Layout) -> Arena:

@@ -1,4 +1,5 @@
-"""ProcessBackend: what the backends with worker processes share. Start, handshake, events, calls, restart, the watchdog, close.
+"""ProcessBackend: what the backends with worker processes share. Start, handshake, events, calls, restart, the
+watchdog, close.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -17,8 +18,6 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import signal
-import socket
 import time
 import warnings
 from abc import abstractmethod
@@ -26,54 +25,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
-import gymnasium
 import numpy as np
 
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena, anonymous_file
 from vecenv.backends.base import Backend
-from vecenv.backends.channel import Channel, Frame
+from vecenv.backends.channel import Frame
 from vecenv.backends.control import BUSY_NS, CALLS, PROGRESS, Control
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvReport
-from vecenv.backends.launch import Descriptor, check_method, start_process
+from vecenv.backends.launch import Descriptor, check_method
 from vecenv.backends.layout import Layout
 from vecenv.backends.rows import Extra
 from vecenv.backends.watchdog import Watchdog
 from vecenv.backends.worker import Boot, Luggage, Server, dumps
-from vecenv.backends.worker import main as worker_main
-from vecenv.errors import WorkerDiedError, WorkerTimeoutError
-
-_parent_fds: set[int] = set()
-"""Our ends of all channels of this process, of every vector env: a forked worker closes them."""
-
-
-class Worker:
-    """The parent's side of one worker process, and of those that replace it."""
-
-    def __init__(self, index: int, start: int, stop: int) -> None:
-        self.index, self.start, self.stop = index, start, stop
-        self.ids = range(start, stop)
-        self.process: Any = None
-        self.channel: Channel = None  # type: ignore[assignment]
-        self.alive = False
-        self.replies: dict[int, bytes] = {}
-        self.ready: list[EnvReport] | Failure | None = None
-        self.problems: list[str] | None = None
-        self.reason: BaseException | None = None
-        """Why we ended it, if we did."""
-
-    @property
-    def pid(self) -> int:
-        return int(self.process.pid)
+from vecenv.backends.worker_process import WorkerProcess, packed, registered_by_user
+from vecenv.errors import WorkerTimeoutError
 
 
 class ProcessBackend(Backend):
     """Blocks of envs in worker processes.
 
-    `context` is the start method, `start_timeout` the seconds that all constructors together may take, `step_timeout` the seconds after
-    which an env counts as hung, `affinity` whether each worker is bound to one CPU.
+    `context` is the start method, `start_timeout` the seconds that all constructors together may take, `step_timeout`
+    the seconds after which an env counts as hung, `affinity` whether each worker is bound to one CPU.
     """
 
     server: type[Server]
@@ -89,8 +64,8 @@ class ProcessBackend(Backend):
         self._method = check_method(context)
         self._start_timeout = start_timeout
         self._affinity = affinity
-        self.workers: list[Worker] = []
-        self._by_fd: dict[int, tuple[Worker, bool]] = {}
+        self.workers: list[WorkerProcess] = []
+        self._by_fd: dict[int, WorkerProcess] = {}
         self._poller = select.poll()
         self._number = 0
         self._closing = False
@@ -100,7 +75,7 @@ class ProcessBackend(Backend):
     # Start.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
-        self._makers = [_packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        self._makers = [packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
         self._eager = eager
         n = len(env_fns)
         self.num_workers = num_workers
@@ -108,7 +83,7 @@ class ProcessBackend(Backend):
         self.own_fd(self.control.fd)
         self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
         bounds = np.linspace(0, n, num_workers + 1).round().astype(int).tolist()
-        self.workers = [Worker(w, bounds[w], bounds[w + 1]) for w in range(num_workers)]
+        self.workers = [WorkerProcess(w, bounds[w], bounds[w + 1]) for w in range(num_workers)]
         self._worker_of = np.repeat(np.arange(num_workers), np.diff(bounds))
         for worker in self.workers:
             self._launch(worker)
@@ -120,50 +95,49 @@ class ProcessBackend(Backend):
         self._own_fds.append(fd)
         return fd
 
-    def _launch(self, worker: Worker) -> None:
-        ours, theirs = socket.socketpair()
-        worker.channel, worker.ready, worker.reason, worker.problems = Channel(ours), None, None, None
-        _parent_fds.add(ours.fileno())
+    def _launch(self, worker: WorkerProcess) -> None:
         self.control.line(worker.index)[CALLS] = 0
-        boot = Boot(
-            index=worker.index, workers=self.num_workers, first_id=worker.start, count=len(worker.ids), eager=self._eager, socket=theirs,
-            control=Descriptor(self.control.fd), stacks=Descriptor(self.stacks),
-            parent_fds=tuple(_parent_fds) if self._method == "fork" else (), payload=cloudpickle.dumps(self._luggage(worker)),
-            serve=self.server, link=self._link(worker), method=self._method,
-        )  # fmt: skip
-        try:
-            worker.process = start_process(self._method, worker_main, (boot,), f"vecenv-worker-{worker.index}")
-        finally:
-            theirs.close()  # so that the end of the worker is the end of the stream
-        worker.alive = True
-        for fd, is_sentinel in ((ours.fileno(), False), (worker.process.sentinel, True)):
-            self._by_fd[fd] = worker, is_sentinel
-            self._poller.register(fd, select.POLLIN)
-
-    def _luggage(self, worker: Worker) -> Luggage:
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
-        return Luggage(
+        luggage = Luggage(
             makers=self._makers[worker.start : worker.stop],
-            environ=dict(os.environ)
-            if self._method == "forkserver"
-            else None,  # the server's own is as old as the server
-            registered=_registered_by_user(),
+            # The environment of the forkserver is as old as the forkserver.
+            environ=dict(os.environ) if self._method == "forkserver" else None,
+            registered=registered_by_user(),
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
         )
+        boot = Boot(
+            index=worker.index,
+            workers=self.num_workers,
+            first_id=worker.start,
+            count=len(worker.ids),
+            eager=self._eager,
+            method=self._method,
+            control=Descriptor(self.control.fd),
+            stacks=Descriptor(self.stacks),
+            payload=cloudpickle.dumps(luggage),
+            server=self.server,
+            link=self._link(worker),
+        )
+        worker.launch(boot)
+        for fd in worker.fds():
+            self._by_fd[fd] = worker
+            self._poller.register(fd, select.POLLIN)
 
     @abstractmethod
-    def _link(self, worker: Worker) -> Any:
+    def _link(self, worker: WorkerProcess) -> Any:
         """What the server in the worker needs to be started with."""
 
-    def _await_ready(self, workers: Sequence[Worker]) -> None:
-        """Wait until all have reported; raises for the first constructor that failed, and WorkerTimeoutError after `start_timeout`."""
+    def _await_ready(self, workers: Sequence[WorkerProcess]) -> None:
+        """Wait until all have reported; raises for the first constructor that failed, and WorkerTimeoutError after
+        `start_timeout`.
+        """
         deadline = time.monotonic() + self._start_timeout
         while any(worker.ready is None for worker in workers):
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
                 if worker.ready is None and not worker.alive:
-                    raise self._death(worker, "constructing its envs")
+                    raise worker.death("constructing its envs")
             if time.monotonic() >= deadline:
                 late = [i for worker in workers if worker.ready is None for i in worker.ids]
                 raise WorkerTimeoutError(
@@ -178,7 +152,7 @@ class ProcessBackend(Backend):
         self._layout = layout
         self._n = len(self._makers)
         self.arena = self._reserve(layout)
-        self._mail = memoryview(self.arena.mail)
+        self._mail: Any = self.arena.mail.data
         for worker in self.workers:
             worker.channel.post(ch.SETUP, 0, pickle.dumps(layout))
         return self.arena
@@ -198,8 +172,10 @@ class ProcessBackend(Backend):
                 raise TypeError(f"the action or argument for env {i} cannot be sent to its worker: {error}") from error
         return encoded
 
-    def _load_extras(self, worker: Worker, payload: bytes, expected: set[int]) -> None:
-        """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read here fails its env only."""
+    def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
+        """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read here fails its env
+        only.
+        """
         try:
             extras = pickle.loads(payload)
         except KeyboardInterrupt:
@@ -209,19 +185,15 @@ class ProcessBackend(Backend):
         for j, extra in extras.items():
             self._extras[worker.start + j] = extra
 
-    def _extras_one_by_one(self, worker: Worker, expected: set[int]) -> dict[int, Extra]:
+    def _extras_one_by_one(self, worker: WorkerProcess, expected: set[int]) -> dict[int, Extra]:
         """Have the extras sent again, each pickled alone."""
         reply = self._ask([(worker, ch.RESEND, b"")])[0]
         extras = {}
         for j, blob in (pickle.loads(reply) if reply else {}).items():
             if j not in expected:
                 continue
-            try:
-                extras[j] = pickle.loads(blob)
-            except BaseException as error:
-                env_id = worker.start + j
-                text = f"what env {env_id} returned (info or observation) cannot be read here: {type(error).__name__}: {error}"
-                extras[j] = Extra(failure=Failure(env_id, "step", "TypeError", text, "", error=TypeError(text)))
+            extra = _read_value(blob, worker.start + j, "step")
+            extras[j] = Extra(failure=extra) if isinstance(extra, Failure) else extra
         return extras
 
     # Calls.
@@ -235,14 +207,11 @@ class ProcessBackend(Backend):
             asked.append((worker, ch.CALL, pickle.dumps((op, mine))))
         values: dict[int, Any] = {}
         for (worker, _, _), reply in zip(asked, self._ask(asked), strict=True):
-            if reply is not None:
-                values |= {worker.start + j: value for j, (_, value) in cloudpickle.loads(reply).items()}
-        for i in ids:
-            if i not in values:
-                values[i] = died_failure(i, op, self.lost[i])
-        return [values[i] for i in ids]
+            for j, blob in (pickle.loads(reply) if reply else {}).items():
+                values[worker.start + j] = _read_value(blob, worker.start + j, op)
+        return [values[i] if i in values else died_failure(i, op, self.lost[i]) for i in ids]
 
-    def _ask(self, requests: Sequence[tuple[Worker, int, bytes]]) -> list[bytes | None]:
+    def _ask(self, requests: Sequence[tuple[WorkerProcess, int, bytes]]) -> list[bytes | None]:
         """Post a request to each worker and wait for the replies; None where the worker died instead."""
         numbers = []
         for worker, kind, payload in requests:
@@ -252,28 +221,33 @@ class ProcessBackend(Backend):
                 self._post(worker, kind, self._number, payload)
         asked = [(worker, number) for (worker, _, _), number in zip(requests, numbers, strict=True)]
 
-        def owing() -> list[Worker]:
+        def owing() -> list[WorkerProcess]:
             return [worker for worker, number in asked if worker.alive and number not in worker.replies]
 
         self.poll_until(lambda: not owing(), None, owing)
         return [worker.replies.pop(number, None) for worker, number in asked]
 
-    def _post(self, worker: Worker, kind: int, number: int, *parts: bytes | memoryview) -> None:
+    def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame; what does not fit goes out while we wait for the answer."""
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
         self.control.line(worker.index)[CALLS] += 1
         self._wake(worker)
 
-    def _wake(self, worker: Worker) -> None:
+    def _wake(self, worker: WorkerProcess) -> None:
         """A frame is under way."""
 
     # Events.
 
     def poll_until(
-        self, done: Callable[[], bool], deadline: float | None, owing: Callable[[], Sequence[Worker]] | None = None
+        self,
+        done: Callable[[], bool],
+        deadline: float | None,
+        owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
-        """Handle events until `done()` or the deadline, and now and then look whether a worker that owes an answer hangs."""
+        """Handle events until `done()` or the deadline, and now and then look whether a worker that owes an answer
+        hangs.
+        """
         look = self.watchdog.start()
         while not done():
             self._poll(look if deadline is None else min(look, deadline))
@@ -289,10 +263,10 @@ class ProcessBackend(Backend):
         """Wait for events until the deadline (None: without end), and handle them."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         for fd, event in self._poller.poll(timeout):
-            worker, is_sentinel = self._by_fd.get(fd, (None, False))
+            worker = self._by_fd.get(fd)
             if worker is None:
                 self._on_signal(fd)
-            elif is_sentinel:
+            elif worker.alive and fd == worker.process.sentinel:
                 self._on_end(worker)
             elif worker.alive:
                 self._on_channel(worker, event)
@@ -300,21 +274,18 @@ class ProcessBackend(Backend):
     def _on_signal(self, fd: int) -> None:
         """Something that is neither a channel nor a sentinel."""
 
-    def _on_channel(self, worker: Worker, event: int) -> None:
+    def _on_channel(self, worker: WorkerProcess, event: int) -> None:
         if event & select.POLLOUT and worker.channel.flush():
             self._poller.modify(worker.channel.fileno(), select.POLLIN)
         for frame in worker.channel.receive():
             self._on_frame(worker, frame)
         if worker.channel.ended and worker.alive:
-            self._poller.unregister(
-                worker.channel.fileno()
-            )  # the sentinel follows, unless the env closed our descriptor
-            self._by_fd.pop(worker.channel.fileno())
+            self._unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed our descriptor
             worker.process.join(0.1)
             if worker.process.is_alive() and not self._closing:
                 self.kill(worker, None)
 
-    def _on_frame(self, worker: Worker, frame: Frame) -> None:
+    def _on_frame(self, worker: WorkerProcess, frame: Frame) -> None:
         if frame.kind == ch.ANSWERS:
             self._on_answers(worker, frame)
         elif frame.kind == ch.REPLY:
@@ -323,36 +294,39 @@ class ProcessBackend(Backend):
             worker.ready = cloudpickle.loads(frame.payload)
         elif frame.kind == ch.NOTE:
             count = len(worker.ids)
-            text = f"{pickle.loads(frame.payload)}. Pass num_workers={min(self._n, self.num_workers * count)} to give each its own worker."
+            more = min(self._n, self.num_workers * count)
+            text = f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker."
             warnings.warn(text, RuntimeWarning, stacklevel=5)
         elif frame.kind == ch.CLOSED:
             worker.problems = pickle.loads(frame.payload)
 
     @abstractmethod
-    def _on_answers(self, worker: Worker, frame: Frame) -> None:
+    def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         """An ANSWERS frame has arrived."""
 
     # The end of a worker.
 
-    def _on_end(self, worker: Worker) -> None:
-        """The process has ended: take what it still sent, fail what it did not answer, remember that its envs are lost."""
+    def _on_end(self, worker: WorkerProcess) -> None:
+        """The process has ended: take what it still sent, fail what it did not answer, remember that its envs are
+        lost.
+        """
         if not worker.alive:
             return
         for frame in worker.channel.receive():
             self._on_frame(worker, frame)
-        worker.alive = False
-        self._forget(worker)
+        self._unregister(*worker.fds())
+        worker.bury()
         if self._closing or worker.ready is None or isinstance(worker.ready, Failure):
             return
         pending = self._pending(worker)
         running = worker.start + self.control.line(worker.index)[PROGRESS] % len(worker.ids)
-        error = worker.reason or self._death(worker, f"running env {running}" if pending else "idle")
+        error = worker.reason or worker.death(f"running env {running}" if pending else "idle")
         for i in worker.ids:
             self.lost[i] = error
         for i in pending:
             self.answer(i, Extra(failure=died_failure(i, "step", error)))
 
-    def _pending(self, worker: Worker) -> list[int]:
+    def _pending(self, worker: WorkerProcess) -> list[int]:
         """The envs of a worker that were asked something and have not answered in full."""
         return [
             i
@@ -360,32 +334,15 @@ class ProcessBackend(Backend):
             if box.IDLE < self._mail[i] < box.DONE or (self._mail[i] == box.DONE_EXTRA and i not in self._extras)
         ]
 
-    def _forget(self, worker: Worker) -> None:
-        """Close the parent's ends, reap the process, end what its envs left running."""
-        for fd in (worker.channel.fileno(), worker.process.sentinel):
+    def _unregister(self, *fds: int) -> None:
+        for fd in fds:
             if self._by_fd.pop(fd, None) is not None:
                 self._poller.unregister(fd)
-        _parent_fds.discard(worker.channel.fileno())
-        worker.channel.close()
-        worker.process.join(1.0)
-        _kill_group(worker.pid)
 
-    def _death(self, worker: Worker, doing: str) -> WorkerDiedError:
-        ids = list(worker.ids)
-        which = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids}"
-        error = WorkerDiedError(
-            f"the worker of {which} (pid {worker.pid}) {_cause(worker.process.exitcode)} while {doing}; "
-            f"the other envs are intact. reset({ids if len(ids) > 1 else ids[0]}) starts it again."
-        )
-        error.env_id, error.env_ids, error.pid = ids[0], tuple(ids), worker.pid
-        return error
-
-    def kill(self, worker: Worker, reason: BaseException | None) -> None:
+    def kill(self, worker: WorkerProcess, reason: BaseException | None) -> None:
         """End a worker by force, and handle its end as of now; `reason` is the error to give for its envs."""
         worker.reason = reason
-        _kill_group(worker.pid)
-        _signal(worker.pid, signal.SIGKILL)
-        worker.process.join(1.0)
+        worker.kill()
         self._on_end(worker)
 
     def restart(self, env_id: int) -> None:
@@ -423,8 +380,10 @@ class ProcessBackend(Backend):
         self._own_fds.clear()
         return problems
 
-    def _stop(self, workers: Sequence[Worker], deadline: float) -> list[str]:
-        """Ask the workers to close, then kill those that have not ended by the deadline. Returns a line for each that was killed."""
+    def _stop(self, workers: Sequence[WorkerProcess], deadline: float) -> list[str]:
+        """Ask the workers to close, then kill those that have not ended by the deadline. Returns a line for each that
+        was killed.
+        """
         for worker in workers:
             if worker.alive:
                 self._post(worker, ch.CLOSE, 0)
@@ -445,53 +404,12 @@ def died_failure(env_id: int, op: str, error: BaseException) -> Failure:
     return Failure(env_id, op, type(error).__name__, str(error), "", error=error)
 
 
-def _packed(i: int, env_fn: Callable[[], Any]) -> bytes:
+def _read_value(blob: bytes, env_id: int, op: str) -> Any:
+    """What an env returned, or a Failure if it cannot be read in this process."""
     try:
-        return cloudpickle.dumps(env_fn)
-    except Exception as error:
-        raise TypeError(
-            f"env_fns[{i}] cannot be sent to a worker: {error}. Create what it refers to inside the function."
-        ) from error
-
-
-def _registered_by_user() -> list[bytes]:
-    """The specs that somebody added to gymnasium's registry, as far as they can be pickled."""
-    blobs = []
-    for spec in list(gymnasium.registry.values()):
-        if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")):
-            continue
-        try:
-            blobs.append(cloudpickle.dumps(spec))
-        except Exception:
-            continue
-    return blobs
-
-
-def _cause(exitcode: int | None) -> str:
-    """How a process ended, in words."""
-    if exitcode is None or exitcode == 255:
-        return "ended (its exit status was taken by somebody else)" if exitcode is None else "exited with code 255"
-    if exitcode >= 0:
-        return f"exited with code {exitcode} (the env called os._exit?)"
-    name = signal.Signals(-exitcode).name
-    hints = {
-        "SIGKILL": " (often the kernel, out of memory)",
-        "SIGSEGV": " (a crash in native code)",
-        "SIGBUS": " (memory that is gone)",
-    }
-    return f"was killed by {name}{hints.get(name, '')}"
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _kill_group(pid: int) -> None:
-    """Kill the process group that the worker leads, if it exists."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
+        return pickle.loads(blob)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = f"{op} on env {env_id}: what it returned cannot be read here: {type(error).__name__}: {error}"
+        return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))

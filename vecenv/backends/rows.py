@@ -36,7 +36,9 @@ _FLAGS = frozenset({bool, np.bool_})
 
 
 class RowWriter:
-    """Writes results of the envs of a block; `spaces` are their own observation spaces, `copy_objects` keeps object leaves apart."""
+    """Writes results of the envs of a block; `spaces` are their own observation spaces, `copy_objects` keeps object
+    leaves apart.
+    """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, first_id: int, copy_objects: bool) -> None:
         self._first_id = first_id
@@ -45,9 +47,9 @@ class RowWriter:
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), copy_objects)
             for j, space in enumerate(spaces)
         ]
-        self._reward = memoryview(block.reward)
-        self._terminated = memoryview(block.terminated)
-        self._truncated = memoryview(block.truncated)
+        self._reward: Any = block.reward.data
+        self._terminated: Any = block.terminated.data
+        self._truncated: Any = block.truncated.data
         self._reward_shape: list[tuple[int, ...] | None] = [None] * len(spaces)
         self.step_writers = [self._step_writer(j, layout.obs, block.obs) for j in range(len(spaces))]
         """For each env, `write_step` with as little work as its layout allows."""
@@ -135,7 +137,9 @@ class RowWriter:
 
 
 def _compile(tree: Any, own: Any, rows: Any, copy_objects: bool) -> Put:
-    """The function that writes an observation of one env, given the tree of the batch, the env's own, and its row of every leaf."""
+    """The function that writes an observation of one env, given the tree of the batch, the env's own, and its row of
+    every leaf.
+    """
     if isinstance(tree, Leaf):
         return _array_put(tree, rows.reshape(tree.shape))
     if isinstance(tree, ObjectLeaf):
@@ -215,7 +219,8 @@ def _tuple_put(children: list[Put], own: Any) -> Put:
 def fit(value: Any, leaf: Leaf) -> np.ndarray:
     """`value` as an array of the shape and dtype of `leaf`; ObservationError if that would change it.
 
-    Floats are cast between float types, numbers into floats; integers only where every value stays what it is. () and (1,) are one.
+    Floats are cast between float types, numbers into floats; integers only where every value stays what it is. () and
+    (1,) are one.
     """
     try:
         array = np.asarray(value)

@@ -8,7 +8,8 @@
                                         <-        writes the post boxes, rings the parent's bell if it polls
                                         <-        ANSWERS frame with the extras, only if there are any
 
-Nothing is pickled, no frame is sent and, as long as both sides are awake, no system call is made in a round whose infos are empty.
+Nothing is pickled, no frame is sent and, as long as both sides are awake, no system call is made in a round whose
+infos are empty.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve
 from vecenv.backends.bell import Bell, bell_fds, fence
 from vecenv.backends.channel import Channel, Frame
-from vecenv.backends.cpus import usable_cpus
 from vecenv.backends.control import CALLS, ROUNDS, SLEEPS, Control
+from vecenv.backends.cpus import usable_cpus
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
-from vecenv.backends.process import ProcessBackend, Worker
+from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.worker import Boot, Server
+from vecenv.backends.worker_process import WorkerProcess
 
 WORKER_SPINS = 200
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
 SHARED_SPINS = 50
-"""The same for the parent and the answers, where it needs a CPU on which a worker could run: longer, and it would keep both workers on one
+"""The same for the parent and the answers, where it needs a CPU on which a worker could run: longer, and it would
+keep both workers on one
 CPU while it spins on the other (measured)."""
 SPARE_SPINS = 1000
 """The same where there are more CPUs than workers."""
@@ -76,7 +79,7 @@ class ShmemServer(Server):
         self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, self._shared.envs))
         block = Arena.build(layout, self._shared.envs, self._memory).block(self.first_id, self.first_id + self.count)
         self._block = block
-        self._mail = memoryview(block.mail)
+        self._mail: Any = block.mail.data
         self._all_step = bytes([box.STEP]) * self.count
         self._all_done = bytes([box.DONE]) * self.count
         self.host.bind(layout, block)
@@ -93,8 +96,9 @@ class ShmemServer(Server):
                 self._sleep(seen)
             seen = line[ROUNDS]
             fence()
-            if line[CALLS] != self._handled and self._read_frame():
-                return
+            while line[CALLS] != self._handled:
+                if self._read_frame():
+                    return
             self.timed(self._round)
 
     def _sleep(self, seen: int) -> None:
@@ -192,7 +196,7 @@ class ShmemBackend(ProcessBackend):
             self.own_fd(fd)
         return read, write
 
-    def _link(self, worker: Worker) -> Link:
+    def _link(self, worker: WorkerProcess) -> Link:
         line = self.control.line(worker.index)
         line[SLEEPS] = line[ROUNDS] = 0
         if worker.index not in self._bells:
@@ -239,7 +243,7 @@ class ShmemBackend(ProcessBackend):
             if mine and worker.alive:
                 self._post(worker, ch.PAYLOADS, 0, pickle.dumps(mine))
 
-    def _wake(self, worker: Worker) -> None:
+    def _wake(self, worker: WorkerProcess) -> None:
         self._announce([worker.index])
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
@@ -257,7 +261,10 @@ class ShmemBackend(ProcessBackend):
         self._round_time += 0.1 * (time.perf_counter() - begin - self._round_time)
 
     def poll_until(
-        self, done: Callable[[], bool], deadline: float | None, owing: Callable[[], Sequence[Worker]] | None = None
+        self,
+        done: Callable[[], bool],
+        deadline: float | None,
+        owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
         parent_line = self.control.parent_line()
         parent_line[SLEEPS] = 1
@@ -285,7 +292,7 @@ class ShmemBackend(ProcessBackend):
         missing = [i for i in ids if self._mail[i] == box.DONE_EXTRA]
         self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
-    def _on_answers(self, worker: Worker, frame: Frame) -> None:
+    def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if self._mail[i] == box.DONE_EXTRA and i not in self._extras}
         self._load_extras(worker, frame.payload, late)
 

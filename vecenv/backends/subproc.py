@@ -1,13 +1,16 @@
 """SubprocBackend: worker processes that get and give arrays through their channel, one message a worker and round.
 
-    ROUND    operation of each env of the block, uint8 | bytes of the actions u64 | action rows of the steps | pickled payloads
-    ANSWERS  post box of each env of the block, uint8 | row of each env that has answered, array after array | pickled extras
+    ROUND    operation of each env of the block, uint8 | bytes of the actions u64 | action rows of the steps | pickled
+    payloads ANSWERS  post box of each env of the block, uint8 | row of each env that has answered, array after array
+    | pickled extras
 
-The rows are raw bytes; only what does not fit a row is pickled. Nothing is shared, so the other end could be another machine.
+The rows are raw bytes; only what does not fit a row is pickled. Nothing is shared, so the other end could be another
+machine.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 from collections.abc import Callable, Mapping
@@ -21,9 +24,15 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.channel import Frame
 from vecenv.backends.failure import Failure
 from vecenv.backends.layout import Layout
-from vecenv.backends.process import ProcessBackend, Worker
+from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.worker import Server
+from vecenv.backends.worker_process import WorkerProcess
+
+WORKER_SPINS = 100
+"""How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
+PARENT_SPINS = 50
+"""The same for the parent and the answers."""
 
 _SIZE = struct.Struct("<Q")
 
@@ -38,7 +47,7 @@ class SubprocServer(Server):
 
     def serve(self) -> None:
         while True:
-            frame = self.link.read()
+            frame = self.link.read(WORKER_SPINS)
             if frame.kind != ch.ROUND:
                 if self.handle(frame):
                     return
@@ -94,7 +103,7 @@ class SubprocBackend(ProcessBackend):
 
     server = SubprocServer
 
-    def _link(self, worker: Worker) -> None:
+    def _link(self, worker: WorkerProcess) -> None:
         return None
 
     def _reserve(self, layout: Layout) -> Arena:
@@ -111,7 +120,7 @@ class SubprocBackend(ProcessBackend):
             if mine.any():
                 self._send_round(worker, block, mine, payloads)
 
-    def _send_round(self, worker: Worker, block: slice, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
+    def _send_round(self, worker: WorkerProcess, block: slice, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
         actions = b""
         if self.arena.action is not None:
             actions = self.arena.action[block][asked == box.STEP].tobytes()
@@ -122,10 +131,14 @@ class SubprocBackend(ProcessBackend):
         np.copyto(self.arena.mail[block], asked, where=asked > 0)
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        if not done():
-            self.poll_until(done, deadline)
+        for _ in range(PARENT_SPINS):
+            self._poll(0.0)
+            if done():
+                return
+            os.sched_yield()
+        self.poll_until(done, deadline)
 
-    def _on_answers(self, worker: Worker, frame: Frame) -> None:
+    def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         payload = memoryview(frame.payload)
         count = len(worker.ids)
         mail = np.frombuffer(payload[:count], dtype=np.uint8)

@@ -13,7 +13,8 @@ from vecenv.backends.control import PROGRESS
 from vecenv.errors import WorkerTimeoutError
 
 if TYPE_CHECKING:
-    from vecenv.backends.process import ProcessBackend, Worker
+    from vecenv.backends.process import ProcessBackend
+    from vecenv.backends.worker_process import WorkerProcess
 
 SILENCE = 60.0
 """Without `step_timeout`: seconds after which a warning says where an env hangs."""
@@ -36,7 +37,7 @@ class Watchdog:
         self._seen.clear()
         return time.monotonic() + self._interval
 
-    def look(self, busy: Sequence[Worker]) -> float:
+    def look(self, busy: Sequence[WorkerProcess]) -> float:
         """Check the workers that owe an answer, and end those that hang; returns when to look again."""
         now = time.monotonic()
         for worker in busy:
@@ -51,7 +52,7 @@ class Watchdog:
             self._seen[worker.index] = progress, since
         return now + self._interval
 
-    def _hung(self, worker: Worker, progress: int) -> None:
+    def _hung(self, worker: WorkerProcess, progress: int) -> None:
         env_id = worker.start + progress % len(worker.ids)
         stack = self._stack(worker)
         if not self._kills:
@@ -62,13 +63,13 @@ class Watchdog:
             )
             return
         error = WorkerTimeoutError(
-            f"env {env_id} has been busy for more than step_timeout={self._limit} s; its worker (pid {worker.pid}, envs {list(worker.ids)}) "
-            f"was killed, reset({env_id}) starts it again. It was at\n{stack}"
+            f"env {env_id} has been busy for more than step_timeout={self._limit} s; its worker (pid {worker.pid}, "
+            f"envs {list(worker.ids)}) was killed, reset({env_id}) starts it again. It was at\n{stack}"
         )
         error.env_id, error.env_ids, error.pid = env_id, tuple(worker.ids), worker.pid
         self._backend.kill(worker, error)
 
-    def _stack(self, worker: Worker) -> str:
+    def _stack(self, worker: WorkerProcess) -> str:
         """The Python stack of the worker, which it writes by itself even while it is stuck in native code."""
         fd = self._backend.stacks
         before = os.fstat(fd).st_size

@@ -1,7 +1,8 @@
 """The life of a worker process: take off, construct the envs, serve rounds, close.
 
-Whatever happens to the parent, the worker does not outlive it: a thread waits for the parent's end, and the kernel kills the worker if its
-own starter ends (for envs that hold the interpreter lock). The worker leads a process group, so that what its envs started ends too.
+Whatever happens to the parent, the worker does not outlive it: a thread waits for the parent's end, and the kernel
+kills the worker if its own starter ends (for envs that hold the interpreter lock). The worker leads a process group,
+so that what its envs started ends too.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ class Boot:
     first_id: int
     count: int
     eager: bool
-    socket: Any
+    method: str
     control: Descriptor
     stacks: Descriptor
-    parent_fds: tuple[int, ...]
-    """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
     payload: bytes
-    serve: Callable[[Boot, EnvHost, Channel], Server]
+    server: type[Server]
     link: Any
     """What the kind of backend needs besides."""
-    method: str
+    socket: Any = None
+    parent_fds: tuple[int, ...] = ()
+    """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
     line: Any = None
     """The worker's line of the control page, once it is mapped."""
 
@@ -133,37 +134,34 @@ class Server(ABC):
 
     def _not_sent(self, j: int, error: BaseException) -> Failure:
         env_id = self.first_id + j
-        told = TypeError(
-            f"what env {env_id} returned (info or observation) cannot be sent to the parent: {type(error).__name__}: {error}"
-        )
+        told = TypeError(f"what env {env_id} returned (info or observation) cannot be sent: {_told(error)}")
         told.__cause__ = error
         return capture(told, env_id, "step", local=False)
 
     def _call(self, op: str, blobs: dict[int, bytes]) -> bytes:
-        """Run an operation on envs: the pickle of {j: (ok, value or Failure)}."""
-        results: dict[int, tuple[bool, Any]] = {}
+        """Run an operation on envs: the pickle of {j: the pickle of its value or Failure}."""
+        results: dict[int, bytes] = {}
         for j, blob in blobs.items():
             try:
-                ok, value = self.host.call(j, op, pickle.loads(blob))
-                dumps(value)
-                results[j] = ok, value
+                results[j] = dumps(self.host.call(j, op, pickle.loads(blob)))
             except BaseException as error:
-                told = TypeError(
-                    f"the arguments or the value of {op} on env {self.first_id + j} cannot be sent: {type(error).__name__}: {error}"
-                )
-                results[j] = False, capture(told, self.first_id + j, op, local=False)
-        return dumps(results)
+                env_id = self.first_id + j
+                told = TypeError(f"{op} on env {env_id}: what was passed or is returned cannot be sent: {_told(error)}")
+                results[j] = dumps(capture(told, env_id, op, local=False))
+        return pickle.dumps(results)
 
     def load_payload(self, j: int, op: str, blob: bytes) -> Any:
         """An action or arguments that travelled pickled; a Failure if they cannot be read here."""
         try:
             return pickle.loads(blob)
         except BaseException as error:
-            told = TypeError(
-                f"the {'action' if op == 'step' else 'arguments'} for env {self.first_id + j} cannot be read in the worker: "
-                f"{type(error).__name__}: {error}"
-            )
-            return capture(told, self.first_id + j, op, local=False)
+            env_id, what = self.first_id + j, "action" if op == "step" else "arguments"
+            told = TypeError(f"the {what} for env {env_id} cannot be read in the worker: {_told(error)}")
+            return capture(told, env_id, op, local=False)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def dumps(value: Any) -> bytes:
@@ -205,7 +203,7 @@ def _live(boot: Boot, link: Channel) -> None:
     link.write(ch.READY, 0, cloudpickle.dumps(reports))
     if isinstance(reports, Failure):
         return
-    server = boot.serve(boot, host, link)
+    server = boot.server(boot, host, link)
     frame = link.read()
     if frame.kind == ch.SETUP:
         server.bind(pickle.loads(frame.payload))
@@ -225,7 +223,8 @@ def _take_off(boot: Boot) -> None:
     """Become a process of its own: group, signals, the watch for the parent's end."""
     for fd in boot.parent_fds:
         os.close(fd)
-    # multiprocessing ends daemons at exit and forbids them children; the parent does the first by itself, and envs may need the second.
+    # multiprocessing ends daemons at exit and forbids them children; the parent does the first by itself, and envs
+    # may need the second.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
         # Held open by a worker, it would keep the forkserver running after the parent is gone.

@@ -1,4 +1,4 @@
-"""What tests of vector envs need: envs that say who they are, gates that hold them, envs that misbehave, and the contract as checks.
+"""What tests of vector envs need: envs that say who they are or misbehave, gates that hold them, the contract.
 
 with Gates(2) as gates, SubprocVectorEnv(gates.env_fns, wait_num=1) as venv:
     venv.send(np.zeros(2), ...)

@@ -1,7 +1,7 @@
 """The contract of a vector env as a list of checks that anyone can run on a backend of their own.
 
-Each check opens a fresh vector env of CountingEnvs, drives it, and compares every row with what the same envs do when they are called
-one by one in this process.
+Each check opens a fresh vector env of CountingEnvs, drives it, and compares every row with what the same envs do when
+they are called one by one in this process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pickle
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import ClosedError, ObservationError
 from vecenv.testing.envs import CountingEnv, RaisesInConstructor, RaisesOnStep
+from vecenv.testing.model import N, Twins, assert_same
 
 Factory = Callable[..., BaseVectorEnv]
-N = 5
 CLOSE_BOUND = 10.0
 
 
 def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, patience: float = 60.0) -> None:
-    """Check that `factory(env_fns, **options) -> BaseVectorEnv` keeps the contract; AssertionError with what broke if it does not.
+    """Check that `factory(env_fns, **options) -> BaseVectorEnv` keeps the contract; AssertionError says what broke.
 
-    The options that are passed are `wait_num` and `timeout`. `checks` are names of `CHECKS` (default all); each may take `patience` seconds.
+    The options that are passed are `wait_num` and `timeout`. `checks` are names of `CHECKS` (default all); each may
+    take `patience` seconds.
     """
     for name in CHECKS if checks is None else checks:
         problem = _run(CHECKS[name], factory, patience)
@@ -58,78 +59,8 @@ def _run(check: Callable[[Factory], None], factory: Factory, patience: float) ->
     return raised[0] if raised else AssertionError(f"it did not end within {patience} s; an answer was lost?")
 
 
-class Twins:
-    """The model: the same envs in this process, and a comparison of what the vector env returned with what they return."""
-
-    def __init__(self, n: int = N, **options: Any) -> None:
-        self.envs = [CountingEnv(i, **options) for i in range(n)]
-        self.env_fns = [functools.partial(CountingEnv, i, **options) for i in range(n)]
-
-    def reset(self, i: int, **kwargs: Any) -> tuple[Any, ...]:
-        obs, info = self.envs[i].reset(**kwargs)
-        return obs, 0.0, False, False, info
-
-    def step(self, i: int, action: int) -> tuple[Any, ...]:
-        return self.envs[i].step(action)
-
-    @staticmethod
-    def compare(ids: Sequence[int], result: tuple[Any, ...], expected: Sequence[tuple[Any, ...]]) -> None:
-        """The rows of `result` are those expected of `ids`, in this order; (obs, info) of a reset counts as well."""
-        if len(result) == 2:
-            k = len(ids)
-            result = result[0], np.zeros(k), np.zeros(k, np.bool_), np.zeros(k, np.bool_), result[1]
-        obs, rew, terminated, truncated, info = result
-        assert_columns(len(ids), rew, terminated, truncated, info)
-        got = [row["env_id"] for row in info]
-        assert got == list(ids), f"rows are of envs {got}, expected {list(ids)}"
-        for j, i in enumerate(ids):
-            want = expected[j]
-            assert_same(nest.take(obs, j), want[0], f"observation of env {i}")
-            row = rew[j], terminated[j], truncated[j]
-            assert row == want[1:4], f"(rew, terminated, truncated) of env {i} are {row}, expected {want[1:4]}"
-            assert info[j] == {**want[4], "env_id": i}, (
-                f"info of env {i} is {info[j]}, expected {want[4]} and its env_id"
-            )
-
-
-def assert_columns(k: int, rew: Any, terminated: Any, truncated: Any, info: Any) -> None:
-    """The parts of a batch of k rows have the right types."""
-    columns = (
-        ("rew", rew, np.float64),
-        ("terminated", terminated, np.bool_),
-        ("truncated", truncated, np.bool_),
-        ("info", info, object),
-    )
-    for name, array, dtype in columns:
-        assert isinstance(array, np.ndarray), f"{name} is a {type(array).__name__}, expected an array"
-        assert array.dtype == dtype, f"{name} has the dtype {array.dtype}, expected {np.dtype(dtype)}"
-        assert array.shape == (k,), f"{name} has the shape {array.shape}, expected {(k,)}"
-
-
-def assert_same(got: Any, want: Any, what: str) -> None:
-    """Two trees are equal in structure, dtype, shape and every bit."""
-    if isinstance(want, dict):
-        assert isinstance(got, dict), f"{what} is a {type(got).__name__}, expected a dict"
-        assert got.keys() == want.keys(), f"{what} has the keys {list(got)}, expected {list(want)}"
-        for key in want:
-            assert_same(got[key], want[key], f"{what}[{key!r}]")
-    elif isinstance(want, tuple):
-        assert isinstance(got, tuple), f"{what} is a {type(got).__name__}, expected a tuple"
-        assert len(got) == len(want), f"{what} has {len(got)} parts, expected {len(want)}"
-        for k, (a, b) in enumerate(zip(got, want, strict=True)):
-            assert_same(a, b, f"{what}[{k}]")
-    elif isinstance(want, (np.ndarray, np.generic)):
-        a, b = np.asarray(got), np.asarray(want)
-        assert a.dtype == b.dtype, f"{what} has the dtype {a.dtype}, expected {b.dtype}"
-        assert a.shape == b.shape, f"{what} has the shape {a.shape}, expected {b.shape}"
-        same = a.tobytes() == b.tobytes() if a.dtype != object else bool(np.all(a == b))
-        assert same, f"{what} is {got!r}, expected {want!r}"
-    else:
-        assert got == want, f"{what} is {got!r}, expected {want!r}"
-
-
 def check_rows(factory: Factory) -> None:
-    """Every row of reset and step is that of its env at that time, for all ids, some, and in any order; in every form."""
+    """Every row is that of its env at that time, for all ids, some, and in any order; in every form."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form)
         with factory(twins.env_fns) as venv:
@@ -181,26 +112,22 @@ def check_async(factory: Factory) -> None:
             venv.reset()
             for i in range(N):
                 twins.reset(i)
-            free, least = list(range(N)), 1 if timeout else wait_num
+            free, waiting = list(range(N)), dict[int, Any]()
             for turn in range(12):
                 actions = [(i + turn) % 100 for i in free]
-                want = {i: twins.step(i, a) for i, a in zip(free, actions, strict=True)}
-                want |= waiting if turn else {}
+                waiting |= {i: twins.step(i, a) for i, a in zip(free, actions, strict=True)}
                 result = venv.step(actions, free)
-                done = [row["env_id"] for row in result[4]]
-                assert len(done) >= least, f"{len(done)} rows came back, wait_num is {least}"
-                assert set(done) <= want.keys() and len(set(done)) == len(done), (
-                    f"rows of {done}, in flight were {list(want)}"
-                )
-                twins.compare(done, result, [want.pop(i) for i in done])
-                waiting, free = want, done
-                assert venv.waiting_id == sorted(waiting), (
-                    f"waiting_id is {venv.waiting_id}, expected {sorted(waiting)}"
-                )
+                free = [row["env_id"] for row in result[4]]
+                least = wait_num if wait_num and not timeout else 1
+                assert len(free) >= least, f"{len(free)} rows came back, expected at least {least}"
+                assert set(free) <= waiting.keys(), f"rows are of envs {free}, in flight were {sorted(waiting)}"
+                assert len(set(free)) == len(free), f"rows are of envs {free}: one came twice"
+                twins.compare(free, result, [waiting.pop(i) for i in free])
+                assert venv.waiting_id == sorted(waiting), f"{venv.waiting_id} are waiting, expected {waiting.keys()}"
             while waiting:
                 result = venv.step(None)
-                done = [row["env_id"] for row in result[4]]
-                twins.compare(done, result, [waiting.pop(i) for i in done])
+                free = [row["env_id"] for row in result[4]]
+                twins.compare(free, result, [waiting.pop(i) for i in free])
             _assert_raises(RuntimeError, "step(None) with nothing in flight", lambda: venv.step(None))
 
 
@@ -231,7 +158,8 @@ def check_infos(factory: Factory) -> None:
     with factory(twins.env_fns) as venv:
         for info in (venv.reset()[1], venv.step([0] * N)[4], venv.step([0], [2])[4]):
             for row in info:
-                assert row.__class__ is dict and "env_id" in row, f"an info is {row!r}, expected a dict with env_id"
+                assert row.__class__ is dict, f"an info is a {type(row).__name__}, expected a dict"
+                assert "env_id" in row, f"an info is {row!r}, expected one with env_id"
                 row["mine"] = True
         own = venv.get_env_attr("own_info")
         assert own == [{"t": 1}, {"t": 1}, {}, {"t": 1}, {"t": 1}], f"the envs' own infos became {own}"
@@ -301,7 +229,7 @@ def check_seeds(factory: Factory) -> None:
 
 
 def check_env_errors(factory: Factory) -> None:
-    """An error of an env arrives as itself, the results of the others in `partial`; then the env takes nothing but reset."""
+    """An env's error arrives as itself, the others' results in `partial`; then the env takes nothing but reset."""
     twins = Twins(infos=False)
     env_fns = [*twins.env_fns[:2], functools.partial(RaisesOnStep, 2, at=2, infos=False), *twins.env_fns[3:]]
     with factory(env_fns) as venv:
@@ -315,9 +243,8 @@ def check_env_errors(factory: Factory) -> None:
         assert partial is not None, "the results of the other envs are lost: the error has no partial"
         others = [0, 1, 3, 4]
         twins.compare(others, partial[1:], [twins.step(i, 4) for i in others])
-        assert venv.failed_id == [2] and venv.ready_id == others, (
-            f"failed_id is {venv.failed_id}, ready_id is {venv.ready_id}"
-        )
+        assert venv.failed_id == [2], f"failed_id is {venv.failed_id}, expected [2]"
+        assert venv.ready_id == others, f"ready_id is {venv.ready_id}, expected {others}"
         _assert_raises(ValueError, "a step of a failed env", lambda: venv.step([0, 0], [1, 2]))
         twins.compare([1], venv.step([6], [1]), [twins.step(1, 6)])
         twins.compare([2], venv.reset([2]), [twins.reset(2)])
@@ -373,7 +300,8 @@ def check_close(factory: Factory) -> None:
         venv.close()
     took = time.monotonic() - begin
     assert took < CLOSE_BOUND, f"close took {took:.1f} s"
-    assert venv.is_closed and len(venv) == N, "is_closed or len is wrong after close"
+    assert venv.is_closed, "is_closed is False after close"
+    assert len(venv) == N, f"len is {len(venv)} after close"
     calls = (
         venv.reset,
         lambda: venv.step([0] * N),
@@ -392,7 +320,7 @@ class _Emits(CountingEnv):
         super().__init__()
         self.observation_space = spaces.MultiBinary(shape) if dtype is np.bool_ else spaces.Box(0, 100, shape, dtype)
         if dtype is np.bool_:
-            self.observation_space.dtype = np.dtype(np.bool_)  # type: ignore[misc]
+            self.observation_space.dtype = np.dtype(np.bool_)
         self.value = np.ones(shape, dtype) if value is None else value
 
     def _observation(self) -> Any:

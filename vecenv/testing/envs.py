@@ -12,13 +12,14 @@ from gymnasium import spaces
 
 
 class CountingEnv(gymnasium.Env):
-    """Every observation names its env, episode, time, seed and last action, so that a row which is lost, stale or swapped shows.
+    """Every observation names its env, episode, time, seed and last action: a row that is lost, stale or swapped shows.
 
-    `form` is how the five integers are observed: "array" is one int64 array, "dict" a Dict with a Tuple in it, "object" a Sequence,
-    which has no fixed shape. The reward is `env_id + t / 1024`, exact in float32. Even episodes end by termination after `length` steps,
-    odd ones by truncation. With `infos`, every second step has an info. `reset(options={"t": 3})` begins at t = 3.
+    `form` is how the five integers are observed: "array" is one int64 array, "dict" a Dict with a Tuple in it, "object"
+    a Sequence, which has no fixed shape. The reward is `env_id + t / 1024`, exact in float32. Even episodes end by
+    termination after `length` steps, odd ones by truncation. With `infos`, every second step has an info.
+    `reset(options={"t": 3})` begins at t = 3.
 
-    The twin of an env in a worker is the same class in the test: it is its own model.
+    The model of an env in a worker is the same class in the test.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
@@ -52,7 +53,7 @@ class CountingEnv(gymnasium.Env):
         self.own_info = {"t": self.t} if self.infos and self.t % 2 else {}
         return self._observation(), self.env_id + self.t / 1024, terminated, truncated, self.own_info
 
-    def render(self) -> np.ndarray:  # type: ignore[override]
+    def render(self) -> np.ndarray:
         """A frame of one colour, the env's id."""
         return np.full((2, 3, 3), self.env_id, dtype=np.uint8)
 
@@ -61,7 +62,8 @@ class CountingEnv(gymnasium.Env):
         if self.form == "array":
             return spaces.Box(-far, far, (5,), np.int64)
         if self.form == "dict":
-            when = spaces.Tuple([spaces.Box(-far, far, (4,), np.int64), spaces.Box(-1, 1, (2, 3), np.float32)])
+            numbers, picture = spaces.Box(-far, far, (4,), np.int64), spaces.Box(-1, 1, (2, 3), np.float32)
+            when: spaces.Space[Any] = spaces.Tuple((numbers, picture))
             return spaces.Dict({"who": spaces.Discrete(1000), "when": when})
         if self.form == "object":
             return spaces.Sequence(spaces.Discrete(2 * far, start=-far))
@@ -123,14 +125,14 @@ class RaisesOnReset(_OnReset):
 
 
 class ExitsOnStep(_OnStep):
-    """Ends its process in step `at` of an episode, as a crash in native code would. Not for envs in the test's own process."""
+    """Ends its process in step `at` of an episode, as a crash in native code would. Not for the test's own process."""
 
     def misbehave(self) -> None:
         os._exit(7)
 
 
 class ExitsOnReset(_OnReset):
-    """Ends its process in the reset that begins episode `at`. Not for envs in the test's own process."""
+    """Ends its process in the reset that begins episode `at`. Not for the test's own process."""
 
     def misbehave(self) -> None:
         os._exit(7)

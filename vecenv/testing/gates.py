@@ -1,4 +1,4 @@
-"""Gates: hold envs in the middle of a step, and let them go on in the order that a test wants. No test needs to sleep."""
+"""Gates: hold envs in the middle of a step, and let them go on in the order that a test wants, without any sleep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vecenv.testing.envs import CountingEnv
 
 
 class GateEnv(CountingEnv):
-    """A CountingEnv that waits at its gate in every `step` and `reset`, or in those of `ops`. Made by `Gates.env_fn`."""
+    """A CountingEnv that waits at its gate in each of `ops`. Made by `Gates.env_fn`."""
 
     def __init__(self, folder: str, env_id: int, ops: Sequence[str] = ("step", "reset"), **options: Any) -> None:
         super().__init__(env_id, **options)
@@ -41,11 +41,11 @@ class GateEnv(CountingEnv):
 
 
 class Gates:
-    """`n` gates for `n` envs, closed at first. Named pipes carry them, so that they work in any process and with any start method.
+    """`n` gates for `n` envs, closed at first. They are named pipes, so that they work in any process.
 
         with Gates(2) as gates, ShmemVectorEnv(gates.env_fns, wait_num=1) as venv: ...
 
-    `options` go to every GateEnv. Open what is in flight before the vector env is closed, or its worker has to be killed.
+    `options` go to every GateEnv. Open what is in flight before the vector env is closed, or the worker is killed.
     """
 
     def __init__(self, n: int, **options: Any) -> None:
@@ -56,7 +56,7 @@ class Gates:
             paths = _pipes(self.folder, i)
             for path in paths:
                 os.mkfifo(path)
-            # Open for both directions, so that neither side waits for the other, and what is written stays until it is read.
+            # Open for both directions: neither side waits for the other, and what is written stays until it is read.
             self._fds.append((os.open(paths[0], os.O_RDWR), os.open(paths[1], os.O_RDWR)))
 
     @property

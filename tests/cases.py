@@ -1,0 +1,96 @@
+"""Envs of the behaviour tests. A light module of its own, because workers import it."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vecenv import EnvWorker
+from vecenv.testing import CountingEnv
+
+
+class Plays(gymnasium.Env):
+    """Returns the observations of a list, one after the other, and with each step the reward of another list."""
+
+    def __init__(self, space, script, rewards=(0.0,), action_space=None):
+        if space is not None:
+            self.observation_space = space
+        self.action_space = action_space or spaces.Discrete(10)
+        self.script, self.rewards, self.at = list(script), list(rewards), -1
+
+    def _next(self):
+        self.at += 1
+        return self.script[self.at % len(self.script)]
+
+    def reset(self, *, seed=None, options=None):
+        return self._next(), {}
+
+    def step(self, action):
+        return self._next(), self.rewards[self.at % len(self.rewards)], False, False, {}
+
+
+class Records(gymnasium.Env):
+    """Keeps every action that it gets, as it is, and what type it was."""
+
+    observation_space = spaces.Discrete(1)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        self.actions.append(action)
+        return 0, 0.0, False, False, {}
+
+    def kinds(self):
+        """The type of each action, and its dtype and shape if it has them."""
+        return [(type(a).__name__, str(getattr(a, "dtype", None)), getattr(a, "shape", None)) for a in self.actions]
+
+
+class LocalWorker(EnvWorker):
+    """A worker of a user's own, as code written for tianshou has them."""
+
+    def __init__(self, env_fn):
+        super().__init__(env_fn)
+        self.env = env_fn()
+        self.result = None
+
+    def get_env_attr(self, key):
+        return getattr(self.env, key)
+
+    def set_env_attr(self, key, value):
+        setattr(self.env, key, value)
+
+    def send(self, action, **kwargs):
+        self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
+
+    def recv(self):
+        return self.result
+
+    def seed(self, seed=None):
+        self.env.action_space.seed(seed)
+        return self.env.reset(seed=seed)
+
+    def render(self, **kwargs):
+        return self.env.render(**kwargs)
+
+    def close_env(self):
+        self.env.close()
+
+
+def counting(n, **options):
+    """`n` functions that make CountingEnvs."""
+    return [lambda i=i: CountingEnv(i, **options) for i in range(n)]
+
+
+def playing(space, *scripts, **options):
+    """One function for each script that makes an env which plays it."""
+    return [lambda script=script: Plays(space, script, **options) for script in scripts]
+
+
+def equal_bits(left, right):
+    """Two arrays have the same dtype, shape and bytes."""
+    left, right = np.asarray(left), np.asarray(right)
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()

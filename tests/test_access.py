@@ -1,0 +1,289 @@
+"""Everything about the envs but stepping them: attributes through wrappers, spaces, seeds, frames."""
+
+import gymnasium
+import numpy as np
+import pytest
+from cases import LocalWorker, counting
+from gymnasium import spaces
+
+from vecenv import BaseVectorEnv, DummyVectorEnv
+from vecenv.testing import CountingEnv
+
+# 0 -> 795726461 -> 2841183792 -> 2309840538, and the ends of two chains that are known from torchrl.
+CHAIN_OF_0 = [0, 795726461, 2841183792, 2309840538]
+
+
+class Layer(gymnasium.Wrapper):
+    """A wrapper with an attribute of its own, and one that hides the env's."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.outer = "the wrapper's"
+        self.both = "the wrapper's"
+
+    def where(self, *args, **kwargs):
+        return type(self).__name__, args, kwargs
+
+
+class Inner(CountingEnv):
+    def __init__(self, env_id):
+        super().__init__(env_id)
+        self.both = self.inner = "the env's"
+        self._secret = 5
+        self.items = []
+
+    def where(self):
+        return "hidden by the wrapper"
+
+    def add(self, number, times=1):
+        self.items += [number] * times
+        return len(self.items)
+
+    def trip(self):
+        raise KeyError("tripped")
+
+    @property
+    def fragile(self):
+        return 1
+
+    @fragile.setter
+    def fragile(self, value):
+        raise ValueError(f"{value} is refused")
+
+
+def wrapped(n):
+    return [lambda i=i: Layer(gymnasium.wrappers.TimeLimit(Inner(i), 9)) for i in range(n)]
+
+
+@pytest.fixture
+def venv(backend):
+    with backend(wrapped(3), num_workers=2) as venv:
+        yield venv
+
+
+class TestAttributes:
+    def test_they_are_found_through_wrappers_outermost_first(self, venv):
+        assert venv.get_env_attr("outer") == ["the wrapper's"] * 3
+        assert venv.get_env_attr("both") == ["the wrapper's"] * 3
+        assert venv.get_env_attr("inner") == ["the env's"] * 3
+        assert venv.get_env_attr("_secret") == [5, 5, 5]
+
+    def test_they_come_as_a_list_in_the_order_of_the_ids(self, venv):
+        assert venv.get_env_attr("env_id") == [0, 1, 2]
+        assert venv.get_env_attr("env_id", 1) == [1]
+        assert venv.get_env_attr("env_id", id=[2, 0]) == [2, 0]
+        assert venv.get_env_attr("env_id", np.array([True, False, True])) == [0, 2]
+
+    def test_what_is_set_is_what_is_got(self, venv):
+        for name in ("inner", "outer", "both", "new", "_secret"):
+            venv.set_env_attr(name, 7, [0, 2])
+            assert venv.get_env_attr(name, [0, 2]) == [7, 7]
+        assert venv.get_env_attr("inner") == [7, "the env's", 7]
+        assert venv.call("render")[0].shape == (2, 3, 3)
+
+    def test_a_new_attribute_goes_to_the_innermost_env(self, venv):
+        venv.set_env_attr("length", 1)
+        venv.reset()
+        assert venv.step([0, 0, 0])[2].all()
+
+    def test_an_unknown_name_is_an_attribute_error_and_the_venv_goes_on(self, venv):
+        with pytest.raises(AttributeError, match="Inner has no attribute 'nope'") as caught:
+            venv.get_env_attr("nope", [1, 2])
+        assert any("env 1" in note for note in caught.value.__notes__)
+        with pytest.raises(AttributeError, match="nope"):
+            venv.call("nope")
+        venv.reset()
+        assert venv.step([1, 2, 3])[0][:, 4].tolist() == [1, 2, 3]
+
+    def test_a_property_that_refuses_a_value_raises_and_the_venv_goes_on(self, venv):
+        with pytest.raises(ValueError, match="8 is refused"):
+            venv.set_env_attr("fragile", 8)
+        assert venv.get_env_attr("fragile") == [1, 1, 1]
+
+    def test_methods_are_called_and_values_returned(self, venv):
+        assert venv.call("where", 1, id=2, key="word") == [("Layer", (1,), {"key": "word"})]
+        assert venv.call("add", 4, times=2) == [2, 2, 2]
+        assert venv.call("add", 5, id=[1]) == [3]
+        assert venv.get_env_attr("items") == [[4, 4], [4, 4, 5], [4, 4]]
+        assert venv.call("inner", id=0) == ["the env's"]
+
+    def test_an_error_in_a_method_arrives_as_itself(self, venv):
+        with pytest.raises(KeyError, match="tripped") as caught:
+            venv.call("trip", id=[2])
+        assert any("env 2" in note for note in caught.value.__notes__)
+        assert venv.get_env_attr("env_id") == [0, 1, 2]
+
+    def test_a_value_that_is_set_is_each_envs_own(self, venv):
+        mine = [1]
+        venv.set_env_attr("items", mine)
+        venv.call("add", 2, id=0)
+        assert venv.get_env_attr("items") == [[1, 2], [1], [1]]
+        assert mine == [1]
+
+    def test_an_array_that_was_got_does_not_change_later(self, venv):
+        venv.set_env_attr("array", np.zeros(2))
+        before = venv.get_env_attr("array", 0)[0]
+        venv.set_env_attr("inner", 0)
+        venv.call("step", 0)
+        before[0] = 5
+        assert venv.get_env_attr("array", 0)[0].tolist() == [0, 0]
+
+    def test_what_cannot_be_sent_is_a_type_error(self, process_backend):
+        import threading
+
+        with process_backend(wrapped(2)) as venv:
+            with pytest.raises(TypeError, match="cannot"):
+                venv.set_env_attr("lock", threading.Lock())
+            assert venv.get_env_attr("env_id") == [0, 1]
+
+    def test_what_cannot_be_returned_is_a_type_error(self, process_backend):
+        with process_backend(wrapped(2)) as venv:
+            venv.set_env_attr("maker", iter_maker)
+            with pytest.raises(TypeError, match="cannot be sent"):
+                venv.call("maker")
+            assert venv.get_env_attr("env_id") == [0, 1]
+
+
+def iter_maker():
+    return (i for i in range(3))
+
+
+class Named(CountingEnv):
+    metadata = {"render_modes": ["rgb_array"], "name": "named"}
+    reward_range = (-1, 1)
+
+
+class TestLists:
+    def test_spaces_are_lists_that_compare(self, venv):
+        assert venv.action_space == [spaces.Discrete(100)] * 3
+        assert venv.observation_space == [spaces.Box(-(2**40), 2**40, (5,), np.int64)] * 3
+
+    def test_the_space_is_that_of_the_outermost_wrapper(self, backend):
+        def flattened(i):
+            return gymnasium.wrappers.FlattenObservation(CountingEnv(i, form="dict"))
+
+        with backend([lambda i=i: flattened(i) for i in range(2)]) as venv:
+            assert venv.observation_space == [flattened(0).observation_space] * 2
+            assert venv.reset()[0].shape == (2, *flattened(0).observation_space.shape)
+
+    def test_metadata_spec_and_reward_range(self, backend):
+        with backend([lambda: gymnasium.make("CartPole-v1"), lambda: Named(1)]) as venv:
+            assert [m.get("name") for m in venv.metadata] == [None, "named"]
+            assert venv.metadata[0]["render_fps"] == 50
+            assert [getattr(s, "id", None) for s in venv.spec] == ["CartPole-v1", None]
+            assert venv.reward_range == [None, (-1, 1)]
+
+    def test_no_reward_range_is_an_attribute_error(self, venv):
+        assert not hasattr(venv, "reward_range")
+
+    def test_the_parents_spaces_are_its_own(self, backend):
+        """Sampling here does not move the generators of the envs."""
+        with backend(wrapped(2)) as venv:
+            venv.seed(4)
+            for space in venv.action_space:
+                space.sample()
+            other = CountingEnv()
+            other.action_space.seed(4)
+            assert venv.get_env_attr("action_space", 0)[0].sample() == other.action_space.sample()
+
+    def test_render_gives_a_frame_an_env(self, venv):
+        frames = venv.render()
+        assert [frame.shape for frame in frames] == [(2, 3, 3)] * 3
+        assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2]
+
+    def test_arguments_of_render_go_to_the_envs(self, venv):
+        with pytest.raises(TypeError, match="mode"):
+            venv.render(mode="rgb_array")
+
+
+class OwnSeed(CountingEnv):
+    """Has a `seed` method, as envs of the old Gym do."""
+
+    def seed(self, seed=None):
+        self.seeded = seed
+
+
+class TestSeeds:
+    def test_an_int_is_spread_over_the_envs(self, venv):
+        assert venv.seed(7) == [7, 8, 9]
+        assert venv.get_env_attr("seeded") == [7, 8, 9]
+        assert venv.seed(np.int32(3)) == [3, 4, 5]
+        assert venv.get_env_attr("seeded") == [3, 4, 5]
+
+    def test_a_list_has_one_for_each(self, venv):
+        assert venv.seed([5, None, np.int64(1)]) == [5, None, 1]
+        assert venv.get_env_attr("seeded") == [5, -1, 1]
+        assert venv.seed(np.array([1, 2, 3])) == [1, 2, 3]
+
+    def test_none_does_nothing(self, venv):
+        assert venv.seed(None) == [None] * 3
+        assert venv.seed() == [None] * 3
+        assert venv.get_env_attr("calls") == [0, 0, 0]
+
+    def test_a_seeded_env_can_be_stepped(self, venv):
+        venv.seed(7)
+        assert venv.step([0, 0, 0])[0][:, 1:4].tolist() == [[0, 1, 7], [0, 1, 8], [0, 1, 9]]
+
+    def test_an_envs_own_seed_method_is_used(self, backend):
+        with backend([OwnSeed, OwnSeed]) as venv:
+            venv.seed(5)
+            assert venv.get_env_attr("seeded") == [5, 6]
+            assert venv.get_env_attr("calls") == [0, 0]
+
+    def test_reset_spreads_too(self, venv):
+        venv.reset(seed=7)
+        assert venv.get_env_attr("seeded") == [7, 8, 9]
+        venv.reset([2, 0], seed=20)
+        assert venv.get_env_attr("seeded") == [20, 8, 22]
+        venv.reset([2, 0], seed=[1, 2])
+        assert venv.get_env_attr("seeded") == [2, 8, 1]
+
+    def test_the_chain(self, venv):
+        assert venv.set_seed(0) == CHAIN_OF_0[3]
+        assert venv.get_env_attr("seeded") == CHAIN_OF_0[:3]
+        assert venv.set_seed(10) == 3288080526
+        assert venv.set_seed(None) is None
+        assert venv.set_seed(6, static_seed=True) == 6
+        assert venv.get_env_attr("seeded") == [6, 6, 6]
+
+    def test_the_chain_of_six(self):
+        with DummyVectorEnv(counting(6)) as venv:
+            assert venv.set_seed(1) == 3589710766
+
+    def test_samples_of_the_action_spaces_agree_over_backends(self, backend):
+        space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(9)})
+
+        def made(i):
+            env = CountingEnv(i)
+            env.action_space = space if i else spaces.MultiDiscrete([5, 6])
+            return env
+
+        with backend([lambda i=i: made(i) for i in range(2)]) as venv, DummyVectorEnv([lambda: made(0)]) as other:
+            venv.seed(0)
+            other.seed(0)
+            first = [s.sample() for s in venv.action_space]
+            assert np.array_equal(first[0], other.action_space[0].sample())
+            venv.seed(0)
+            again = [s.sample() for s in venv.action_space]
+            assert np.array_equal(first[0], again[0])
+            assert np.array_equal(first[1]["a"], again[1]["a"])
+            assert first[1]["b"] == again[1]["b"]
+
+    def test_one_object_space_for_all_envs_is_seeded_for_each(self, backend):
+        with backend(counting(3)) as venv:
+            venv.seed(1)
+            samples = [space.sample() for space in venv.action_space]
+            alone = []
+            for i in range(3):
+                space = spaces.Discrete(100)
+                space.seed(1 + i)
+                alone.append(space.sample())
+            assert samples == alone
+
+    def test_custom_workers_are_seeded_through_their_seed(self):
+        with BaseVectorEnv(counting(2), LocalWorker) as venv:
+            assert venv.seed(3) == [3, 4]
+            assert venv.get_env_attr("seeded") == [3, 4]
+            first = [space.sample() for space in venv.action_space]
+            venv.seed(3)
+            assert [space.sample() for space in venv.action_space] == first

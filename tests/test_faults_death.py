@@ -1,0 +1,436 @@
+"""Workers that end: seen at once, told with env and cause, nothing lost or stale of the others, and brought back by reset."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.faulty import ENDS, Counter, DiesInInit, DiesOnReset, DiesOnStep, HugeInfo, RaisesOnStep, WaitsForFile, counters
+from tests.ledger import N, SEEN, Column, Ledger, block_of, columns, gone, pids, reply_begins, said
+from vecenv import EnvStepError, WorkerDiedError
+
+every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+
+
+def check_told(error: WorkerDiedError, ids: list[int], pid: int, cause: str) -> None:
+    """The error names the envs, the process and the cause, and says what to do."""
+    assert (error.env_ids, error.pid) == (tuple(ids), pid)
+    assert error.env_id in ids
+    assert cause in str(error)
+    assert f"pid {pid}" in str(error)
+    assert "reset(" in str(error)
+
+
+def check_goes_on(ledger: Ledger, failed: list[int]) -> None:
+    """As `Ledger.goes_on`, for envs that are made anew."""
+    ledger.born_again(failed)
+    ledger.goes_on(failed, WorkerDiedError)
+
+
+@columns(dummy=False)
+def test_a_worker_killed_while_idle_is_told_at_the_next_use_of_its_envs_only(column: Column) -> None:
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        others = [i for i in range(N) if i not in block]
+        kill(pid)
+        assert ledger.round(others) == []
+        begin = time.monotonic()
+        error = ledger.fails(WorkerDiedError, [1]) if ledger.venv.alive()[1] else refused(ledger, [1])
+        assert time.monotonic() - begin < SEEN
+        check_told(error, block, pid, "SIGKILL")
+        check_goes_on(ledger, block)
+        assert pids(ledger.venv)[1] != pid
+
+
+def refused(ledger: Ledger, ids: list[int]) -> WorkerDiedError:
+    with pytest.raises(WorkerDiedError) as caught:
+        ledger.send(ids)
+    return caught.value
+
+
+@columns("blocks", "async", dummy=False)
+def test_alive_tells_the_death_of_an_idle_worker_without_waiting(column: Column) -> None:
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        assert ledger.venv.alive() == [True] * N
+        block = block_of(ledger.venv, 2)
+        kill(pids(ledger.venv)[2])
+        assert ledger.venv.alive() == [i not in block for i in range(N)]
+
+
+@columns("blocks", "single", "async", dummy=False)
+def test_reset_brings_back_a_worker_that_died_while_idle(column: Column) -> None:
+    """Nobody need be told of the death of an env that is to begin anew. The others of its block have to be reset as well."""
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        block = block_of(ledger.venv, 1)
+        kill(pids(ledger.venv)[1])
+        ledger.born_again(block)
+        ledger.reset([1])
+        rest = [i for i in block if i != 1]
+        assert ledger.venv.failed_id == rest
+        if rest:
+            refused(ledger, rest)
+            ledger.reset(rest)
+        assert ledger.round() == []
+        assert ledger.venv.stats()["restarts"] == 1
+
+
+@columns("blocks", "single", dummy=False)
+def test_a_worker_that_died_while_idle_is_told_by_calls_too(column: Column) -> None:
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 3), pids(ledger.venv)[3]
+        kill(pid)
+        uses: list[Any] = [
+            lambda: ledger.venv.get_env_attr("t"),
+            lambda: ledger.venv.get_env_attr("t", [3]),
+            lambda: ledger.venv.set_env_attr("mark", 1, [3]),
+            lambda: ledger.venv.call("info", id=[3]),
+            lambda: ledger.venv.seed(1),
+        ]
+        for use in uses:
+            with pytest.raises(WorkerDiedError) as caught:
+                use()
+            check_told(caught.value, block, pid, "SIGKILL")
+        others = [i for i in range(N) if i not in block]
+        if column.mode == "single":
+            ledger.episode, ledger.t = [*ledger.venv.get_env_attr("episode", others), 0], [*ledger.venv.get_env_attr("t", others), 0]
+        assert ledger.venv.get_env_attr("id", others) == others
+        ledger.reset(others)
+        check_goes_on(ledger, block)
+
+
+@columns(dummy=False)
+def test_a_worker_killed_in_step_is_told_and_the_results_of_the_others_are_kept(column: Column) -> None:
+    with column.open(counters(N, env1=DiesOnStep)) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        begin = time.monotonic()
+        errors = ledger.round()
+        assert time.monotonic() - begin < SEEN
+        check_told(errors[0], block, pid, "SIGKILL")
+        assert "env 1" in str(errors[0])
+        failed = ledger.venv.failed_id
+        assert 1 in failed
+        assert set(failed) <= set(block)
+        check_goes_on(ledger, block)
+
+
+@columns("blocks", "async", dummy=False)
+@every_end
+def test_however_a_worker_ends_the_cause_is_told(column: Column, end: str) -> None:
+    with column.open(counters(N, env2=partial(DiesOnStep, end=end))) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 2), pids(ledger.venv)[2]
+        errors = ledger.round()
+        check_told(errors[0], block, pid, end)
+        check_goes_on(ledger, block)
+
+
+@columns("blocks", "single", "async", dummy=False)
+def test_a_worker_killed_in_reset_is_told_and_brought_back(column: Column) -> None:
+    with column.open(counters(N, env1=DiesOnReset)) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        error = ledger.reset_fails(WorkerDiedError)
+        check_told(error, block, pid, "SIGKILL")
+        check_goes_on(ledger, block)
+
+
+@columns(dummy=False)
+@pytest.mark.parametrize("leave", ["sys.exit", "SystemExit"])
+def test_an_env_that_exits_politely_fails_alone(column: Column, leave: str) -> None:
+    """sys.exit raises, so neither the worker nor the envs beside it are lost; nor does it end the caller's program."""
+    with column.open(counters(N, env1=partial(RaisesOnStep, error=lambda: SystemExit(leave)))) as ledger:
+        ledger.begin()
+        error = ledger.fails(EnvStepError)
+        assert f"SystemExit: {leave}" in str(error)
+        assert "env 1" in said(error)
+        ledger.goes_on([1], EnvStepError)
+
+
+@columns("blocks", "single", "async", dummy=False)
+def test_a_worker_killed_in_the_middle_of_a_reply_is_told_and_nothing_of_the_half_is_used(column: Column) -> None:
+    with column.open(counters(N, env1=HugeInfo)) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        ledger.send([1])
+        reply_begins(ledger.venv, 1)  # 8 MiB do not fit: it has to wait for us
+        kill(pid)
+        with pytest.raises(WorkerDiedError) as caught:
+            ledger.venv.recv()
+        check_told(caught.value, block, pid, "SIGKILL")
+        ledger._settle(caught.value)
+        check_goes_on(ledger, block)
+
+
+@columns("blocks", "single", "async", dummy=False)
+def test_when_every_worker_is_killed_at_once_all_come_back(column: Column) -> None:
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        for pid in set(pids(ledger.venv)):
+            os.kill(pid, signal.SIGKILL)
+        errors = []
+        while len(ledger.venv.failed_id) < N:
+            left = [i for i in range(N) if i not in ledger.venv.failed_id]
+            errors += ledger.round(left)
+        assert {type(error) for error in errors} == {WorkerDiedError}
+        ledger.born_again(range(N))
+        ledger.reset()
+        assert ledger.round() == []
+        assert ledger.venv.alive() == [True] * N
+
+
+@columns("blocks", dummy=False)
+def test_a_worker_that_dies_in_its_constructor_is_told_and_the_others_are_gone(column: Column) -> None:
+    with pytest.raises(WorkerDiedError, match=r"exited with code 3.*construct") as caught:
+        column.backend(counters(N, env3=DiesInInit), **column.options)
+    assert caught.value.env_ids == (2, 3)
+
+
+@columns("blocks", "single", dummy=False)
+def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_next_reset_tries_again(column: Column, tmp_path: Path) -> None:
+    flag = tmp_path / "die"
+    with column.open(counters(N, env1=partial(DiesInInit, flag=str(flag)))) as ledger:
+        ledger.begin()
+        block = block_of(ledger.venv, 1)
+        kill(pids(ledger.venv)[1])
+        ledger.round([1])
+        flag.touch()
+        for _ in range(2):
+            with pytest.raises(WorkerDiedError, match="exited with code 3"):
+                ledger.venv.reset([1])
+            assert ledger.venv.failed_id == block
+            others = [i for i in range(N) if i not in block]
+            assert ledger.round(others) == []
+        flag.unlink()
+        check_goes_on(ledger, block)
+
+
+@columns("single", "async", dummy=False)
+def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Column) -> None:
+    """Death may come at any moment of a restart: a thread kills env 2 at a random one."""
+    rng = np.random.default_rng(0)
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        for _ in range(10):
+            victim, other = pids(ledger.venv)[1], pids(ledger.venv)[2]
+            kill(victim)
+            ledger.round([1])
+            killer = threading.Timer(float(rng.uniform(0, 0.03)), os.kill, (other, signal.SIGKILL))
+            killer.start()
+            ledger.born_again([1])
+            ledger.reset([1])
+            killer.join()
+            assert gone(other)
+            ledger.round([0, 1, 2, 3])
+            assert ledger.venv.failed_id == [2]
+            ledger.born_again([2])
+            ledger.reset([2])
+            assert ledger.round() == []
+
+
+@columns("blocks", dummy=False)
+def test_a_kill_of_the_worker_that_is_being_restarted_is_told_by_that_reset_or_the_next_step(column: Column) -> None:
+    """Here the new worker itself is killed, as soon as it can be found."""
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        block = block_of(ledger.venv, 1)
+        for _ in range(5):
+            old = pids(ledger.venv)[1]
+            kill(old)
+            ledger.round([1])
+            stop = threading.Event()
+            hunter = threading.Thread(target=hunt, args=(ledger.venv._backend.workers[0], old, stop))
+            hunter.start()
+            try:
+                ledger.venv.reset([1])
+            except WorkerDiedError as error:
+                assert error.env_ids == tuple(block)  # noqa: PT017
+            finally:
+                stop.set()
+                hunter.join()
+            ledger.sent.clear()
+            while not all(ledger.venv.alive()):
+                try:
+                    ledger.venv.reset(block)
+                except WorkerDiedError:
+                    continue
+            ledger.venv.reset(block)
+            for i in block:
+                ledger.episode[i], ledger.t[i] = ledger.venv.get_env_attr("episode", [i])[0], 0
+            assert ledger.round() == []
+
+
+def hunt(worker: Any, old: int, stop: threading.Event) -> None:
+    while not stop.is_set():
+        if (pid := worker.pid) != old:
+            os.kill(pid, signal.SIGKILL)
+            return
+
+
+@pytest.fixture
+def ignored_children() -> Iterator[None]:
+    """A program that ignores SIGCHLD: the system reaps its children, and their exit status is lost."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@columns("blocks", "async", dummy=False)
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+@pytest.mark.usefixtures("ignored_children")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+def test_death_is_seen_in_a_program_that_ignores_its_children(column: Column, context: str) -> None:
+    with column.open(counters(N, env1=DiesOnStep), context=context) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        begin = time.monotonic()
+        errors = ledger.round()
+        assert time.monotonic() - begin < SEEN
+        check_told(errors[0], block, pid, "")
+        check_goes_on(ledger, block)
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+def test_death_is_seen_where_a_thread_of_the_user_reaps_every_child(column: Column, context: str) -> None:
+    stop = threading.Event()
+    reaper = threading.Thread(target=reap, args=(stop,))
+    reaper.start()
+    try:
+        with column.open(counters(N, env1=DiesOnStep), context=context) as ledger:
+            ledger.begin()
+            block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+            begin = time.monotonic()
+            errors = ledger.round()
+            assert time.monotonic() - begin < SEEN
+            check_told(errors[0], block, pid, "")
+            check_goes_on(ledger, block)
+    finally:
+        stop.set()
+        reaper.join()
+
+
+def reap(stop: threading.Event) -> None:
+    while not stop.wait(0.001):
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            continue
+
+
+# on_error="restart".
+
+
+@columns()
+def test_restart_turns_a_failure_into_a_truncated_row_and_reset_brings_the_env_back(column: Column) -> None:
+    with column.open(counters(N, env1=RaisesOnStep), on_error="restart") as ledger:
+        ledger.begin()
+        for _ in range(3):
+            assert ledger.round() == []
+            assert ledger.rows[1]["restarted"] is True
+            assert "ValueError: boom" in ledger.rows[1]["error"]
+            ledger.reset([1])
+            assert ledger.round() == []
+            assert "restarted" not in ledger.rows[1]
+        assert ledger.venv.stats()["absorbed"] == 3
+
+
+@columns(dummy=False)
+def test_restart_turns_the_death_of_a_worker_into_truncated_rows_of_its_envs(column: Column) -> None:
+    with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        assert ledger.round() == []
+        if column.mode != "async blocks":
+            assert [i for i in range(N) if ledger.rows[i].get("restarted")] == block
+        assert "WorkerDiedError" in ledger.rows[1]["error"]
+        ledger.born_again(block)
+        ledger.reset(block)
+        assert ledger.round() == []
+        assert pids(ledger.venv)[1] != pid
+        assert ledger.venv.stats()["restarts"] == 1
+
+
+@columns("blocks", "async", dummy=False)
+def test_a_failed_env_that_is_stepped_without_reset_says_again_that_it_is_truncated(column: Column) -> None:
+    with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
+        ledger.begin()
+        block = block_of(ledger.venv, 1)
+        for _ in range(3):
+            assert ledger.round() == []
+            assert ledger.rows[1]["restarted"]
+        ledger.born_again(block)
+        ledger.reset(block)
+        assert ledger.round() == []
+
+
+@columns("blocks", "async")
+def test_the_budget_of_restarts_ends_in_the_error_of_the_env(column: Column) -> None:
+    with column.open(counters(N, env1=RaisesOnStep), on_error="restart", max_restarts=2) as ledger:
+        ledger.begin()
+        for _ in range(2):
+            assert ledger.round() == []
+            assert ledger.rows[1]["restarted"]
+            ledger.reset([1])
+            assert ledger.round() == []
+        assert "boom" in str(ledger.fails(ValueError))
+        ledger.reset([1])
+        assert ledger.round() == []
+
+
+@columns("blocks", "async")
+def test_a_reset_that_fails_is_tried_again_within_the_budget(column: Column) -> None:
+    from tests.faulty import RaisesOnReset
+
+    with column.open(counters(N, env1=partial(RaisesOnReset, at=(2, 3))), on_error="restart", max_restarts=3) as ledger:
+        ledger.begin()
+        ledger.episode[1] = 3  # the episodes 2 and 3 do not begin
+        ledger.reset()
+        assert ledger.round() == []
+
+
+@columns("blocks", "async", dummy=False)
+def test_an_env_that_dies_in_every_reset_ends_in_an_error_not_in_a_storm(column: Column) -> None:
+    begin = time.monotonic()
+    with column.open(counters(N, env1=partial(DiesOnReset, always=True)), on_error="restart", max_restarts=3) as ledger:
+        error = ledger.reset_fails(WorkerDiedError)
+        assert "env" in str(error)
+        assert ledger.venv.stats()["restarts"] <= 4
+    assert time.monotonic() - begin < 20
+
+
+@columns("async", dummy=False)
+def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Path) -> None:
+    """wait_num=3 of 4, two of which die while the third waits: the call returns, and the third comes with the next."""
+    go = tmp_path / "go"
+    env_fns: list[Any] = [partial(DiesOnStep, 0), partial(DiesOnStep, 1), partial(WaitsForFile, 2, 2, str(go)), partial(Counter, 3)]
+    with column.open(env_fns, wait_num=3) as ledger:
+        ledger.begin()
+        ledger.send()
+        with pytest.raises(WorkerDiedError) as caught:
+            ledger.venv.recv()
+        ledger._take(caught.value)
+        go.touch()
+        ledger.check(*ledger.venv.recv())
+        ledger._lose()
+        ledger.born_again([0, 1])
+        ledger.goes_on([0, 1], WorkerDiedError)

@@ -1,0 +1,139 @@
+"""WorkerProcess: the parent's side of one worker process, and of those that replace it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import gymnasium
+
+from vecenv.backends.channel import Channel
+from vecenv.backends.failure import Failure
+from vecenv.backends.host import EnvReport
+from vecenv.backends.launch import start_process
+from vecenv.backends.worker import Boot
+from vecenv.backends.worker import main as worker_main
+from vecenv.errors import WorkerDiedError
+
+_parent_fds: set[int] = set()
+"""Our ends of all channels of this process, of every vector env: a forked worker closes them."""
+
+
+class WorkerProcess:
+    """The process that hosts the envs `start` .. `stop - 1`, its channel, and what it has told us.
+
+    The same object stands for all the processes that take over from one another after a death.
+    """
+
+    def __init__(self, index: int, start: int, stop: int) -> None:
+        self.index, self.start, self.stop = index, start, stop
+        self.ids = range(start, stop)
+        self.process: Any = None
+        self.channel: Channel = None  # type: ignore[assignment]
+        self.alive = False
+        self.replies: dict[int, bytes] = {}
+        self.ready: list[EnvReport] | Failure | None = None
+        self.problems: list[str] | None = None
+        self.reason: BaseException | None = None
+        """Why we ended it, if we did."""
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    def launch(self, boot: Boot) -> None:
+        """Start the process. It has created the channel; `boot` says the rest."""
+        ours, theirs = socket.socketpair()
+        self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
+        _parent_fds.add(ours.fileno())
+        boot.socket = theirs
+        boot.parent_fds = tuple(_parent_fds) if boot.method == "fork" else ()
+        try:
+            self.process = start_process(boot.method, worker_main, (boot,), f"vecenv-worker-{self.index}")
+        finally:
+            theirs.close()  # so that the end of the worker is the end of the stream
+        self.alive = True
+
+    def fds(self) -> tuple[int, int]:
+        """The channel and the sentinel, to poll."""
+        return self.channel.fileno(), self.process.sentinel
+
+    def bury(self) -> None:
+        """Close our ends, reap the process, end what its envs left running."""
+        self.alive = False
+        _parent_fds.discard(self.channel.fileno())
+        self.channel.close()
+        self.process.join(1.0)
+        self.kill_group()
+
+    def kill(self) -> None:
+        """Kill the process and all that its envs started; returns once it is gone."""
+        self.kill_group()
+        self.signal(signal.SIGKILL)
+        self.process.join(1.0)
+
+    def kill_group(self) -> None:
+        """Kill the process group that the worker leads, if there is one."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def signal(self, number: int) -> bool:
+        """Send a signal; returns False if the process is gone."""
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def death(self, doing: str) -> WorkerDiedError:
+        """The error that tells of its end."""
+        ids = list(self.ids)
+        which, which_ids = (f"env {ids[0]}", str(ids[0])) if len(ids) == 1 else (f"envs {ids}", str(ids))
+        error = WorkerDiedError(
+            f"the worker of {which} (pid {self.pid}) {_cause(self.process.exitcode)} while {doing}; "
+            f"the other envs are intact. reset({which_ids}) starts it again."
+        )
+        error.env_id, error.env_ids, error.pid = ids[0], tuple(ids), self.pid
+        return error
+
+
+def packed(i: int, env_fn: Callable[[], Any]) -> bytes:
+    try:
+        return cloudpickle.dumps(env_fn)
+    except Exception as error:
+        raise TypeError(
+            f"env_fns[{i}] cannot be sent to a worker: {error}. Create what it refers to inside the function."
+        ) from error
+
+
+def registered_by_user() -> list[bytes]:
+    """The specs that somebody added to gymnasium's registry, as far as they can be pickled."""
+    blobs = []
+    for spec in list(gymnasium.registry.values()):
+        if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")):
+            continue
+        try:
+            blobs.append(cloudpickle.dumps(spec))
+        except Exception:
+            continue
+    return blobs
+
+
+def _cause(exitcode: int | None) -> str:
+    """How a process ended, in words."""
+    if exitcode is None or exitcode == 255:
+        return "ended (its exit status was taken by somebody else)" if exitcode is None else "exited with code 255"
+    if exitcode >= 0:
+        return f"exited with code {exitcode} (the env called os._exit?)"
+    name = signal.Signals(-exitcode).name
+    hints = {
+        "SIGKILL": " (often the kernel, out of memory)",
+        "SIGSEGV": " (a crash in native code)",
+        "SIGBUS": " (memory that is gone)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"

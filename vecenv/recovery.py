@@ -1,0 +1,146 @@
+"""Recovery: which envs have failed, and what `on_error` does about it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends import arena as box
+from vecenv.backends.arena import Arena
+from vecenv.backends.base import Backend
+from vecenv.backends.failure import Failure
+from vecenv.backends.rows import Extra
+
+WINDOW = 60.0
+
+
+class Recovery:
+    """Keeps the error of every failed env until it is reset, and the budget of restarts.
+
+    With on_error="restart" the failure of a step becomes a row that says truncated, and a reset that failed is tried
+    again: at most `max_restarts` times an env within a minute, the next failure is raised. `wait` is the vector env's.
+    """
+
+    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, wait: Callable[..., None]) -> None:
+        if on_error not in ("raise", "restart"):
+            raise ValueError(f'on_error must be "raise" or "restart", got {on_error!r}')
+        if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 1:
+            raise ValueError(f"max_restarts must be a positive integer, got {max_restarts!r}")
+        self._backend = backend
+        self._wait = wait
+        self._max_restarts = max_restarts
+        self._times: dict[int, deque[float]] = {}
+        self.absorbs = on_error == "restart"
+        self.errors: dict[int, BaseException] = {}
+        self.restarts = 0
+        """Of workers."""
+        self.absorbed = 0
+        """Failures that the caller did not see as exceptions."""
+
+    def bind(self, arena: Arena) -> None:
+        """The rows of failed envs are written here."""
+        self._arena = arena
+
+    def note_lost(self, busy: np.ndarray) -> None:
+        """Envs whose worker ended while they were idle have failed; those in flight are answered by the backend."""
+        for i, error in self._backend.lost.items():
+            if not busy[i]:
+                self.errors.setdefault(i, error)
+
+    def check(self, i: int) -> None:
+        """Raise the error of env i once more, if it failed."""
+        error = self.errors.get(i)
+        if error is not None:
+            if hasattr(error, "partial"):
+                error.partial = None  # belonged to the call in which it happened
+            raise error
+
+    def start_again(self, asked: list[int]) -> None:
+        """Before a reset: bring the lost ones back. Raises what their constructors raise."""
+        for i in asked:
+            while i in self._backend.lost:
+                try:
+                    self._restart(i)
+                except Exception:
+                    if not self._may_absorb(i):
+                        raise
+
+    def forget(self, asked: list[int]) -> None:
+        """These envs are being reset: they have not failed any more."""
+        if self.errors:
+            for i in asked:
+                self.errors.pop(i, None)
+
+    def answer_failed(self, ids: np.ndarray, ops: np.ndarray) -> np.ndarray:
+        """on_error="restart": a failed env is not stepped, its row says that it has to be reset.
+
+        Returns a mask of those that are left.
+        """
+        stepped = (ops == box.STEP) | (ops == box.STEP_OBJECT)
+        failed = stepped & np.isin(ids, list(self.errors))
+        for i in ids[failed].tolist():
+            self._backend.answer(i, self._truncated_row(i))
+        return ~failed
+
+    def settle(self, extras: Mapping[int, Extra], reset_args: Mapping[int, Any]) -> tuple[dict[int, Extra], list[int]]:
+        """The extras of a round without the failures that are absorbed, and the ids of the others."""
+        settled, failed = {}, []
+        for i, extra in extras.items():
+            failure = extra.failure
+            if failure is not None:
+                self.errors[i] = failure.exception(self._backend.pid(i))
+                if self._may_absorb(i):
+                    extra = self._truncated_row(i) if failure.op != "reset" else self._reset_again(i, reset_args)
+            if extra.failure is not None:
+                failed.append(i)
+            settled[i] = extra
+        return settled, failed
+
+    def _reset_again(self, i: int, reset_args: Mapping[int, Any]) -> Extra:
+        """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
+        args = {i: reset_args[i]} if i in reset_args else {}
+        while True:
+            extra = self._try_reset(i, args)
+            if extra.failure is None:
+                self.errors.pop(i, None)
+                return extra
+            self.errors[i] = extra.failure.exception(self._backend.pid(i))
+            if not self._may_absorb(i):
+                return extra
+
+    def _try_reset(self, i: int, args: Mapping[int, Any]) -> Extra:
+        try:
+            if i in self._backend.lost:
+                self._restart(i)
+        except Exception as error:
+            return Extra(failure=Failure(i, "reset", type(error).__name__, str(error), "", error=error))
+        op = box.RESET_KWARGS if args else box.RESET
+        self._backend.send(np.array([i]), op, self._backend.encode(args))
+        self._wait(lambda: self._arena.mail[i] >= box.DONE, None)
+        return self._backend.take([i]).get(i, Extra())
+
+    def _restart(self, i: int) -> None:
+        """Start the worker of a lost env; the others of its block exist again too, but have to be reset."""
+        self._backend.restart(i)
+        self.restarts += 1
+
+    def _truncated_row(self, i: int) -> Extra:
+        """The row of a failed env: the last observation, and an episode that was cut off."""
+        error = self.errors[i]
+        self._arena.reward[i], self._arena.terminated[i], self._arena.truncated[i] = 0.0, False, True
+        return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
+
+    def _may_absorb(self, i: int) -> bool:
+        """Whether one more failure of the env is absorbed; counts it if so."""
+        if not self.absorbs:
+            return False
+        times, now = self._times.setdefault(i, deque(maxlen=self._max_restarts)), time.monotonic()
+        if len(times) == times.maxlen and now - times[0] < WINDOW:
+            return False
+        times.append(now)
+        self.absorbed += 1
+        return True

@@ -1,0 +1,279 @@
+"""Rounds: how the operations of a call become a round, and the answers become rows. The half behind BaseVectorEnv."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.access import EnvAccess
+from vecenv.actions import batch_actions
+from vecenv.backends import arena as box
+from vecenv.backends.arena import Arena
+from vecenv.backends.layout import Leaf
+from vecenv.backends.rows import Extra
+from vecenv.errors import Partial
+from vecenv.ids import as_ids
+from vecenv.results import HandOver
+from vecenv.seeding import spread_seeds
+
+Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Rounds(EnvAccess):
+    """Sends rounds and collects them; the state is set up by BaseVectorEnv."""
+
+    wait_num: int
+    is_async: bool
+    _arena: Arena
+    _mail: Any
+    _all_done: bytes
+    _in_flight: int
+    _order: list[np.ndarray | None]
+    """The ids of each round in flight, as they were asked for (None: all)."""
+    _action_leaf: Leaf | None
+    _hand_over: HandOver
+    _reset_args: dict[int, dict[str, Any]]
+    """What the resets in flight were asked with, in case they have to be asked again."""
+    _strict: bool
+    _check_actions: bool
+    _unreset: np.ndarray
+
+    # What is sent.
+
+    def _send_steps(
+        self, ids: np.ndarray | None, action: Any, resets: np.ndarray | None, kwargs: Mapping[str, Any]
+    ) -> None:
+        asked = self._all_ids if ids is None else ids.tolist()
+        batch = batch_actions(action, asked, self._action_leaf)
+        if self._check_actions:
+            self._refuse_bad_actions(asked, batch)
+        self._check_ready(ids, resets)
+        payloads: dict[int, Any] = {}
+        ops: Any = box.STEP
+        if isinstance(batch, list):
+            ops, payloads = box.STEP_OBJECT, dict(zip(asked, batch, strict=True))
+        else:
+            self._write_actions(ids, batch)
+        reset_args: dict[int, dict[str, Any]] = {}
+        if resets is not None and resets.any():
+            chosen = np.flatnonzero(resets) if ids is None else ids[resets]
+            reset_args = self._reset_arguments(chosen, kwargs)
+            if payloads:
+                payloads = {i: p for i, p in payloads.items() if i not in set(chosen.tolist())}
+            payloads |= reset_args
+            ops = np.full(len(asked), ops, dtype=np.uint8)
+            ops[resets] = box.RESET_KWARGS if reset_args else box.RESET
+            encoded = self._backend.encode(payloads) if payloads else {}
+            self._begin_reset(chosen)
+        elif kwargs:
+            raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
+        else:
+            encoded = self._backend.encode(payloads) if payloads else {}
+        self._send(ids, ops, encoded, reset_args)
+        self._steps += len(asked) if resets is None else len(asked) - int(resets.sum())
+
+    def _write_actions(self, ids: np.ndarray | None, batch: np.ndarray) -> None:
+        assert self._arena.action is not None
+        if ids is None:
+            self._arena.action[...] = batch
+        else:
+            self._arena.action[ids] = batch
+
+    def _send_resets(self, ids: np.ndarray | None, kwargs: Mapping[str, Any]) -> None:
+        args = self._reset_arguments(ids, kwargs)
+        encoded = self._backend.encode(args) if args else {}
+        self._begin_reset(ids)
+        self._send(ids, box.RESET_KWARGS if args else box.RESET, encoded, args)
+
+    def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any], reset_args: dict[int, Any]) -> None:
+        """Hand a checked round to the backend."""
+        self._reset_args.update(reset_args)
+        self._busy[_rows_of(ids)] = True
+        self._in_flight += self.env_num if ids is None else len(ids)
+        self._rounds += 1
+        try:
+            if self._recovery.errors:
+                asked = np.arange(self.env_num) if ids is None else ids
+                all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
+                left = self._recovery.answer_failed(asked, all_ops)
+                ids, ops = asked[left], all_ops[left]
+                self._recovery.forget(ids.tolist())
+            if ids is None or len(ids):
+                self._backend.send(ids, ops, encoded)
+        except BaseException:
+            # Interrupted: in flight is what reached the post boxes.
+            self._busy[:] = self._arena.mail != box.IDLE
+            self._in_flight = int(self._busy.sum())
+            self._backend.nudge()
+            self._order.append(np.flatnonzero(self._arena.mail))
+            raise
+
+    def _begin_reset(self, ids: np.ndarray | None) -> None:
+        """Check that the envs can be reset, and start those again that are lost."""
+        asked = self._all_ids if ids is None else ids.tolist()
+        self._check_not_busy(ids)
+        self._recovery.start_again(asked)
+        self._recovery.forget(asked)
+        self._resets += len(asked)
+
+    def _reset_arguments(self, ids: np.ndarray | None, kwargs: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        if not kwargs:
+            return {}
+        asked = self._all_ids if ids is None else ids.tolist()
+        seeds = spread_seeds(kwargs.get("seed"), asked)
+        return {
+            i: {**kwargs, "seed": s} if "seed" in kwargs else dict(kwargs) for i, s in zip(asked, seeds, strict=True)
+        }
+
+    def _reset_rows(self, ids: np.ndarray | None, reset: Any) -> np.ndarray:
+        """Which rows of a round are resets, as a mask."""
+        mask = np.asarray(reset)
+        if mask.dtype == np.bool_ and mask.shape == (self.env_num,):
+            if ids is None:
+                return mask
+            mask = np.flatnonzero(mask)
+        if mask.size == 0:
+            return np.zeros(self.env_num if ids is None else len(ids), dtype=np.bool_)
+        chosen = as_ids(mask, self.env_num)
+        asked = np.arange(self.env_num) if ids is None else ids
+        rows = np.isin(asked, chosen)
+        if rows.sum() != len(chosen):
+            raise ValueError(f"reset={chosen.tolist()} must be among the envs of this round, {asked.tolist()}")
+        return rows
+
+    # What comes back.
+
+    def _wait(self, done: Callable[[], bool], timeout: float | None) -> None:
+        begin = time.perf_counter()
+        try:
+            self._backend.wait(done, None if timeout is None else time.monotonic() + timeout)
+        finally:
+            self._wait_time += time.perf_counter() - begin
+
+    def _enough(self, need: int) -> Callable[[], bool]:
+        """A test whether `need` envs have answered, quick enough to spin on."""
+        mail, all_done = self._mail, self._all_done
+
+        def enough() -> bool:
+            raw = mail.tobytes()
+            return raw == all_done or raw.count(box.DONE) + raw.count(box.DONE_EXTRA) >= need
+
+        return enough
+
+    def _finished_ids(self) -> tuple[np.ndarray | None, list[int]]:
+        """The envs to return now: in the order in which they were sent when all are back, else as they are found."""
+        order, self._order = self._order, []
+        if not self.is_async:
+            if len(order) == 1 and order[0] is None:
+                return None, self._all_ids
+            parts = [np.arange(self.env_num) if part is None else part for part in order]
+            if sum(map(len, parts)) == np.count_nonzero(self._arena.mail):
+                ids = np.concatenate(parts)
+                return ids, ids.tolist()
+        ids = np.flatnonzero(self._arena.mail >= box.DONE)
+        return ids, ids.tolist()
+
+    def _collect(self, ids: np.ndarray | None, asked: list[int]) -> Step:
+        """Take the answers of these envs; raises for those that failed, with the results of the others."""
+        extras = self._backend.take(None if ids is None else asked)
+        self._busy[_rows_of(ids)] = False
+        self._in_flight -= len(asked)
+        if self._backend.lost:
+            self._recovery.note_lost(self._busy)
+        if extras and any(extra.failure is not None for extra in extras.values()):
+            extras, failed = self._recovery.settle(extras, self._reset_args)
+            if failed:
+                self._raise_failures(failed, asked, extras)
+        if self._strict:
+            rows = asked if ids is None else ids
+            self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
+        if self._reset_args:
+            for i in asked:
+                self._reset_args.pop(i, None)
+        return self._rows(ids, asked, extras)
+
+    def _rows(self, ids: np.ndarray | None, asked: list[int], extras: Mapping[int, Extra]) -> Step:
+        hand_over = self._hand_over
+        terminated, truncated = hand_over.flags(ids)
+        return (
+            hand_over.obs(ids, extras),
+            hand_over.rew(ids, extras),
+            terminated,
+            truncated,
+            hand_over.info(asked, extras),
+        )
+
+    def _raise_failures(self, failed: list[int], asked: list[int], extras: Mapping[int, Extra]) -> None:
+        """Raise the first failure (a hang before its consequences); the results of the other envs are in `partial`."""
+        good = [i for i in asked if i not in set(failed)]
+        errors = self._recovery.errors
+        error = errors[min(failed, key=lambda i: (not isinstance(errors[i], TimeoutError), i))]
+        partial = None
+        if good:
+            partial = Partial(
+                np.array(good), *self._rows(np.array(good), good, {i: extras[i] for i in good if i in extras})
+            )
+        with contextlib.suppress(Exception):  # a class that takes no attributes
+            error.partial = partial  # type: ignore[attr-defined]
+        raise error
+
+    # Checks.
+
+    def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
+        """The ids of a call, None for all."""
+        if env_id is not None:
+            if id is not None:
+                raise TypeError("pass id or env_id, which are two names of one argument, not both")
+            id = env_id
+        return None if id is None else as_ids(id, self.env_num)
+
+    def _wrap_id(self, id: Any = None) -> list[int]:
+        """The ids of a call as a list (a name that subclasses written for tianshou use)."""
+        ids = self._as_ids(id)
+        return list(self._all_ids) if ids is None else ids.tolist()
+
+    def _check_not_busy(self, ids: np.ndarray | None) -> None:
+        if not self._in_flight:
+            return
+        busy = self._busy if ids is None else self._busy[ids]
+        if busy.any():
+            first = int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
+            raise RuntimeError(
+                f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
+                "wait for it with step(None)."
+            )
+
+    def _check_ready(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
+        """RuntimeError for envs that are stepping; envs to be stepped must not have failed, nor, if `strict`, need a
+        reset.
+        """
+        self._check_not_busy(ids)
+        if self._backend.lost:
+            self._recovery.note_lost(self._busy)
+        if not self._recovery.errors and not self._strict:
+            return
+        for row, i in enumerate(self._all_ids if ids is None else ids.tolist()):
+            if resets is not None and resets[row]:
+                continue
+            if not self._recovery.absorbs:
+                self._recovery.check(i)
+            if self._strict and self._unreset[i]:
+                raise RuntimeError(
+                    f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
+                )
+
+    def _refuse_bad_actions(self, asked: Sequence[int], batch: Any) -> None:
+        for i, action in zip(asked, batch, strict=True):
+            space = self._reports[i].action_space
+            if space is not None and not space.contains(action):
+                raise ValueError(
+                    f"action for env {i} is {action!r}, which is not in its action space {space} (check_actions=True)"
+                )
+
+
+def _rows_of(ids: np.ndarray | None) -> Any:
+    return slice(None) if ids is None else ids
