@@ -36,7 +36,7 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 	$(BIN)/python -m benchmarks.run
 
 docs: $(VENV)/.installed-docs  ## build the API pages into build/docs
-	$(BIN)/pdoc --output-directory build/docs vecenv collector
+	$(BIN)/pdoc --output-directory build/docs vecenv vecenv.testing collector collector.mlp
 
 clean:  ## remove what these targets made, except data/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.dataset import DatasetError
-from collector.job import BACKENDS, POLICIES, JobConfig, JobError, run_job
+from collector.job import BACKENDS, DEVICES, POLICIES, JobConfig, JobError, run_job
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,37 +59,26 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m collector",
         description="Collect whole episodes of a gymnasium environment into a folder.",
         epilog="Ctrl-C and SIGTERM end a job cleanly: whole episodes so far are kept. Read them with "
-        "collector.load_episodes(folder), or np.load on a file.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        "collector.load_episodes(folder), or with np.load.",
     )
+    unset, default = argparse.SUPPRESS, JobConfig
     add = parser.add_argument
     add("--env", required=True, metavar="ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
-    add("--steps", type=_count, default=JobConfig.steps, help="end once whole episodes have this many steps")
-    add(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder for the episodes (default: data/ID)",
-        default=argparse.SUPPRESS,
-    )
+    add("--steps", type=_count, default=default.steps, metavar="N", help="end with this many [%(default)s]")
+    add("--out", type=Path, default=unset, metavar="FOLDER", help="folder for the episodes [data/ID]")
     add("--overwrite", action="store_true", help="replace what an earlier job left there")
-    add("--num-envs", type=_count, default=JobConfig.num_envs, metavar="N", help="environments")
-    add(
-        "--backend",
-        choices=sorted(BACKENDS),
-        default=JobConfig.backend,
-        help="dummy: in this process; others: in workers",
-    )
-    add("--workers", type=_count, metavar="N", help="worker processes (default: the CPUs)", default=argparse.SUPPRESS)
-    add("--policy", choices=sorted(POLICIES), default=JobConfig.policy, help="mlp: a network with random weights")
-    add("--device", choices=["auto", "cpu", "cuda"], default=JobConfig.device, help="where the network runs")
-    add("--seed", type=_seed, default=JobConfig.seed, help="the same seed gives the same episodes")
+    add("--num-envs", type=_count, default=default.num_envs, metavar="N", help="environments [%(default)s]")
+    add("--backend", choices=BACKENDS, default=default.backend, help="dummy: in this process [%(default)s]")
+    add("--workers", type=_count, default=unset, metavar="N", help="worker processes [one for each CPU]")
+    add("--policy", choices=POLICIES, default=default.policy, help="mlp: a network with random weights [%(default)s]")
+    add("--device", choices=DEVICES, default=default.device, help="where the network runs [%(default)s]")
+    add("--seed", type=_seed, default=default.seed, metavar="N", help="the same seed, the same episodes [%(default)s]")
     add(
         "--max-episode-steps",
         type=_count,
+        default=unset,
         metavar="N",
-        help="truncate episodes (default: as the environment says)",
-        default=argparse.SUPPRESS,
+        help="truncate episodes [as the environment says]",
     )
     add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
     return parser

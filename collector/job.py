@@ -29,6 +29,7 @@ from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 BATCH_BYTES = 64 * 2**20
 POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
+DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = {"dummy": DummyVectorEnv, "subproc": SubprocVectorEnv, "shmem": ShmemVectorEnv}
 
 

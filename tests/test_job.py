@@ -77,6 +77,15 @@ def _registered() -> Iterator[None]:
         del gymnasium.registry[name]
 
 
+@pytest.fixture(scope="module")
+def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """matplotlib keeps the font files open that it has once used; that is no leak of the test that draws first."""
+    pytest.importorskip("matplotlib")
+    from collector.picture import draw_returns
+
+    draw_returns(tmp_path_factory.mktemp("fonts") / "returns.png", [1.0, 2.0], [1, 1], "fonts")
+
+
 def config(out: Path, **changes: Any) -> JobConfig:
     quick: dict[str, Any] = {"env": "CartPole-v1", "steps": 1000, "num_envs": 4, "backend": "dummy", "policy": "random"}
     return JobConfig(**{**quick, "plot": False, "out": out, **changes})
@@ -170,8 +179,8 @@ class TestWhatAJobWrites:
         assert state.steps == 160
         assert state.unfinished_steps % 2 == 0
 
+    @pytest.mark.usefixtures("_fonts")
     def test_the_picture_shows_something(self, tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib")
         from matplotlib.image import imread
 
         state = run_job(config(tmp_path, plot=True))

@@ -21,7 +21,8 @@ PACKAGES = ("vecenv", "collector")
 LAYERS = (
     ("vecenv.errors", "vecenv.nest", "vecenv.seeding", "vecenv.running"),
     ("vecenv.backends",),
-    ("vecenv.access", "vecenv.actions", "vecenv.checks", "vecenv.ids", "vecenv.results", "vecenv.supervision"),
+    ("vecenv.access", "vecenv.actions", "vecenv.checks", "vecenv.ids", "vecenv.recovery", "vecenv.results"),
+    ("vecenv.rounds",),
     ("vecenv.base",),
     ("vecenv.venvs",),
     ("vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.creator", "vecenv.wrappers"),

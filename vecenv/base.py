@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 import warnings
 import weakref
@@ -97,11 +96,13 @@ class BaseVectorEnv(Rounds):
                 "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
             )
         self._backend: Backend = PerEnvBackend(worker_fn) if backend is None else backend  # type: ignore[arg-type]
-        self._recovery = Recovery(self._backend, on_error, max_restarts, self._wait)
+        self._recovery = Recovery(self._backend, on_error, max_restarts)
         workers = default_workers(n, self.is_async) if num_workers is None else check_workers(num_workers, n)
         self._owner = os.getpid()
         # Before anything is started, so that an interrupted constructor leaves nothing behind.
         self._finalizer = weakref.finalize(self, _shut_down, self._backend, type(self).__name__, self._owner)
+        self._finalizer.atexit = False
+        _open.add(self)
         try:
             self._reports = self._backend.start(self._env_fns, workers, self.is_async)
             if check_spaces:
@@ -250,23 +251,22 @@ class BaseVectorEnv(Rounds):
         raise TypeError("vector envs hold processes and cannot be pickled or copied; pickle the env_fns instead")
 
 
-_exiting = False
+_open: weakref.WeakSet[BaseVectorEnv] = weakref.WeakSet()
 
 
-def _note_exit() -> None:
-    global _exiting
-    _exiting = True
-
-
-atexit.register(_note_exit)
+@atexit.register
+def _close_all() -> None:
+    """At interpreter exit: whatever is still open, without a word."""
+    for venv in list(_open):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            venv.close()
 
 
 def _shut_down(backend: Backend, name: str, owner: int) -> None:
     """End the workers of a vector env that was never closed. Not in a forked copy of the process: they are not its
     own.
     """
-    if owner != os.getpid():
-        return
-    if not sys.is_finalizing() and not _exiting:
+    if owner == os.getpid():
         warnings.warn(f"unclosed {name}: call close() or use it in a with statement", ResourceWarning, stacklevel=2)
-    backend.close(CLOSE_TIMEOUT)
+        backend.close(CLOSE_TIMEOUT)

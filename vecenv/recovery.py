@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,12 @@ class Recovery:
     again: at most `max_restarts` times an env within a minute, the next failure is raised. `wait` is the vector env's.
     """
 
-    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, wait: Callable[..., None]) -> None:
+    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any) -> None:
         if on_error not in ("raise", "restart"):
             raise ValueError(f'on_error must be "raise" or "restart", got {on_error!r}')
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 1:
             raise ValueError(f"max_restarts must be a positive integer, got {max_restarts!r}")
         self._backend = backend
-        self._wait = wait
         self._max_restarts = max_restarts
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
@@ -120,7 +119,7 @@ class Recovery:
             return Extra(failure=Failure(i, "reset", type(error).__name__, str(error), "", error=error))
         op = box.RESET_KWARGS if args else box.RESET
         self._backend.send(np.array([i]), op, self._backend.encode(args))
-        self._wait(lambda: self._arena.mail[i] >= box.DONE, None)
+        self._backend.wait(lambda: self._arena.mail[i] >= box.DONE, None)
         return self._backend.take([i]).get(i, Extra())
 
     def _restart(self, i: int) -> None:

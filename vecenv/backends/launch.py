@@ -58,12 +58,13 @@ def check_method(method: str | None) -> str:
 
 def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...], name: str) -> process.BaseProcess:
     """Start a process that runs `target(*args)`; returns once it has been created, not once it runs."""
-    kind = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
-    # daemon: nobody waits for the process at interpreter exit. The worker takes the mark off itself, so that envs may
-    # have children.
-    worker = kind(target=target, args=args, name=name, daemon=True)
+    kind: Any = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
+    worker = kind(target=target, args=args, name=name, daemon=False)  # envs may have children, whatever we are
     with _start_lock, _one_blas_thread(), _keyboard_interrupt_later():
-        worker.start()
+        # Not `start()`, which would enter the process in the list of those that multiprocessing ends or waits for at
+        # exit, in forked copies of this process too, and which daemonic processes may not call.
+        worker._popen = worker._Popen(worker)
+        worker._sentinel = worker._popen.sentinel
     return worker
 
 
@@ -177,6 +178,7 @@ class _SpawnPopen(popen_spawn_posix.Popen):
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
         tracker = resource_tracker.getfd()
+        assert tracker is not None
         self._fds.append(tracker)
         data = _pickled(self, process_obj)
         self.sentinel, child_write = os.pipe()

@@ -15,6 +15,7 @@ Death is an event: every wait polls the sentinels of the processes together with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -374,7 +375,8 @@ class ProcessBackend(Backend):
         problems = self._stop(started, time.monotonic() + timeout)
         for worker in started:
             problems += worker.problems or []
-            worker.process.close()
+            with contextlib.suppress(ValueError):  # killed, and not gone yet
+                worker.process.close()
         for fd in self._own_fds:
             os.close(fd)
         self._own_fds.clear()

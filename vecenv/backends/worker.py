@@ -223,9 +223,6 @@ def _take_off(boot: Boot) -> None:
     """Become a process of its own: group, signals, the watch for the parent's end."""
     for fd in boot.parent_fds:
         os.close(fd)
-    # multiprocessing ends daemons at exit and forbids them children; the parent does the first by itself, and envs
-    # may need the second.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
         # Held open by a worker, it would keep the forkserver running after the parent is gone.
         os.close(alive)
