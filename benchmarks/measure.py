@@ -62,7 +62,7 @@ class Measured:
             costs = [sample.cpu_per_call * 1e6 for sample in own]
             text = f"{median(costs):.1f} us"
             spread = f"({min(costs):.1f}-{max(costs):.1f}){self._warning()}"
-            return Result(claim.title, text, "", spread, _target(claim), median(costs) <= claim.target)
+            return Result(claim.title, text, "", spread, _target(claim), self._verdict(median(costs) <= claim.target))
         other = self.samples[claim.over]
         ratios = [mine.rate / theirs.rate for mine, theirs in zip(own, other, strict=True)]
         return Result(
@@ -71,8 +71,13 @@ class Measured:
             f"{claim.over} {_rate(other)}",
             f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}){self._warning()}",
             _target(claim),
-            median(ratios) >= claim.target,
+            self._verdict(median(ratios) >= claim.target),
         )
+
+    def _verdict(self, reached: bool) -> bool | None:
+        """No verdict where most of the rounds were disturbed: neither a yes nor a no would be worth anything."""
+        rounds = max((len(samples) for samples in self.samples.values()), default=0)
+        return None if 2 * self.disturbed > rounds else reached
 
     def _warning(self) -> str:
         return f", {self.disturbed} rounds disturbed" if self.disturbed else ""

@@ -16,8 +16,8 @@ from collector.job import BACKENDS, DEVICES, POLICIES, JobConfig, JobError, run_
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job as the arguments say, and return the exit code.
 
-    0: collected. 1: it failed. 2: the arguments are wrong. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was
-    collected is kept.
+    0: collected. 1: it failed, or the folder cannot be used. 2: it cannot run with these arguments. 130, 143: ended by
+    Ctrl-C (SIGINT), by SIGTERM; what was collected is kept.
     """
     parser = make_parser()
     options = vars(parser.parse_args(argv))
@@ -40,15 +40,19 @@ def _run(parser: argparse.ArgumentParser, options: dict[str, Any]) -> int:
     try:
         # Imported here, so that --help and wrong arguments are answered without it.
         from collector.report import Report, make_console, summary
-
-        console = make_console()
-        config = JobConfig(**options)
+    except ImportError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    console, config = make_console(), JobConfig(**options)
+    try:
         with Report(console, config) as report:
             state = run_job(config, report)
-    except (DatasetError, JobError) as error:
+    except JobError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    except (ImportError, OSError) as error:
+    except DatasetError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
+    except Exception:
+        print(f"{parser.prog}: the job failed; whole episodes until then are kept in {config.out}", file=sys.stderr)
+        raise
     console.print(summary(state))
     return 128 + state.signum if state.signum else 0
 

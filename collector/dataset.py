@@ -106,9 +106,21 @@ class DatasetWriter:
         self.waiting_bytes += sum(episode.nbytes for episode in episodes)
 
     def commit(self) -> None:
-        """Write the episodes taken since the last commit as one shard, and list it in the manifest."""
+        """Write the episodes taken since the last commit as one shard, and list it in the manifest.
+
+        Raises `DatasetError` where the disk refuses them; what was committed before stays as it is.
+        """
         if not self._waiting:
             return
+        try:
+            self._commit()
+        except OSError as error:
+            raise DatasetError(
+                f"cannot write to {self.folder}: {error.strerror or error}; "
+                f"the {self.manifest['episodes']:,} episodes committed before are kept"
+            ) from error
+
+    def _commit(self) -> None:
         episodes, manifest = self._waiting, self.manifest
         arrays, structure = pack(episodes)
         path = self.folder / f"episodes-{len(manifest['shards']):06d}.npz"

@@ -188,11 +188,6 @@ class TorchPolicy:
             return self._transfer.to_numpy(read_output(output, self._exploration))
 
 
-def wants_tensors(policy: Any) -> bool:
-    """Whether the policy is a torch module."""
-    return isinstance(policy, torch.nn.Module)
-
-
 def _on_host(value: Any) -> np.ndarray:
     return value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 

@@ -6,6 +6,7 @@ still going when the job ends are counted and left out; their length would depen
 
 from __future__ import annotations
 
+import os
 import platform
 import signal
 import threading
@@ -101,8 +102,9 @@ class JobState:
 class StopSignals(Interruptor):
     """While entered, SIGINT and SIGTERM end a collection after its current round instead of killing the process.
 
-    The second one does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills.
-    Outside the main thread, where Python allows no handlers, nothing is changed.
+    The second one does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills. A signal that was ignored
+    before (as SIGINT is in a shell's background jobs) is left so. Outside the main thread, where Python allows no
+    handlers, nothing is changed.
     """
 
     def __init__(self) -> None:
@@ -113,7 +115,8 @@ class StopSignals(Interruptor):
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
-                self._previous[signum] = signal.signal(signum, self._handle)
+                if signal.getsignal(signum) != signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._handle)
         return self
 
     def __exit__(
@@ -125,6 +128,8 @@ class StopSignals(Interruptor):
         self.signum = signum
         self.stop_collection()
         self._restore()
+        # Not by print: a handler may run in the middle of one.
+        os.write(2, b"\nEnding after this round, and keeping what is whole; once more ends it at once.\n")
 
     def _restore(self) -> None:
         while self._previous:
@@ -136,15 +141,14 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
 
     `on_progress` is called after every batch. A signal, or an exception while collecting, leaves the whole episodes so
     far committed. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the
-    environment do not allow the job, `ImportError` with what to install, and whatever the environment raises.
+    environment do not allow the job or a library is missing, and whatever the environment raises.
 
     Example::
 
         state = run_job(JobConfig("CartPole-v1", Path("data/cartpole"), steps=10_000))
         print(len(state.returns), "episodes", state.status)
     """
-    if config.plot:
-        import collector.picture  # noqa: F401  an hour's collection should not end with an ImportError
+    _check_libraries(config)
     _check_env(config.env)
     state = JobState(config, device=_device(config))
     prepare_folder(config.out, config.overwrite)
@@ -202,6 +206,17 @@ def _collect(
         on_progress(state)
 
 
+def _check_libraries(config: JobConfig) -> None:
+    """Raise `JobError` with what to install, rather than at the end of an hour's collection."""
+    try:
+        if config.plot:
+            import collector.picture
+        if config.policy == "mlp":
+            import collector.mlp  # noqa: F401
+    except ImportError as error:
+        raise JobError(str(error)) from None
+
+
 def _check_env(env: str) -> None:
     if ":" in env:
         return  # what is behind a module name is known once that is imported, in the workers
@@ -234,7 +249,10 @@ def _few_threads(config: JobConfig) -> AbstractContextManager[None]:
 def _make_env(config: JobConfig) -> Any:
     make = partial(gymnasium.make, config.env, max_episode_steps=config.max_episode_steps)
     workers = {} if config.backend == "dummy" else {"num_workers": config.workers}
-    return BACKENDS[config.backend]([make] * config.num_envs, **workers)
+    try:
+        return BACKENDS[config.backend]([make] * config.num_envs, **workers)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise JobError(f"{config.env} cannot be made: {error}") from None
 
 
 def _make_policy(config: JobConfig, env: Any, device: str) -> Any:

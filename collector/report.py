@@ -94,8 +94,8 @@ def summary(state: JobState) -> Group:
     table.add_row("episodes", f"{len(state.returns):,} whole ones")
     table.add_row("steps", f"{state.steps:,} ({config.steps:,} asked for)")
     table.add_row("left out", f"{state.unfinished_steps:,} steps of episodes that had not ended")
-    table.add_row("return", _spread(state.returns, ",.1f"))
-    table.add_row("length", _spread(state.lengths, ",.1f"))
+    table.add_row("return", _spread(state.returns))
+    table.add_row("length", _spread(state.lengths))
     table.add_row("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s")
     table.add_row("data", f"{config.out} ({_size(state)})")
     if state.picture is not None:
@@ -103,11 +103,10 @@ def summary(state: JobState) -> Group:
     return Group(heading, table)
 
 
-def _spread(values: list[float] | list[int], form: str) -> str:
+def _spread(values: list[float] | list[int]) -> str:
     if not values:
         return "-"
-    mean, deviation, low, high = np.mean(values), np.std(values), min(values), max(values)
-    return f"{mean:{form}} \u00b1 {deviation:{form}}, from {low:{form}} to {high:{form}}"
+    return f"mean {np.mean(values):,.1f}, deviation {np.std(values):,.1f}, from {min(values):,g} to {max(values):,g}"
 
 
 def _size(state: JobState) -> str:

@@ -70,8 +70,8 @@ class Rollout:
     final_time: Any
     """int64 `(K,)`: the step with which each of them ended."""
     mask: Any
-    """Bool `(N, T)`: False where an interrupted collection left no step. Every array is zero there, except that the
-    first such row of `obs` is what came after the last step, as row T is in a full batch."""
+    """Bool `(N, T)`: False where an interrupted collection left no step. What a step records is zero there; only the
+    first such row of `obs` is not: it is what came after the last step, as row T of `all_obs` is in a full batch."""
     extras: dict[str, Any] = field(default_factory=dict)
     """What the policy returned beside the action, by name: arrays `(N, T, ...)`."""
 

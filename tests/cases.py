@@ -49,6 +49,24 @@ class Records(gymnasium.Env):
         return [(type(a).__name__, str(getattr(a, "dtype", None)), getattr(a, "shape", None)) for a in self.actions]
 
 
+class Writes(Records):
+    """Writes over its actions, and says what it got."""
+
+    observation_space = spaces.Box(-99, 99, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        if options is not None:
+            options["seen"] = options.get("seen", 0) + 1
+            self.actions.append(options["seen"])
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        row = action["x"] if isinstance(action, dict) else action
+        seen = np.array(row, np.float32)
+        row[:] = [42.0, 42.0] if isinstance(row, list) else 42
+        return seen, 0.0, False, False, {}
+
+
 class LocalWorker(EnvWorker):
     """A worker of a user's own, as code written for tianshou has them."""
 

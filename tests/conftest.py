@@ -16,7 +16,7 @@ from vecenv.backends import launch
 
 BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
 PROCESS_BACKENDS = BACKENDS[1:]
-PATIENCE = 5.0
+PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
 
 # Semaphores of this process and its workers get names of their own: other programs use /dev/shm as well.

@@ -7,7 +7,6 @@ import faulthandler
 import mmap
 import multiprocessing
 import os
-import pickle
 import resource
 import signal
 import subprocess
@@ -206,8 +205,9 @@ class HugeInfo(Counter):
 
 
 def hold_interpreter_lock() -> None:
-    """Sleep in C without giving the lock back: no other Python thread of the process runs."""
-    ctypes.PyDLL(None).sleep(int(AGES))
+    """Sleep in C without giving the lock back: no other Python thread of the process runs. Signals do not end it."""
+    nobody_writes, _ = os.pipe()
+    ctypes.PyDLL(None).read(nobody_writes, ctypes.create_string_buffer(1), 1)
 
 
 def sleep_for_ages() -> None:
@@ -258,6 +258,31 @@ class SlowClose(Counter):
         if self.seen:
             Path(self.seen).touch()
         hold_interpreter_lock() if self.gil else sleep_for_ages()
+
+
+class HangsInCall(Counter):
+    def method(self) -> None:
+        sleep_for_ages()
+
+
+class TakesLong(Counter):
+    """Each step takes `seconds`."""
+
+    def __init__(self, id: int, seconds: float) -> None:
+        super().__init__(id)
+        self.seconds = seconds
+
+    def on_step(self) -> None:
+        time.sleep(self.seconds)
+
+
+class LargeAction(Counter):
+    """Actions of 1 MiB; the observation shows the first number of the last one."""
+
+    action_space = spaces.Box(-128, 127, (1 << 20,), np.int8)
+
+    def observe(self, action: Any) -> Any:
+        return super().observe(action if np.ndim(action) == 0 else action[0])
 
 
 class WaitsForFile(Counter):
@@ -428,20 +453,18 @@ class OddObservation(NoSpace):
 
 
 class ReturnsOnStep(Counter):
-    """Step 2 of every episode returns `make(obs)` as observation, or, with `whole`, as the whole result."""
+    """Observes `good`, of the given space; but step 2 of every episode returns what `change` makes of its result."""
 
-    def __init__(self, id: int, make: Callable[[Any], Any], whole: bool = False, space: Any = None) -> None:
+    def __init__(self, id: int, space: Any, good: Any, change: Callable[[tuple[Any, ...]], Any] | None = None) -> None:
         super().__init__(id)
-        self.make, self.whole = make, whole
-        if space is not None:
-            self.observation_space = space
+        self.observation_space, self.good, self.change = space, good, change
+
+    def observe(self, action: Any) -> Any:
+        return self.good
 
     def step(self, action: Any) -> Any:
         result = super().step(action)
-        if self.t != 2:
-            return result
-        made = self.make(result if self.whole else result[0])
-        return made if self.whole else (made, *result[1:])
+        return self.change(result) if self.change is not None and self.t == 2 else result
 
 
 class ReusesItsArrays(Counter):
@@ -536,7 +559,3 @@ def local_class() -> Exception:
 
 def decode_error() -> Exception:
     return UnicodeDecodeError("utf-8", b"\xff\xfe", 0, 1, "bad %s {byte}")
-
-
-def pickled_size(value: Any) -> int:
-    return len(pickle.dumps(value))

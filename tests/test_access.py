@@ -1,5 +1,7 @@
 """Everything about the envs but stepping them: attributes through wrappers, spaces, seeds, frames."""
 
+import threading
+
 import gymnasium
 import numpy as np
 import pytest
@@ -31,6 +33,10 @@ class Inner(CountingEnv):
         self.both = self.inner = "the env's"
         self._secret = 5
         self.items = []
+        self.array = np.zeros(2)
+
+    def fill(self, value):
+        self.array[...] = value
 
     def where(self):
         return "hidden by the wrapper"
@@ -121,16 +127,14 @@ class TestAttributes:
         assert mine == [1]
 
     def test_an_array_that_was_got_does_not_change_later(self, venv):
-        venv.set_env_attr("array", np.zeros(2))
+        venv.call("fill", 1)
         before = venv.get_env_attr("array", 0)[0]
-        venv.set_env_attr("inner", 0)
-        venv.call("step", 0)
+        venv.call("fill", 2)
+        assert before.tolist() == [1, 1]
         before[0] = 5
-        assert venv.get_env_attr("array", 0)[0].tolist() == [0, 0]
+        assert venv.get_env_attr("array", 0)[0].tolist() == [2, 2]
 
     def test_what_cannot_be_sent_is_a_type_error(self, process_backend):
-        import threading
-
         with process_backend(wrapped(2)) as venv:
             with pytest.raises(TypeError, match="cannot"):
                 venv.set_env_attr("lock", threading.Lock())

@@ -1,5 +1,6 @@
 """Waiting for some: `wait_num` and `timeout`. Gates decide which env is done when; no test sleeps to order events."""
 
+import threading
 import time
 
 import numpy as np
@@ -135,8 +136,6 @@ class Opener:
     """Opens a gate after a while. The time is the input of the test, not its way to order events."""
 
     def __init__(self, gates, i, after):
-        import threading
-
         self.timer = threading.Timer(after, gates.open, [i])
         self.timer.start()
 
@@ -156,8 +155,6 @@ class TestResetsInAsyncMode:
 
     def test_envs_reset_at_the_same_time(self, process_backend):
         """All come to their gates before one may leave: nobody waits for another."""
-        import threading
-
         with Gates(4) as gates, process_backend(gates.env_fns, num_workers=4) as venv:
 
             def let_through():

@@ -25,6 +25,7 @@ from collector.episodes import EpisodeCutter
 from collector.job import BACKENDS, JobConfig, JobError, JobState, StopSignals, run_job
 from vecenv import DummyVectorEnv
 
+NOTICE = "Ending after this round, and keeping what is whole; once more ends it at once."
 ROOT = Path(__file__).parent.parent
 backends = pytest.mark.parametrize("backend", sorted(BACKENDS))
 
@@ -96,6 +97,10 @@ def assert_whole(episodes: list[Episode]) -> None:
         over = episode.terminated | episode.truncated
         assert np.flatnonzero(over).tolist() == [len(episode) - 1]
         assert len(episode.action) == len(episode.reward) == len(episode)
+
+
+def load_nothing(folder: Path) -> bool:
+    return not folder.exists() or list(folder.iterdir()) == []
 
 
 def digests(folder: Path) -> list[str]:
@@ -223,7 +228,7 @@ class TestWhenAJobCannotGoOn:
             save(file, **arrays)
 
         monkeypatch.setattr(np, "savez", full_at_the_third)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(DatasetError, match=r"No space left on device; the .* episodes committed before are kept"):
             run_job(config(tmp_path, shard_bytes=4000))
         assert len(read_manifest(tmp_path)["shards"]) == 2
         assert_whole(load_episodes(tmp_path))
@@ -369,6 +374,7 @@ class TestCommandLine:
             ("--workers 2", "--workers: the dummy backend has none; use --backend shmem or subproc"),
             ("--backend shmem --num-envs 2 --workers 3", "--workers: 3 workers for 2 environments"),
             ("--env CartPoll-v1", "there is no environment CartPoll-v1: "),
+            ("--env no_such_module:X-v0", "no_such_module:X-v0 cannot be made: No module named 'no_such_module'"),
             ("--policy mlp --device cuda:99", "--device: invalid choice"),
         ],
     )
@@ -379,14 +385,14 @@ class TestCommandLine:
         error = capsys.readouterr().err
         assert message in error
         assert "Traceback" not in error
-        assert not (tmp_path / "a").exists()
+        assert load_nothing(tmp_path / "a")
 
     def test_a_folder_in_use_is_refused_and_replaced_on_demand(self, tmp_path: Path, capsys: Any) -> None:
         arguments = self.arguments(tmp_path / "a", "--steps", "50")
         assert main(arguments) == 0
         with pytest.raises(SystemExit) as exit:
             main(arguments)
-        assert exit.value.code == 2
+        assert exit.value.code == 1
         assert "--overwrite" in capsys.readouterr().err
         assert main([*arguments, "--overwrite"]) == 0
 
@@ -397,6 +403,18 @@ class TestCommandLine:
             main(self.arguments(tmp_path / "a", "--policy", "mlp", "--device", "cuda"))
         assert exit.value.code == 2
         assert "PyTorch sees 0 CUDA devices; use 'cpu' or 'auto'" in capsys.readouterr().err
+
+    def test_an_environment_that_breaks_is_a_traceback_and_says_where_the_rest_is(
+        self, tmp_path: Path, capsys: Any
+    ) -> None:
+        gymnasium.register("Broken-v0", lambda: Camera(breaks_at=9), disable_env_checker=True, order_enforce=False)
+        try:
+            with pytest.raises(OverflowError):
+                main(self.arguments(tmp_path / "a", "--env", "Broken-v0"))
+        finally:
+            del gymnasium.registry["Broken-v0"]
+        assert f"whole episodes until then are kept in {tmp_path / 'a'}" in capsys.readouterr().err
+        assert_whole(load_episodes(tmp_path / "a"))
 
     def test_an_environment_whose_episodes_never_end_is_noted(self, tmp_path: Path, capsys: Any) -> None:
         more = ["--env", "Pendulum-v1", "--max-episode-steps", "400", "--steps", "100", "--num-envs", "1"]
@@ -419,7 +437,7 @@ class TestCommandLine:
         arguments = ["--env", "CartPole-v1", "--backend", "dummy", "--out", str(tmp_path / "a")]
         code = f"import sys; sys.modules[{library!r}] = None; from collector.cli import main; main({arguments})"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert f"pip install vecenv[{'torch' if library == 'torch' else 'job'}]" in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -470,12 +488,43 @@ class TestSignals:
         assert job.returncode == 128 + signum
         assert workers
         assert not alive
-        assert error == ""
+        assert error.split("\n") == ["", NOTICE, ""]
         assert "Interrupted; collected until then, and kept:" in out
         episodes = load_episodes(tmp_path / "a")
         assert len(episodes) > 10
         assert_whole(episodes)
         assert json.loads((tmp_path / "a" / "manifest.json").read_text())["status"] == "interrupted"
+
+    def test_a_signal_that_was_ignored_stays_ignored(self) -> None:
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            with StopSignals() as stop:
+                signal.raise_signal(signal.SIGINT)
+                assert not stop.collection_stopped()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def test_the_second_ctrl_c_ends_a_job_whose_environments_hang(self, tmp_path: Path) -> None:
+        (tmp_path / "hanging.py").write_text(HANGING)
+        options = ["--env", "hanging:Hanging-v0", "--policy", "random", "--num-envs", "2", "--out", str(tmp_path / "a")]
+        with process("-m", "collector", *options, PYTHONPATH=str(tmp_path)) as job:
+            assert job.stdout is not None
+            assert job.stderr is not None
+            while "hanging now" not in job.stdout.readline():
+                pass
+            workers = psutil.Process(job.pid).children(recursive=True)
+            job.send_signal(signal.SIGINT)
+            while NOTICE not in job.stderr.readline():
+                pass
+            job.send_signal(signal.SIGINT)
+            _, error = job.communicate(timeout=30)
+            _, alive = psutil.wait_procs(workers, timeout=5)
+        assert job.returncode == 130
+        assert workers
+        assert not alive
+        assert "stopped at once" in error
+        assert "Traceback" not in error
+        assert load_episodes(tmp_path / "a") == []
 
     def test_a_killed_job_leaves_what_was_committed(self, tmp_path: Path) -> None:
         code = (
@@ -500,11 +549,35 @@ class TestSignals:
         assert_whole(episodes)
 
 
+HANGING = """
+import os, threading
+import gymnasium as gym, numpy as np
+
+class Hanging(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        os.write(1, b"hanging now\\n")
+        threading.Event().wait()
+
+gym.register("Hanging-v0", Hanging)
+"""
+
+
 @contextmanager
-def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Python in a process of its own, which is gone afterwards."""
-    pipe = subprocess.PIPE
-    running = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    running = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield running
     finally:

@@ -20,6 +20,8 @@ class EnvAccess:
     """The part of `BaseVectorEnv` that does not step; used through it only."""
 
     env_num: int
+    num_workers: int
+    """How many workers share the envs."""
     is_closed: bool
     _backend: Backend
     _reports: list[EnvReport]
@@ -83,27 +85,27 @@ class EnvAccess:
         return self.env_num
 
     @property
-    def num_workers(self) -> int:
-        """The number of workers that share the envs."""
-        return self._backend.num_workers
-
-    @property
     def ready_id(self) -> list[int]:
         """The envs that can be stepped."""
+        self._check_open()
         return [i for i in self._all_ids if not self._busy[i] and i not in self._recovery.errors]
 
     @property
     def waiting_id(self) -> list[int]:
         """The envs in flight: started by `send` or an async `step`, their results not yet returned."""
+        self._check_open()
         return np.flatnonzero(self._busy).tolist()
 
     @property
     def failed_id(self) -> list[int]:
         """The envs that failed and accept nothing but `reset`."""
-        return sorted(self._recovery.errors)
+        self._check_open()
+        return [i for i in sorted(self._recovery.errors) if not self._busy[i]]
 
     def alive(self) -> list[bool]:
-        """Whether each env exists, as far as is known without asking: False for those whose worker has ended."""
+        """Whether each env exists: False for those whose worker has ended. Does not wait."""
+        self._check_open()
+        self._backend.look()
         return [i not in self._backend.lost for i in self._all_ids]
 
     def stats(self) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class EnvAccess:
         `worker_busy_s` those of each worker inside rounds; `slowest_worker`: the index of the busiest; `restarts`: of
         workers; `absorbed`: failures that on_error="restart" turned into truncated rows.
         """
+        self._check_open()
         busy = self._backend.busy_time()
         return {
             "rounds": self._rounds,
@@ -200,13 +203,13 @@ class EnvAccess:
     def _ask(self, asked: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run an operation on idle envs; the first failure is raised once all have answered."""
         if self._backend.lost:
-            self._recovery.note_lost(self._busy)
+            self._recovery.note_lost()
         for i in asked:
             if i in self._backend.lost:
                 self._recovery.check(i)
         values = self._backend.call(asked, op, args)
         if self._backend.lost:
-            self._recovery.note_lost(self._busy)
+            self._recovery.note_lost()
         for i, value in zip(asked, values, strict=True):
             if isinstance(value, Failure):
                 raise value.exception(self._backend.pid(i))

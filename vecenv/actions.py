@@ -26,7 +26,7 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
     try:
-        array = np.asarray(_on_host(action))
+        array = np.asarray([_on_host(row) for row in action] if isinstance(action, (list, tuple)) else _on_host(action))
     except (ValueError, TypeError):  # ragged, or tensors of another device in a list
         return _as_rows(action, ids)
     if array.dtype == object:

@@ -32,6 +32,16 @@ from vecenv.results import HandOver
 from vecenv.rounds import Rounds, Step
 
 CLOSE_TIMEOUT = 5.0
+_forks = 0
+"""How often this process is a copy of another: a cheaper question than the process id."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class BaseVectorEnv(Rounds):
@@ -98,7 +108,7 @@ class BaseVectorEnv(Rounds):
         self._backend: Backend = PerEnvBackend(worker_fn) if backend is None else backend  # type: ignore[arg-type]
         self._recovery = Recovery(self._backend, on_error, max_restarts)
         workers = default_workers(n, self.is_async) if num_workers is None else check_workers(num_workers, n)
-        self._owner = os.getpid()
+        self._owner, self._forks = os.getpid(), _forks
         # Before anything is started, so that an interrupted constructor leaves nothing behind.
         self._finalizer = weakref.finalize(self, _shut_down, self._backend, type(self).__name__, self._owner)
         self._finalizer.atexit = False
@@ -116,6 +126,7 @@ class BaseVectorEnv(Rounds):
             self._finalizer.detach()
             self._backend.close(CLOSE_TIMEOUT)
             raise
+        self.num_workers = self._backend.num_workers
         self._recovery.bind(self._arena)
         self._action_leaf = layout.action
         spaced = any(r.observation_space is not None for r in self._reports)
@@ -128,7 +139,7 @@ class BaseVectorEnv(Rounds):
         self._mail: Any = self._arena.mail.data
         self._all_done = bytes([box.DONE]) * n
         self._in_flight = 0
-        self._reset_args: dict[int, dict[str, Any]] = {}
+        self._resets_in_flight = {}
         self._rounds = self._steps = self._resets = 0
         self._dispatch_time = self._wait_time = 0.0
 
@@ -216,7 +227,7 @@ class BaseVectorEnv(Rounds):
     def _check_open(self) -> None:
         if self.is_closed:
             raise ClosedError(f"Methods of {type(self).__name__} cannot be called after close.")
-        if self._owner != os.getpid():
+        if self._forks != _forks:
             raise ClosedError(
                 f"this vector env belongs to process {self._owner} and cannot be used in process {os.getpid()}; "
                 "make one here"
@@ -231,6 +242,9 @@ class BaseVectorEnv(Rounds):
             return
         for problem in self._backend.close(CLOSE_TIMEOUT):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
+        # The memory goes with the last view of it that the caller holds, not with this object.
+        for name in ("_arena", "_mail", "_hand_over", "_recovery", "_backend"):
+            self.__dict__.pop(name, None)
 
     def __enter__(self) -> Any:
         return self

@@ -44,11 +44,10 @@ class Recovery:
         """The rows of failed envs are written here."""
         self._arena = arena
 
-    def note_lost(self, busy: np.ndarray) -> None:
-        """Envs whose worker ended while they were idle have failed; those in flight are answered by the backend."""
+    def note_lost(self) -> None:
+        """The envs of a worker that ended have failed, also those whose last answer has yet to be collected."""
         for i, error in self._backend.lost.items():
-            if not busy[i]:
-                self.errors.setdefault(i, error)
+            self.errors.setdefault(i, error)
 
     def check(self, i: int) -> None:
         """Raise the error of env i once more, if it failed."""
@@ -60,6 +59,9 @@ class Recovery:
 
     def start_again(self, asked: list[int]) -> None:
         """Before a reset: bring the lost ones back. Raises what their constructors raise."""
+        self._backend.look()
+        if self._backend.lost:
+            self.note_lost()  # before a restart lets the backend forget them: a whole block has to be reset
         for i in asked:
             while i in self._backend.lost:
                 try:
@@ -85,25 +87,28 @@ class Recovery:
             self._backend.answer(i, self._truncated_row(i))
         return ~failed
 
-    def settle(self, extras: Mapping[int, Extra], reset_args: Mapping[int, Any]) -> tuple[dict[int, Extra], list[int]]:
-        """The extras of a round without the failures that are absorbed, and the ids of the others."""
+    def settle(self, extras: Mapping[int, Extra], resets: Mapping[int, Any]) -> tuple[dict[int, Extra], list[int]]:
+        """The extras of a round without the failures that are absorbed, and the ids of the others.
+
+        `resets` holds the arguments of those that were being reset.
+        """
         settled, failed = {}, []
         for i, extra in extras.items():
             failure = extra.failure
             if failure is not None:
+                failure.op = "reset" if i in resets else "step"
                 self.errors[i] = failure.exception(self._backend.pid(i))
                 if self._may_absorb(i):
-                    extra = self._truncated_row(i) if failure.op != "reset" else self._reset_again(i, reset_args)
+                    extra = self._reset_again(i, resets[i]) if i in resets else self._truncated_row(i)
             if extra.failure is not None:
                 failed.append(i)
             settled[i] = extra
         return settled, failed
 
-    def _reset_again(self, i: int, reset_args: Mapping[int, Any]) -> Extra:
+    def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
         """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
-        args = {i: reset_args[i]} if i in reset_args else {}
         while True:
-            extra = self._try_reset(i, args)
+            extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
                 self.errors.pop(i, None)
                 return extra

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import Extra
-from vecenv.errors import Partial
+from vecenv.errors import EnvStepError, Partial
 from vecenv.ids import as_ids
 from vecenv.results import HandOver
 from vecenv.seeding import spread_seeds
@@ -36,8 +35,8 @@ class Rounds(EnvAccess):
     """The ids of each round in flight, as they were asked for (None: all)."""
     _action_leaf: Leaf | None
     _hand_over: HandOver
-    _reset_args: dict[int, dict[str, Any]]
-    """What the resets in flight were asked with, in case they have to be asked again."""
+    _resets_in_flight: dict[int, dict[str, Any]]
+    """The envs that are being reset, with what they were asked with."""
     _strict: bool
     _check_actions: bool
     _unreset: np.ndarray
@@ -50,7 +49,7 @@ class Rounds(EnvAccess):
         asked = self._all_ids if ids is None else ids.tolist()
         batch = batch_actions(action, asked, self._action_leaf)
         if self._check_actions:
-            self._refuse_bad_actions(asked, batch)
+            self._refuse_bad_actions(asked, batch, resets)
         self._check_ready(ids, resets)
         payloads: dict[int, Any] = {}
         ops: Any = box.STEP
@@ -58,23 +57,23 @@ class Rounds(EnvAccess):
             ops, payloads = box.STEP_OBJECT, dict(zip(asked, batch, strict=True))
         else:
             self._write_actions(ids, batch)
-        reset_args: dict[int, dict[str, Any]] = {}
-        if resets is not None and resets.any():
-            chosen = np.flatnonzero(resets) if ids is None else ids[resets]
-            reset_args = self._reset_arguments(chosen, kwargs)
-            if payloads:
-                payloads = {i: p for i, p in payloads.items() if i not in set(chosen.tolist())}
-            payloads |= reset_args
-            ops = np.full(len(asked), ops, dtype=np.uint8)
-            ops[resets] = box.RESET_KWARGS if reset_args else box.RESET
-            encoded = self._backend.encode(payloads) if payloads else {}
-            self._begin_reset(chosen)
-        elif kwargs:
-            raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
-        else:
-            encoded = self._backend.encode(payloads) if payloads else {}
-        self._send(ids, ops, encoded, reset_args)
-        self._steps += len(asked) if resets is None else len(asked) - int(resets.sum())
+        if resets is None or not resets.any():
+            if kwargs:
+                raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
+            self._send(ids, ops, self._backend.encode(payloads) if payloads else {})
+            self._steps += len(asked)
+            return
+        chosen = np.flatnonzero(resets) if ids is None else ids[resets]
+        args = self._reset_arguments(chosen, kwargs)
+        payloads = {i: payload for i, payload in payloads.items() if i not in args} | {
+            i: a for i, a in args.items() if a
+        }
+        all_ops = np.full(len(asked), ops, dtype=np.uint8)
+        all_ops[resets] = box.RESET_KWARGS if kwargs else box.RESET
+        encoded = self._backend.encode(payloads) if payloads else {}
+        self._begin_reset(chosen, args)
+        self._send(ids, all_ops, encoded)
+        self._steps += len(asked) - len(chosen)
 
     def _write_actions(self, ids: np.ndarray | None, batch: np.ndarray) -> None:
         assert self._arena.action is not None
@@ -85,13 +84,12 @@ class Rounds(EnvAccess):
 
     def _send_resets(self, ids: np.ndarray | None, kwargs: Mapping[str, Any]) -> None:
         args = self._reset_arguments(ids, kwargs)
-        encoded = self._backend.encode(args) if args else {}
-        self._begin_reset(ids)
-        self._send(ids, box.RESET_KWARGS if args else box.RESET, encoded, args)
+        encoded = self._backend.encode(args) if kwargs else {}
+        self._begin_reset(ids, args)
+        self._send(ids, box.RESET_KWARGS if kwargs else box.RESET, encoded)
 
-    def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any], reset_args: dict[int, Any]) -> None:
+    def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
         """Hand a checked round to the backend."""
-        self._reset_args.update(reset_args)
         self._busy[_rows_of(ids)] = True
         self._in_flight += self.env_num if ids is None else len(ids)
         self._rounds += 1
@@ -101,33 +99,32 @@ class Rounds(EnvAccess):
                 all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
                 left = self._recovery.answer_failed(asked, all_ops)
                 ids, ops = asked[left], all_ops[left]
-                self._recovery.forget(ids.tolist())
             if ids is None or len(ids):
                 self._backend.send(ids, ops, encoded)
         except BaseException:
             # Interrupted: in flight is what reached the post boxes.
             self._busy[:] = self._arena.mail != box.IDLE
             self._in_flight = int(self._busy.sum())
+            self._resets_in_flight = {i: a for i, a in self._resets_in_flight.items() if self._busy[i]}
             self._backend.nudge()
-            self._order.append(np.flatnonzero(self._arena.mail))
             raise
 
-    def _begin_reset(self, ids: np.ndarray | None) -> None:
+    def _begin_reset(self, ids: np.ndarray | None, args: dict[int, dict[str, Any]]) -> None:
         """Check that the envs can be reset, and start those again that are lost."""
-        asked = self._all_ids if ids is None else ids.tolist()
         self._check_not_busy(ids)
+        asked = list(args)
         self._recovery.start_again(asked)
         self._recovery.forget(asked)
+        self._resets_in_flight.update(args)
         self._resets += len(asked)
 
     def _reset_arguments(self, ids: np.ndarray | None, kwargs: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-        if not kwargs:
-            return {}
+        """The arguments of the reset of each env."""
         asked = self._all_ids if ids is None else ids.tolist()
-        seeds = spread_seeds(kwargs.get("seed"), asked)
-        return {
-            i: {**kwargs, "seed": s} if "seed" in kwargs else dict(kwargs) for i, s in zip(asked, seeds, strict=True)
-        }
+        if "seed" not in kwargs:
+            return {i: dict(kwargs) for i in asked}
+        seeds = spread_seeds(kwargs["seed"], asked)
+        return {i: {**kwargs, "seed": seed} for i, seed in zip(asked, seeds, strict=True)}
 
     def _reset_rows(self, ids: np.ndarray | None, reset: Any) -> np.ndarray:
         """Which rows of a round are resets, as a mask."""
@@ -183,17 +180,16 @@ class Rounds(EnvAccess):
         self._busy[_rows_of(ids)] = False
         self._in_flight -= len(asked)
         if self._backend.lost:
-            self._recovery.note_lost(self._busy)
+            self._recovery.note_lost()
         if extras and any(extra.failure is not None for extra in extras.values()):
-            extras, failed = self._recovery.settle(extras, self._reset_args)
+            extras, failed = self._recovery.settle(extras, self._resets_in_flight)
             if failed:
+                self._forget_resets(asked)
                 self._raise_failures(failed, asked, extras)
         if self._strict:
             rows = asked if ids is None else ids
             self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
-        if self._reset_args:
-            for i in asked:
-                self._reset_args.pop(i, None)
+        self._forget_resets(asked)
         return self._rows(ids, asked, extras)
 
     def _rows(self, ids: np.ndarray | None, asked: list[int], extras: Mapping[int, Extra]) -> Step:
@@ -207,18 +203,26 @@ class Rounds(EnvAccess):
             hand_over.info(asked, extras),
         )
 
+    def _forget_resets(self, asked: list[int]) -> None:
+        if self._resets_in_flight:
+            for i in asked:
+                self._resets_in_flight.pop(i, None)
+
     def _raise_failures(self, failed: list[int], asked: list[int], extras: Mapping[int, Extra]) -> None:
         """Raise the first failure (a hang before its consequences); the results of the other envs are in `partial`."""
-        good = [i for i in asked if i not in set(failed)]
-        errors = self._recovery.errors
-        error = errors[min(failed, key=lambda i: (not isinstance(errors[i], TimeoutError), i))]
         partial = None
-        if good:
-            partial = Partial(
-                np.array(good), *self._rows(np.array(good), good, {i: extras[i] for i in good if i in extras})
-            )
-        with contextlib.suppress(Exception):  # a class that takes no attributes
+        if good := [i for i in asked if i not in set(failed)]:
+            rows = self._rows(np.array(good), good, {i: extras[i] for i in good if i in extras})
+            partial = Partial(np.array(good), *rows)
+        errors = self._recovery.errors
+        first = min(failed, key=lambda i: (not isinstance(errors[i], TimeoutError), i))
+        error = errors[first]
+        try:
             error.partial = partial  # type: ignore[attr-defined]
+        except Exception:  # a class that takes no attributes
+            errors[first] = told = EnvStepError(f"env {first} failed: {type(error).__name__}: {error}")
+            told.env_id, told.partial = first, partial
+            raise told from error
         raise error
 
     # Checks.
@@ -253,7 +257,7 @@ class Rounds(EnvAccess):
         """
         self._check_not_busy(ids)
         if self._backend.lost:
-            self._recovery.note_lost(self._busy)
+            self._recovery.note_lost()
         if not self._recovery.errors and not self._strict:
             return
         for row, i in enumerate(self._all_ids if ids is None else ids.tolist()):
@@ -266,10 +270,11 @@ class Rounds(EnvAccess):
                     f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
                 )
 
-    def _refuse_bad_actions(self, asked: Sequence[int], batch: Any) -> None:
-        for i, action in zip(asked, batch, strict=True):
+    def _refuse_bad_actions(self, asked: Sequence[int], batch: Any, resets: np.ndarray | None) -> None:
+        for row, (i, action) in enumerate(zip(asked, batch, strict=True)):
             space = self._reports[i].action_space
-            if space is not None and not space.contains(action):
+            ignored = resets is not None and resets[row]
+            if space is not None and not ignored and not space.contains(action):
                 raise ValueError(
                     f"action for env {i} is {action!r}, which is not in its action space {space} (check_actions=True)"
                 )

@@ -95,6 +95,10 @@ class Backend(ABC):
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
         """Run `host.OPERATIONS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
 
+    def look(self) -> None:
+        """Notice workers that have ended, without waiting."""
+        return
+
     def restart(self, env_id: int) -> None:
         """Bring back the worker of a lost env, with new envs for its whole block."""
         raise NotImplementedError(f"{type(self).__name__} cannot restart envs")

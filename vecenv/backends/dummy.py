@@ -15,7 +15,6 @@ from vecenv.backends.base import Backend
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.layout import Layout
-from vecenv.backends.rows import Extra
 
 
 class DummyBackend(Backend):
@@ -37,30 +36,24 @@ class DummyBackend(Backend):
         return self.arena
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        return copy.deepcopy(dict(payloads))  # the caller may go on changing what it passed
+        return {i: _own_copy(payload) for i, payload in payloads.items()}
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = time.perf_counter()
+        actions = [] if self.arena.action is None else list(self.arena.action.copy())  # the env's to keep
         if ids is None and isinstance(ops, int) and ops == box.STEP:
-            assert self.arena.action is not None
-            extras = self._host.step_all(list(self.arena.action.copy()))
+            extras = self._host.step_all(actions)
             self.arena.mail[...] = box.DONE
-            for i, extra in extras.items():
-                self.answer(i, extra)
         else:
-            env_ids = np.arange(len(self.arena.mail)) if ids is None else ids
-            for i, op in zip(env_ids.tolist(), np.broadcast_to(ops, env_ids.shape).tolist(), strict=True):
-                self.answer(i, self._run(i, op, payloads))
+            asked = np.zeros(len(self.arena.mail), dtype=np.uint8)
+            rows = slice(None) if ids is None else ids
+            asked[rows] = ops
+            extras = self._host.run(asked.tobytes(), actions, lambda i, op: payloads[i])
+            self.arena.mail[rows] = box.DONE
+        for i, extra in extras.items():
+            self.answer(i, extra)
         self._busy += time.perf_counter() - begin
         self._raise_interrupt()
-
-    def _run(self, i: int, op: int, payloads: Mapping[int, Any]) -> Extra | None:
-        if op == box.STEP:
-            assert self.arena.action is not None
-            return self._host.step(i, self.arena.action[i].copy())
-        if op == box.STEP_OBJECT:
-            return self._host.step(i, payloads[i])
-        return self._host.reset(i, payloads[i] if op == box.RESET_KWARGS else {})
 
     def _raise_interrupt(self) -> None:
         """A Ctrl-C that hit an env: the round was ended first, so that nothing is lost and `recv` returns it."""
@@ -72,7 +65,7 @@ class DummyBackend(Backend):
         pass
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
-        values = [self._host.call(i, op, a) for i, a in zip(ids, args, strict=True)]
+        values = [self._host.call(i, op, _own_copy(a)) for i, a in zip(ids, args, strict=True)]
         self._raise_interrupt()
         return values
 
@@ -81,6 +74,14 @@ class DummyBackend(Backend):
 
     def close(self, timeout: float) -> list[str]:
         return self._host.close()
+
+
+def _own_copy(value: Any) -> Any:
+    """A copy, because the caller may go on changing what it passed; the value itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
 
 
 def _refuse_shared(host: EnvHost) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.layout import Layout
@@ -99,6 +100,37 @@ class EnvHost:
             if extra is not None:
                 extras[j] = extra
         return extras
+
+    def run(self, ops: bytes, actions: Sequence[Any], payload: Callable[[int, int], Any]) -> dict[int, Extra]:
+        """A round of one operation an env (see `arena`), with an action for each env: the loop of a mixed round."""
+        extras = {}
+        progress, steps, writers = self.progress, self._steps, self._writers
+        self._used = mark = self._used + len(steps)
+        for j, op in enumerate(ops):
+            if op == box.STEP:
+                progress[0] = mark + j
+                try:
+                    extra = writers[j](steps[j](actions[j]))
+                except BaseException as error:
+                    extra = self._failed(error, j, "step")
+            elif box.IDLE < op < box.DONE:
+                extra = self.run_one(j, op, None, payload)
+            else:
+                continue
+            if extra is not None:
+                extras[j] = extra
+        return extras
+
+    def run_one(self, j: int, op: int, action: Any, payload: Callable[[int, int], Any]) -> Extra | None:
+        """One operation on env j; `payload(j, op)` gives what does not fit the arena, or a Failure."""
+        if op == box.STEP:
+            return self.step(j, action)
+        if op == box.RESET:
+            return self.reset(j, {})
+        loaded = payload(j, op)
+        if isinstance(loaded, Failure):
+            return Extra(failure=loaded)
+        return self.step(j, loaded) if op == box.STEP_OBJECT else self.reset(j, loaded)
 
     def reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
         """Reset env j and write its row."""

@@ -356,10 +356,11 @@ class ProcessBackend(Backend):
                 self._stop([worker], time.monotonic())
                 raise
             worker.channel.post(ch.SETUP, 0, pickle.dumps(self._layout))
-        for i in worker.ids:
+        for i in worker.ids:  # what they had answered before stays to be taken
             self.lost.pop(i, None)
-            self._mail[i] = box.IDLE
-            self._extras.pop(i, None)
+
+    def look(self) -> None:
+        self._poll(0.0)
 
     def busy_time(self) -> list[float]:
         return [self.control.line(worker.index)[BUSY_NS] / 1e9 for worker in self.workers]
@@ -379,7 +380,8 @@ class ProcessBackend(Backend):
                 worker.process.close()
         for fd in self._own_fds:
             os.close(fd)
-        self._own_fds.clear()
+        # The memory goes with the last view of it that the caller holds, not with this object.
+        self.__dict__.clear()
         return problems
 
     def _stop(self, workers: Sequence[WorkerProcess], deadline: float) -> list[str]:

@@ -32,7 +32,6 @@ from vecenv.backends.bell import Bell, bell_fds, fence
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import CALLS, ROUNDS, SLEEPS, Control
 from vecenv.backends.cpus import usable_cpus
-from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
@@ -49,7 +48,7 @@ keep both workers on one
 CPU while it spins on the other (measured)."""
 SPARE_SPINS = 1000
 """The same where there are more CPUs than workers."""
-LONG_ROUND = 1e-3
+LONG_ROUND = 5e-3
 """Rounds that take longer (seconds) are not worth spinning for: the parent sleeps at once."""
 
 
@@ -136,33 +135,19 @@ class ShmemServer(Server):
                 fence()
                 self._parent_bell.ring()
             return
-        extras, done, step = {}, [], self.host.step
-        for j, op in enumerate(asked):
-            if op == box.STEP:
-                extra = step(j, actions[j])
-            elif box.IDLE < op < box.DONE:
-                extra = self._run(j, op)
-            else:
-                continue
-            done.append(j)
-            if extra is not None:
-                extras[j] = extra
-            if self.eager:
-                self._publish(done, extras)
-                extras, done = {}, []
-        if done:
-            self._publish(done, extras)
+        done = [j for j, op in enumerate(asked) if box.IDLE < op < box.DONE]
+        if not self.eager:
+            if done:
+                self._publish(done, self.host.run(asked, actions, self._payload))
+            return
+        for j in done:
+            extra = self.host.run_one(j, asked[j], actions[j] if actions else None, self._payload)
+            self._publish([j], {} if extra is None else {j: extra})
 
-    def _run(self, j: int, op: int) -> Extra | None:
-        if op == box.RESET:
-            return self.host.reset(j, {})
+    def _payload(self, j: int, op: int) -> Any:
         while j not in self._payloads:
             self._read_frame()
-        name = "step" if op == box.STEP_OBJECT else "reset"
-        payload = self.load_payload(j, name, self._payloads.pop(j))
-        if isinstance(payload, Failure):
-            return Extra(failure=payload)
-        return self.host.step(j, payload) if op == box.STEP_OBJECT else self.host.reset(j, payload)
+        return self.load_payload(j, op, self._payloads.pop(j))
 
     def _publish(self, done: Any, extras: dict[int, Extra]) -> None:
         """Announce the answers first, then send the extras: the parent reads them while we write."""

@@ -22,7 +22,6 @@ from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena
 from vecenv.backends.channel import Frame
-from vecenv.backends.failure import Failure
 from vecenv.backends.layout import Layout
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
@@ -66,28 +65,18 @@ class SubprocServer(Server):
             return
         payloads = pickle.loads(payload[end:]) if len(payload) > end else {}
         rows = iter(actions)
-        done, extras = [], {}
-        for j, op in enumerate(ops):
-            if op == box.IDLE:
-                continue
-            done.append(j)
-            if (extra := self._run(j, op, next(rows) if op == box.STEP else payloads.get(j))) is not None:
-                extras[j] = extra
-            if self.eager:
-                self._answer(done, extras)
-                done, extras = [], {}
-        if done:
-            self._answer(done, extras)
+        by_env = [next(rows) if op == box.STEP else None for op in ops]
 
-    def _run(self, j: int, op: int, payload: Any) -> Extra | None:
-        if op == box.STEP:
-            return self.host.step(j, payload)
-        if op == box.RESET:
-            return self.host.reset(j, {})
-        payload = self.load_payload(j, "step" if op == box.STEP_OBJECT else "reset", payload)
-        if isinstance(payload, Failure):
-            return Extra(failure=payload)
-        return self.host.step(j, payload) if op == box.STEP_OBJECT else self.host.reset(j, payload)
+        def load(j: int, op: int) -> Any:
+            return self.load_payload(j, op, payloads[j])
+
+        done = [j for j, op in enumerate(ops) if op]
+        if not self.eager:
+            self._answer(done, self.host.run(ops, by_env, load))
+            return
+        for j in done:
+            extra = self.host.run_one(j, ops[j], by_env[j], load)
+            self._answer([j], {} if extra is None else {j: extra})
 
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
         mail = bytearray(self.count)

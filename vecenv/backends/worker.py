@@ -29,6 +29,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
+from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import BUSY_NS, PROGRESS, Control
@@ -150,14 +151,16 @@ class Server(ABC):
                 results[j] = dumps(capture(told, env_id, op, local=False))
         return pickle.dumps(results)
 
-    def load_payload(self, j: int, op: str, blob: bytes) -> Any:
+    def load_payload(self, j: int, op: int, blob: bytes) -> Any:
         """An action or arguments that travelled pickled; a Failure if they cannot be read here."""
         try:
             return pickle.loads(blob)
         except BaseException as error:
-            env_id, what = self.first_id + j, "action" if op == "step" else "arguments"
+            env_id, name, what = self.first_id + j, "reset", "arguments"
+            if op == box.STEP_OBJECT:
+                name, what = "step", "action"
             told = TypeError(f"the {what} for env {env_id} cannot be read in the worker: {_told(error)}")
-            return capture(told, env_id, op, local=False)
+            return capture(told, env_id, name, local=False)
 
 
 def _told(error: BaseException) -> str:

@@ -1,0 +1,170 @@
+"""Actions of any array library: converted once a call, checked before anything is sent, and each env's own."""
+
+import numpy as np
+import pytest
+import torch
+from cases import Records, Writes
+from gymnasium import spaces
+
+from vecenv import DummyVectorEnv
+from vecenv.actions import batch_actions
+from vecenv.backends.layout import Leaf
+
+N = 3
+
+
+def arrived(backend, action_space, *batches):
+    """What the envs got: for each env the actions, and their kinds as (type, dtype, shape)."""
+    with backend([lambda: Records(action_space)] * N, num_workers=2) as venv:
+        venv.reset()
+        for batch in batches:
+            venv.step(batch)
+        return venv.get_env_attr("actions"), venv.call("kinds")
+
+
+class TestConversion:
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            [4, 5, 6],
+            (4, 5, 6),
+            np.array([4, 5, 6]),
+            np.array([4, 5, 6], np.uint8),
+            np.array([4.0, 5.0, 6.0]),
+            np.array([[4], [5], [6]]),
+            torch.tensor([4, 5, 6]),
+            torch.tensor([4, 5, 6], dtype=torch.int32),
+            torch.tensor([4.0, 5.0, 6.0], requires_grad=True),
+            [torch.tensor(4), torch.tensor(5), torch.tensor(6)],
+            [np.int32(4), 5, torch.tensor(6)],
+            range(4, 7),
+        ],
+        ids=repr,
+    )
+    def test_discrete_actions_arrive_as_integers_of_the_space(self, backend, batch):
+        actions, kinds = arrived(backend, spaces.Discrete(9), batch)
+        assert actions == [[4], [5], [6]]
+        assert kinds == [[("int64", "int64", ())]] * N
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            np.array([[1, 2], [3, 4], [5, 6]]),
+            np.array([[1, 2], [3, 4], [5, 6]], np.float64),
+            [[1, 2], [3, 4], [5, 6]],
+            torch.tensor([[1.0, 2], [3, 4], [5, 6]], requires_grad=True),
+            torch.tensor([[1.0, 3, 5], [2, 4, 6]]).T,
+            [torch.tensor([1.0, 2]), torch.tensor([3.0, 4]), torch.tensor([5.0, 6])],
+            [torch.tensor([1.0, 2], requires_grad=True), [3, 4], np.array([5, 6])],
+        ],
+        ids=lambda batch: repr(batch)[:50],
+    )
+    def test_continuous_actions_arrive_as_arrays_of_the_space(self, backend, batch):
+        actions, kinds = arrived(backend, spaces.Box(-9, 9, (2,), np.float32), batch)
+        assert [[row.tolist() for row in rows] for rows in actions] == [[[1, 2]], [[3, 4]], [[5, 6]]]
+        assert kinds == [[("ndarray", "float32", (2,))]] * N
+
+    def test_dict_actions_as_a_dict_of_batches_or_one_dict_an_env(self, backend):
+        space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Dict({"c": spaces.Box(-9, 9, (2,))})})
+        batched = {"a": torch.tensor([1, 2, 3]), "b": {"c": np.ones((3, 2), np.float32)}}
+        single = [{"a": i + 1, "b": {"c": np.ones(2, np.float32)}} for i in range(N)]
+        actions, _ = arrived(backend, space, batched, single)
+        for i in range(N):
+            for action in actions[i]:
+                assert action["a"] == i + 1
+                assert action["b"]["c"].tolist() == [1, 1]
+                assert action["b"]["c"].dtype == np.float32
+
+    def test_tuple_actions_as_one_tuple_an_env(self, backend):
+        space = spaces.Tuple([spaces.Discrete(9), spaces.Box(-9, 9, (2,))])
+        actions, kinds = arrived(backend, space, [(i, np.full(2, i, np.float32)) for i in range(N)])
+        assert [(rows[0][0], rows[0][1].tolist()) for rows in actions] == [(i, [i, i]) for i in range(N)]
+        assert [rows[0][0] for rows in kinds] == ["tuple"] * N
+
+    def test_any_object_is_an_action_where_the_space_has_no_array(self, backend):
+        actions, _ = arrived(backend, spaces.Text(5), ["a", "bc", "d"], np.array(["x", "y", "z"]))
+        assert actions == [["a", "x"], ["bc", "y"], ["d", "z"]]
+
+    def test_actions_outside_of_the_space_are_passed_on(self, backend):
+        actions, _ = arrived(backend, spaces.Box(-1, 1, (1,), np.float32), np.array([[np.nan], [77], [np.inf]]))
+        assert np.isnan(actions[0][0]).all()
+        assert [actions[i][0].tolist() for i in (1, 2)] == [[77], [np.inf]]
+        assert arrived(backend, spaces.Discrete(2), [5, -7, 1])[0] == [[5], [-7], [1]]
+
+    def test_actions_of_another_shape_are_passed_on(self, backend):
+        """The env decides, as it does without a vector env."""
+        actions, _ = arrived(backend, spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 4)), [[1.0], [1.0, 2.0], []])
+        assert [row.shape for row in (rows[0] for rows in actions)] == [(4,)] * 3
+        assert [list(rows[1]) for rows in actions] == [[1.0], [1.0, 2.0], []]
+
+    def test_the_batch_is_converted_once(self):
+        class Counts:
+            """An array of another library."""
+
+            calls = 0
+
+            def __array__(self, dtype=None, copy=None):
+                Counts.calls += 1
+                return np.array([1, 2, 3])
+
+            def __len__(self):
+                return 3
+
+            def __getitem__(self, i):
+                raise AssertionError("taken row by row")
+
+        with DummyVectorEnv([lambda: Records(spaces.Discrete(9))] * N) as venv:
+            venv.reset()
+            venv.step(Counts())
+            assert venv.get_env_attr("actions") == [[1], [2], [3]]
+        assert Counts.calls == 1
+
+    def test_an_array_that_fits_is_not_copied_on_the_way(self):
+        batch = np.zeros((2, 3), np.float32)
+        assert batch_actions(batch, [0, 1], Leaf("action", (3,), np.dtype(np.float32))) is batch
+
+
+class TestRowsBelongToTheEnvs:
+    @pytest.mark.parametrize("ids", [None, [2, 0]])
+    def test_what_an_env_writes_into_its_action_reaches_nobody(self, backend, ids):
+        space = spaces.Box(-9, 9, (2,), np.float32)
+        for batch in (np.ones((3, 2), np.float32), np.ones((3, 2)), torch.ones(3, 2)):
+            batch = batch if ids is None else batch[:2]
+            with backend([lambda: Writes(space)] * N, num_workers=2) as venv:
+                venv.reset()
+                for _ in range(2):
+                    assert np.array_equal(venv.step(batch, ids)[0], np.ones((len(batch), 2)))
+                assert bool((batch == 1).all())
+
+    def test_nor_where_one_object_is_the_action_of_all(self, backend):
+        space = spaces.Dict({"x": spaces.Box(-9, 9, (2,))})
+        action = {"x": np.ones(2, np.float32)}
+        with backend([lambda: Writes(space)] * N, num_workers=1) as venv:
+            venv.reset()
+            for _ in range(2):
+                assert np.array_equal(venv.step([action] * N)[0], np.ones((N, 2)))
+            assert action["x"].tolist() == [1, 1]
+
+    def test_nor_the_arguments_of_reset(self, backend):
+        options = {}
+        with backend([lambda: Writes(spaces.Discrete(2))] * N, num_workers=1) as venv:
+            venv.reset(options=options)
+            assert venv.get_env_attr("actions") == [[1], [1], [1]]
+        assert options == {}
+
+    def test_rows_may_be_kept(self, backend):
+        """Later actions do not write over earlier ones."""
+        space = spaces.Box(-9, 9, (2,), np.float32)
+        batches = [np.full((3, 2), k, np.float32) for k in range(4)]
+        actions, _ = arrived(backend, space, *batches)
+        assert [[row.tolist() for row in rows] for rows in actions] == [[[k, k] for k in range(4)]] * N
+
+    def test_the_caller_may_go_on_with_its_array(self, backend):
+        space = spaces.Box(-9, 9, (2,), np.float32)
+        with backend([lambda: Records(space)] * N, num_workers=2) as venv:
+            venv.reset()
+            batch = np.ones((3, 2), np.float32)
+            venv.send(batch)
+            batch[...] = 5
+            venv.recv()
+            assert [rows[0].tolist() for rows in venv.get_env_attr("actions")] == [[1, 1]] * N

@@ -1,0 +1,305 @@
+"""Envs that take too long, or never come back: told with their stack, ended, and never a reason for the caller to hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import vecenv.base
+from tests.faulty import Counter, HangsInCall, HangsInInit, HangsOnReset, HangsOnStep, LargeAction, SlowClose, TakesLong, WaitsForFile, counters
+from tests.ledger import CLOSED, N, Column, Ledger, appears, block_of, columns, gone, pids
+from vecenv import WorkerTimeoutError
+from vecenv.backends import watchdog
+
+LIMIT = 0.5
+TOLD = LIMIT + 2.5
+how_it_hangs = pytest.mark.parametrize(("gil", "where"), [(False, "sleep_for_ages"), (True, "hold_interpreter_lock")], ids=["python", "C"])
+
+
+@pytest.fixture
+def hasty_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """close() gives the envs less time, where the time itself is not what the test is about."""
+    monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
+
+
+def check_told(error: WorkerTimeoutError, env_id: int, pid: int, where: str) -> None:
+    """The error names the env and the limit, and shows the line where the env is."""
+    assert isinstance(error, TimeoutError)
+    assert (error.env_id, error.pid) == (env_id, pid)
+    assert f"env {env_id} has been busy for more than step_timeout={LIMIT} s" in str(error)
+    assert where in str(error)
+
+
+@columns(dummy=False)
+@how_it_hangs
+def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: bool, where: str) -> None:
+    with column.open(counters(N, env1=partial(HangsOnStep, gil=gil)), step_timeout=LIMIT) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        begin = time.monotonic()
+        errors = ledger.round()
+        assert LIMIT <= time.monotonic() - begin < TOLD
+        check_told(errors[-1], 1, pid, where)
+        assert "faulty.py" in str(errors[-1])
+        assert gone(pid)
+        ledger.born_again(block)
+        failed = ledger.venv.failed_id
+        assert failed == block or (column.mode == "async blocks" and failed == [0, 1])
+        ledger.goes_on(failed, WorkerTimeoutError)
+
+
+@columns("blocks", dummy=False)
+def test_a_reset_that_never_ends_is_given_up_with_its_stack(column: Column) -> None:
+    with column.open(counters(N, env1=HangsOnReset), step_timeout=LIMIT) as ledger:
+        ledger.begin()
+        pid = pids(ledger.venv)[1]
+        check_told(ledger.reset_fails(WorkerTimeoutError), 1, pid, "sleep_for_ages")
+        ledger.born_again([0, 1])
+        ledger.goes_on([0, 1], WorkerTimeoutError)
+
+
+@columns("single", dummy=False)
+def test_a_call_that_never_ends_is_given_up_with_its_stack(column: Column) -> None:
+    with column.open(counters(N, env1=HangsInCall), step_timeout=LIMIT) as ledger:
+        ledger.begin()
+        pid = pids(ledger.venv)[1]
+        with pytest.raises(WorkerTimeoutError) as caught:
+            ledger.venv.call("method", id=[1])
+        check_told(caught.value, 1, pid, "sleep_for_ages")
+        ledger.born_again([1])
+        ledger.goes_on([1], WorkerTimeoutError)
+
+
+@columns("blocks", dummy=False)
+def test_a_hang_is_a_truncated_row_with_on_error_restart(column: Column) -> None:
+    with column.open(counters(N, env1=HangsOnStep), step_timeout=LIMIT, on_error="restart") as ledger:
+        ledger.begin()
+        assert ledger.round() == []
+        assert "WorkerTimeoutError" in ledger.rows[1]["error"]
+        assert ledger.rows[1]["restarted"]
+        ledger.born_again([0, 1])
+        ledger.reset([0, 1])
+        assert ledger.round() == []
+
+
+@columns("single", dummy=False)
+@how_it_hangs
+@pytest.mark.usefixtures("hasty_close")
+def test_a_constructor_that_never_ends_is_given_up(column: Column, gil: bool, where: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(WorkerTimeoutError, match=r"envs \[2\] were not constructed within start_timeout=1.0 s"):
+        column.backend(counters(N, env2=partial(HangsInInit, gil=gil)), start_timeout=1.0, **column.options)
+    assert time.monotonic() - begin < CLOSED
+
+
+@columns("blocks", dummy=False)
+def test_a_block_that_gets_on_may_take_longer_than_one_step(column: Column) -> None:
+    """The limit is that of one env, not of a round: two envs of 0.6 s share a worker."""
+    with column.open(counters(N, env0=partial(TakesLong, seconds=0.6), env1=partial(TakesLong, seconds=0.6)), step_timeout=1.0) as ledger:
+        ledger.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that they wait, and share a worker
+            begin = time.monotonic()
+            assert ledger.round() == []
+        assert time.monotonic() - begin > 1.1
+
+
+@columns("blocks", "async", dummy=False)
+def test_a_caller_that_takes_its_time_is_not_taken_for_a_hang(column: Column) -> None:
+    with column.open(counters(N), step_timeout=0.2) as ledger:
+        ledger.begin()
+        ledger.send()
+        time.sleep(0.5)
+        while ledger.venv.waiting_id:
+            ledger.check(*ledger.venv.recv())
+        time.sleep(0.5)
+        assert ledger.round() == []
+
+
+@columns("blocks", dummy=False)
+def test_without_a_limit_a_long_step_is_told_in_a_warning_with_its_stack(
+    column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, told = tmp_path / "go", []
+
+    def showwarning(message: Any, *_: Any) -> None:
+        told.append(str(message))
+        go.touch()  # the env comes back once it has been warned of
+
+    monkeypatch.setattr(watchdog, "SILENCE", 0.3)
+    with column.open(counters(N, env2=partial(WaitsForFile, at=2, go=str(go)))) as ledger:
+        ledger.begin()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(warnings, "showwarning", showwarning)
+            assert ledger.round() == []
+        hang = next(text for text in told if text.startswith("env 2"))
+        assert f"(worker pid {pids(ledger.venv)[2]})" in hang
+        assert "faulty.py" in hang
+        assert "on_step" in hang
+
+
+# Stopped processes.
+
+
+@columns("blocks", "async", dummy=False)
+def test_a_worker_that_is_stopped_in_a_step_is_given_up(column: Column, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    with column.open(counters(N, env1=partial(HangsOnStep, seen=str(seen))), step_timeout=LIMIT) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        ledger.send()
+        appears(seen)
+        os.kill(pid, signal.SIGSTOP)
+        errors: list[Any] = []
+        while ledger.venv.waiting_id:
+            try:
+                ledger.check(*ledger.venv.recv())
+            except WorkerTimeoutError as error:
+                ledger._take(error)
+                errors.append(error)
+        ledger._lose()
+        assert len(errors) == 1
+        check_told(errors[0], 1, pid, "did not answer: stopped?")
+        ledger.born_again(block)
+        ledger.goes_on(block, WorkerTimeoutError)
+
+
+@columns("blocks", "async", dummy=False)
+def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: Column) -> None:
+    """1 MiB does not fit the pipe of a worker that does not read."""
+    import numpy as np
+
+    actions = np.full((N, 1 << 20), 5, np.int8)
+    with column.open([partial(LargeAction, i) for i in range(N)], step_timeout=LIMIT) as ledger:
+        venv = ledger.venv
+        venv.reset()
+        while len(venv.step(actions)[0]) < N and venv.waiting_id:
+            venv.step(None)
+            break
+        while venv.waiting_id:
+            venv.step(None)
+        block, pid = block_of(venv, 1), pids(venv)[1]
+        os.kill(pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        venv.send(actions)
+        assert time.monotonic() - begin < LIMIT
+        with pytest.raises(WorkerTimeoutError) as caught:
+            while venv.waiting_id:
+                venv.recv()
+        assert caught.value.pid == pid
+        while venv.waiting_id:
+            venv.recv()
+        assert venv.failed_id == block
+        venv.reset(block)
+        obs, rew, *_ = venv.step(actions[block], block)
+        while venv.waiting_id:
+            venv.step(None)
+        assert obs[0].tolist() == [obs[0][0], 1, 1, 5]
+        assert rew[0] == 1 + obs[0][0] / 1000
+
+
+# timeout and wait_num do not wait for a hung env.
+
+
+@columns("async", dummy=False)
+@pytest.mark.usefixtures("hasty_close")
+def test_a_hung_env_does_not_hold_up_the_others_nor_close(column: Column) -> None:
+    venv = column.backend(counters(N, env1=HangsOnStep), **column.options)
+    ledger = Ledger(venv)
+    ledger.begin()
+    ledger.send()
+    for _ in range(4):
+        while set(venv.waiting_id) != {1}:
+            ledger.check(*venv.recv())
+        ledger.send([0, 2, 3])
+    while set(venv.waiting_id) != {1}:
+        ledger.check(*venv.recv())
+    check_forced_close(venv, [1])
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.usefixtures("hasty_close")
+def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column) -> None:
+    venv = column.backend(counters(N, env1=HangsOnStep), timeout=0.2, num_workers=N)
+    ledger = Ledger(venv)
+    ledger.begin()
+    begin = time.monotonic()
+    ledger.send()
+    while set(venv.waiting_id) != {1}:
+        ledger.check(*venv.recv())
+    assert time.monotonic() - begin < TOLD
+    check_forced_close(venv, [1])
+
+
+def check_forced_close(venv: Any, envs: list[int]) -> None:
+    """close() ends in time, names who had to be killed, leaves no process, and has no effect when repeated."""
+    workers = {worker.pid for worker in venv._backend.workers}
+    begin = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="did not close in time and was killed") as warned:
+        venv.close()
+    assert time.monotonic() - begin < CLOSED
+    assert [str(warning.message).split(" (pid")[0] for warning in warned] == [f"the worker of envs {envs}"]
+    assert not [pid for pid in workers if psutil.pid_exists(pid)]
+    venv.close()
+
+
+@columns("single", dummy=False)
+def test_close_is_bounded_though_an_env_takes_a_minute_to_close(column: Column) -> None:
+    venv = column.backend(counters(N, env1=SlowClose, env2=partial(SlowClose, gil=True)), **column.options)
+    Ledger(venv).begin()
+    workers = {worker.pid for worker in venv._backend.workers}
+    begin = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="did not close in time") as warned:
+        venv.close()
+    assert time.monotonic() - begin < CLOSED
+    assert len(warned) == 2
+    assert not [pid for pid in workers if psutil.pid_exists(pid)]
+
+
+@columns("single", dummy=False)
+@pytest.mark.parametrize("gil", [False, True], ids=["python", "C"])
+@pytest.mark.usefixtures("hasty_close")
+def test_close_is_bounded_while_an_env_is_in_a_step_that_never_ends(column: Column, gil: bool, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    venv = column.backend(counters(N, env1=partial(HangsOnStep, gil=gil, seen=str(seen))), **column.options)
+    ledger = Ledger(venv)
+    ledger.begin()
+    ledger.send()
+    appears(seen)
+    check_forced_close(venv, [1])
+
+
+@columns("single", dummy=False)
+@pytest.mark.usefixtures("hasty_close")
+def test_close_is_bounded_while_a_worker_is_stopped(column: Column) -> None:
+    venv = column.backend(counters(N), **column.options)
+    Ledger(venv).begin()
+    os.kill(pids(venv)[3], signal.SIGSTOP)
+    check_forced_close(venv, [3])
+
+
+@columns("blocks")
+def test_close_while_steps_are_in_flight_closes_every_env(column: Column, tmp_path: Path) -> None:
+    venv = column.backend([partial(TouchesOnClose, i, str(tmp_path)) for i in range(N)], **column.options)
+    venv.reset()
+    venv.send([0] * N)
+    venv.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"closed {i}" for i in range(N)]
+
+
+class TouchesOnClose(Counter):
+    def __init__(self, id: int, folder: str) -> None:
+        super().__init__(id)
+        self.folder = folder
+
+    def close(self) -> None:
+        Path(self.folder, f"closed {self.id}").touch(exist_ok=False)

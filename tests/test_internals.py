@@ -1,0 +1,304 @@
+"""The parts of the engine, one by one and mostly without a process."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import socket
+import struct
+import threading
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vecenv
+from vecenv import SharedMemoryError, nest
+from vecenv.backends import arena as box
+from vecenv.backends import cpus
+from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve
+from vecenv.backends.channel import HEADER, Channel
+from vecenv.backends.layout import Leaf, ObjectLeaf, array_leaves, common_layout, space_tree
+from vecenv.ids import as_ids
+from vecenv.seeding import next_seed, seed_chain, spread_seeds
+
+ENGINE = ["nest", "seeding", "running", "venvs", "ids", "checks", "actions", "wrappers", "base"]
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_the_examples_in_docstrings_are_true(name):
+    module = importlib.import_module(f"vecenv.{name}")
+    failed, _ = doctest.testmod(module, extraglobs={"np": np}, verbose=False)
+    assert failed == 0
+
+
+def test_there_are_examples_to_run():
+    finder = doctest.DocTestFinder()
+    with_examples = [
+        name for name in ENGINE if any(t.examples for t in finder.find(importlib.import_module(f"vecenv.{name}")))
+    ]
+    assert {"nest", "seeding", "running", "venvs"} <= set(with_examples)
+
+
+def test_every_module_can_be_imported_alone():
+    names = [info.name for info in pkgutil.walk_packages(vecenv.__path__, "vecenv.")]
+    assert {"vecenv.base", "vecenv.backends.shmem", "vecenv.testing.contract"} <= set(names)
+    for name in names:
+        assert importlib.import_module(name).__doc__, name
+
+
+class TestNest:
+    TREE = {"a": np.arange(3), "b": (np.ones((3, 2)), {"c": np.zeros(3)})}
+
+    def test_map_and_leaves_keep_the_order_and_the_form(self):
+        shapes = nest.map(np.shape, self.TREE)
+        assert [leaf.shape for leaf in nest.leaves(self.TREE)] == [(3,), (3, 2), (3,)]
+        assert list(shapes) == ["a", "b"]
+        assert isinstance(nest.map(len, self.TREE)["b"], tuple)
+
+    def test_take_put_and_stack_are_inverse(self):
+        rows = [nest.take(self.TREE, i) for i in range(3)]
+        again = nest.stack(rows)
+        for leaf, other in zip(nest.leaves(self.TREE), nest.leaves(again), strict=True):
+            assert np.array_equal(leaf, other)
+        empty = nest.map(np.zeros_like, self.TREE)
+        for i, row in enumerate(rows):
+            nest.put(empty, i, row)
+        for leaf, other in zip(nest.leaves(self.TREE), nest.leaves(empty), strict=True):
+            assert np.array_equal(leaf, other)
+
+    def test_a_leaf_is_a_tree(self):
+        assert nest.map(abs, -1) == 1
+        assert list(nest.leaves(5)) == [5]
+
+    def test_object_arrays_do_not_look_into_their_values(self):
+        array = nest.object_array([[1, 2], [3, 4]])
+        assert array.shape == (2,)
+        assert array[1] == [3, 4]
+        assert nest.object_array([]).shape == (0,)
+
+
+class TestIds:
+    @settings(max_examples=100, deadline=None, derandomize=True)
+    @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.permutations(range(n)), st.integers(1, n))))
+    def test_any_selection_is_kept_in_its_order(self, case):
+        n, order, k = case
+        chosen = order[:k]
+        mask = [i in chosen for i in range(n)]
+        assert as_ids(chosen, n).tolist() == chosen
+        assert as_ids(np.array(chosen, np.uint16), n).tolist() == chosen
+        assert as_ids(mask, n).tolist() == as_ids(np.array(mask), n).tolist() == sorted(chosen)
+        assert as_ids(chosen, n).dtype == np.int64
+
+    def test_the_result_is_a_fresh_array(self):
+        given_ids = np.array([1, 0])
+        as_ids(given_ids, 2)[0] = 0
+        assert given_ids.tolist() == [1, 0]
+
+
+class TestSeeds:
+    def test_the_chain(self):
+        assert seed_chain(0, 3) == [0, 795726461, 2841183792, 2309840538]
+        assert seed_chain(1, 6)[-1] == 3589710766
+        assert seed_chain(10, 3)[-1] == 3288080526
+        assert all(0 <= next_seed(seed) < 2**32 - 1 for seed in range(50))
+
+    def test_spreading(self):
+        assert spread_seeds(3, [0, 2]) == [3, 5]
+        assert spread_seeds([None, np.uint8(4)], [0, 2]) == [None, 4]
+        assert spread_seeds(None, range(3)) == [None] * 3
+        assert all(type(seed) is int for seed in spread_seeds(np.array([1, 2]), [0, 1]))
+
+
+class TestLayout:
+    def test_leaves_of_a_nested_space(self):
+        space = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(3), spaces.Text(4)]), "b": spaces.Box(0, 1, (2,))})
+        tree = space_tree(space, "obs")
+        assert tree["a"] == (Leaf("obs['a'][0]", (), np.dtype(np.int64)), ObjectLeaf("obs['a'][1]"))
+        assert tree["b"] == Leaf("obs['b']", (2,), np.dtype(np.float32))
+        assert tree["b"].dtype is np.dtype(np.float32)
+
+    def test_parts_that_differ_become_objects(self):
+        def space(shape):
+            return spaces.Dict({"a": spaces.Box(0, 1, shape), "b": spaces.Discrete(2)})
+
+        layout = common_layout([space((2,)), space((3,))], [spaces.Discrete(2), spaces.Discrete(2)])
+        assert layout.obs == {"a": ObjectLeaf("obs['a']"), "b": Leaf("obs['b']", (), np.dtype(np.int64))}
+        assert layout.action == Leaf("action", (), np.dtype(np.int64))
+        assert [leaf.path for leaf in array_leaves(layout)] == ["obs['b']"]
+
+    def test_actions_that_differ_have_no_array(self):
+        assert common_layout([None], [spaces.Dict({})]).action is None
+        assert common_layout([None] * 2, [spaces.Discrete(2), spaces.Box(0, 1, (1,))]).action is None
+
+
+class TestArena:
+    LAYOUT = common_layout(
+        [
+            spaces.Dict(
+                {"image": spaces.Box(0, 255, (50, 40), np.uint8), "none": spaces.Box(0, 1, (0,)), "t": spaces.Text(2)}
+            )
+        ],
+        [spaces.Box(-1, 1, (3,))],
+    )
+
+    def test_arrays_do_not_overlap_and_start_on_pages(self):
+        buffer = np.zeros(arena_bytes(self.LAYOUT, 4), np.uint8)
+        arena = Arena.build(self.LAYOUT, 4, buffer)
+        arrays = [arena.mail, arena.action, *arena.outputs()]
+        for value, array in enumerate(arrays, 1):
+            array[...] = value if array.dtype != bool else True
+            assert array.size == 0 or (array.ctypes.data - buffer.ctypes.data) % box.PAGE == 0
+        for value, array in enumerate(arrays, 1):
+            assert (array == (value if array.dtype != bool else True)).all()
+        assert arena.obs["t"].dtype == object
+        assert arena.obs["none"].shape == (4, 0)
+
+    def test_a_block_is_a_view(self):
+        arena = Arena.build(self.LAYOUT, 4)
+        block = arena.block(1, 3)
+        block.reward[...] = 7
+        block.obs["image"][0, 0, 0] = 9
+        assert arena.reward.tolist() == [0, 7, 7, 0]
+        assert arena.obs["image"][1, 0, 0] == 9
+
+    def test_two_views_of_one_file_are_one_memory(self):
+        fd = anonymous_file("vecenv-test")
+        try:
+            size = arena_bytes(self.LAYOUT, 2)
+            memory = reserve(fd, size, "a test")
+            one, two = Arena.build(self.LAYOUT, 2, memory), Arena.build(self.LAYOUT, 2, memory)
+            one.reward[1] = 3
+            assert two.reward[1] == 3
+            assert os.fstat(fd).st_size == size
+        finally:
+            os.close(fd)
+
+    def test_what_the_system_refuses_is_an_error_that_says_what_it_was_for(self, monkeypatch):
+        def refuse(fd, offset, size):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+        fd = anonymous_file("vecenv-test")
+        try:
+            with pytest.raises(SharedMemoryError, match=r"3\.0 MiB of shared memory are needed for the moon.*No space"):
+                reserve(fd, 3 * 2**20, "the moon")
+        finally:
+            os.close(fd)
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = (Channel(sock) for sock in socket.socketpair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+class TestChannel:
+    @settings(max_examples=30, deadline=None, derandomize=True)
+    @given(st.lists(st.tuples(st.integers(1, 255), st.integers(0, 2**64 - 1), st.binary(max_size=300)), max_size=8))
+    def test_frames_arrive_whole_and_in_order(self, frames):
+        ours, theirs = (Channel(sock) for sock in socket.socketpair())
+        for kind, number, payload in frames:
+            assert ours.post(kind, number, payload[:2], memoryview(payload)[2:])
+        assert [tuple(theirs.read()) for _ in frames] == frames
+        for kind, number, payload in frames:
+            theirs.write(kind, number, payload)
+        assert [tuple(frame) for frame in ours.receive()] == frames
+        assert list(ours.receive()) == []
+        ours.close()
+        theirs.close()
+
+    def test_a_frame_that_comes_in_pieces_is_given_when_it_is_whole(self):
+        sock, theirs = socket.socketpair()
+        ours = Channel(sock)
+        raw = HEADER.pack(3, 7, 9) + b"abc" + HEADER.pack(0, 8, 1)
+        for k in range(len(raw)):
+            theirs.send(raw[k : k + 1])
+            frames = [tuple(frame) for frame in ours.receive()]
+            want = {HEADER.size + 2: [(7, 9, b"abc")], len(raw) - 1: [(8, 1, b"")]}
+            assert frames == want.get(k, [])
+        ours.close()
+        theirs.close()
+
+    def test_more_than_the_socket_holds_waits_for_a_flush(self, ends):
+        ours, theirs = ends
+        big = os.urandom(3_000_000)
+        assert not ours.post(1, 0, big)
+        assert not ours.post(2, 0, b"after")
+        frames = []
+        reader = threading.Thread(target=lambda: frames.extend(theirs.read() for _ in range(2)))
+        reader.start()
+        while not ours.flush():
+            assert reader.is_alive()
+        reader.join(30)
+        assert [(frame.kind, frame.payload) for frame in frames] == [(1, big), (2, b"after")]
+
+    def test_two_ends_that_send_much_do_not_wait_for_each_other(self, ends):
+        ours, theirs = ends
+        big = bytes(3_000_000)
+        writer = threading.Thread(target=lambda: (theirs.write(1, 0, big), theirs.read()))
+        writer.start()
+        ours.post(2, 0, big)
+        received = []
+        while writer.is_alive():
+            received += ours.receive()
+            ours.flush()
+        assert [len(frame.payload) for frame in received] == [len(big)]
+
+    def test_the_end_of_the_other_side_is_seen(self, ends):
+        ours, theirs = ends
+        theirs.write(5, 0, b"last")
+        theirs.close()
+        assert [frame.kind for frame in ours.receive()] == [5]
+        assert list(ours.receive()) == []
+        assert ours.ended
+        assert ours.post(1, 0, b"nobody reads this")
+
+    def test_reading_from_a_side_that_is_gone_is_an_eof_error(self, ends):
+        ours, theirs = ends
+        ours.close()
+        with pytest.raises(EOFError):
+            theirs.read()
+
+    def test_the_header_is_as_documented(self):
+        assert HEADER.size == struct.calcsize("<QBQ")
+
+
+class TestUsableCpus:
+    @pytest.fixture
+    def machine(self, monkeypatch, tmp_path):
+        """Pretends to be a machine with 8 CPUs; what the test writes below the folder is the file system."""
+        monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+        real = cpus.Path
+        monkeypatch.setattr(cpus, "Path", lambda path: real(str(tmp_path) + str(path)))
+
+        def write(path, text):
+            file = real(str(tmp_path) + path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+        return write
+
+    def test_without_a_quota_the_affinity_counts(self, machine):
+        assert cpus.usable_cpus() == 8
+        machine("/sys/fs/cgroup/cpu.max", "max 100000\n")
+        assert cpus.usable_cpus() == 8
+
+    @pytest.mark.parametrize(("text", "count"), [("250000 100000", 3), ("50000 100000", 1), ("9900000 100000", 8)])
+    def test_a_quota_limits_it_rounded_up(self, machine, text, count):
+        machine("/sys/fs/cgroup/cpu.max", text + "\n")
+        assert cpus.usable_cpus() == count
+
+    @pytest.mark.parametrize(("quota", "count"), [("200000", 2), ("-1", 8)])
+    def test_the_older_control_groups(self, machine, quota, count):
+        machine("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota + "\n")
+        machine("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+        assert cpus.usable_cpus() == count
+
+    def test_nonsense_is_no_limit(self, machine):
+        machine("/sys/fs/cgroup/cpu.max", "what is this\n")
+        assert cpus.usable_cpus() == 8

@@ -1,0 +1,116 @@
+"""Random spaces: what an env observes is what the caller gets, or an ObservationError; never a third."""
+
+import numpy as np
+import pytest
+from cases import equal_bits, playing
+from gymnasium import spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vecenv import DummyVectorEnv, ObservationError, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.backends import arena as box
+from vecenv.backends.arena import Arena
+from vecenv.backends.layout import common_layout, space_tree
+from vecenv.backends.rows import RowWriter
+
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+dtypes = st.sampled_from(
+    [np.bool_, np.uint8, np.int8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64]
+)
+boxes = st.builds(lambda shape, dtype: spaces.Box(0, 1, shape, dtype), shapes, dtypes)
+discretes = st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5))
+binaries = st.builds(spaces.MultiBinary, st.integers(1, 4))
+multis = st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=3))
+texts = st.builds(spaces.Text, st.integers(1, 5))
+sequences = st.builds(lambda: spaces.Sequence(spaces.Discrete(3)))
+trees = st.recursive(
+    st.one_of(boxes, discretes, binaries, multis, texts, sequences),
+    lambda inner: st.one_of(
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(spaces.Dict),
+        st.lists(inner, max_size=3).map(spaces.Tuple),
+    ),
+    max_leaves=5,
+)
+
+
+def agrees(batch, row, obs, space):
+    """Row `row` of a batch is this observation."""
+    if isinstance(space, spaces.Dict):
+        return batch.keys() == space.spaces.keys() and all(
+            agrees(batch[k], row, obs[k], s) for k, s in space.spaces.items()
+        )
+    if isinstance(space, spaces.Tuple):
+        return isinstance(batch, tuple) and all(map(lambda b, o, s: agrees(b, row, o, s), batch, obs, space.spaces))
+    if isinstance(space, (spaces.Text, spaces.Sequence)):
+        return batch.dtype == object and batch[row] == obs
+    return equal_bits(batch[row], np.asarray(obs, space.dtype)) and batch.dtype == space.dtype
+
+
+def check_round_trip(backend, space, seed):
+    space.seed(seed)
+    scripts = [[space.sample() for _ in range(3)] for _ in range(3)]
+    with backend(playing(space, *scripts), num_workers=2) as venv:
+        results = [
+            (range(3), venv.reset()[0]),
+            ([2, 0], venv.step([0, 0], [2, 0])[0]),
+            (range(3), venv.step([0] * 3)[0]),
+        ]
+    at = [0, 0, 0]
+    for ids, obs in results:
+        for row, i in enumerate(ids):
+            assert agrees(obs, row, scripts[i][at[i]], space)
+            at[i] += 1
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(trees, st.integers(0, 99))
+def test_round_trips_on_dummy(space, seed):
+    check_round_trip(DummyVectorEnv, space, seed)
+
+
+@pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(trees, st.integers(0, 99))
+def test_round_trips_between_processes(backend, space, seed):
+    check_round_trip(backend, space, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(trees, st.integers(0, 99))
+def test_many_round_trips_between_processes(backend, space, seed):
+    check_round_trip(backend, space, seed)
+
+
+arrays = st.one_of(
+    st.builds(lambda shape, dtype: np.ones(shape, dtype), shapes, dtypes),
+    st.builds(
+        lambda shape, value: np.full(shape, value), shapes, st.sampled_from([300, -1, 0.5, np.nan, 2**40, 1e300])
+    ),
+    st.sampled_from([None, "x", 1, 2.5, True, [1, 2], [[1], [2, 3]], {}, 2**80, 1j]),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(boxes, arrays)
+def test_any_value_arrives_unchanged_or_is_an_observation_error(space, value):
+    """Without any process: the value in the space's dtype and shape, or the error; nothing is written elsewhere."""
+    layout = common_layout([space], [None])
+    arena = Arena.build(layout, 3)
+    writer = RowWriter(layout, [space], arena.block(1, 2), 1, copy_objects=False)
+    assert space_tree(space, "obs") == layout.obs
+    try:
+        extra = writer.write_reset(0, (value, {}))
+    except ObservationError:
+        extra = None
+    else:
+        given_array = np.asarray(value).reshape(space.shape)
+        with np.errstate(over="ignore"):
+            assert np.array_equal(arena.obs[1], given_array.astype(space.dtype), equal_nan=space.dtype.kind == "f")
+        if space.dtype.kind in "biu":
+            assert np.array_equal(arena.obs[1], given_array)
+    assert extra is None
+    assert not arena.obs[[0, 2]].any()
+    assert arena.mail.tolist() == [box.IDLE] * 3

@@ -1,0 +1,200 @@
+"""Wrappers of a whole vector env, and the statistics that one of them keeps."""
+
+import numpy as np
+import pytest
+from cases import Plays, counting, playing
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RunningMeanStd, VectorEnvNormObs, VectorEnvWrapper
+from vecenv.testing import CountingEnv
+
+
+class TestVectorEnvWrapper:
+    def test_it_is_a_vector_env_with_every_attribute_of_what_it_wraps(self, backend):
+        with backend(counting(3), wait_num=2) as venv, VectorEnvWrapper(venv) as wrapper:
+            assert isinstance(wrapper, BaseVectorEnv)
+            assert len(wrapper) == 3
+            names = [name for name in dir(venv) if not name.startswith("_") and hasattr(venv, name)]
+            assert {"env_num", "waiting_id", "ready_id", "wait_num", "timeout", "is_async", "is_closed"} <= set(names)
+            for name in names:
+                if not callable(getattr(venv, name)):
+                    assert getattr(wrapper, name) == getattr(venv, name), name
+            wrapper.reset()
+            wrapper.send([1, 2], [0, 2])
+            assert wrapper.waiting_id == venv.waiting_id == [0, 2]
+            assert sorted(wrapper.recv()[0][:, 4].tolist()) == [1, 2]
+            assert repr(wrapper) == f"VectorEnvWrapper({venv!r})"
+        assert venv.is_closed
+        assert wrapper.is_closed
+
+    def test_methods_are_forwarded(self):
+        with VectorEnvWrapper(DummyVectorEnv(counting(2))) as wrapper:
+            assert wrapper.seed(5) == [5, 6]
+            assert wrapper.set_seed(0) == 2841183792
+            assert wrapper.get_env_attr("env_id") == [0, 1]
+            wrapper.set_env_attr("length", 1)
+            assert wrapper.step([3, 4])[2].tolist() == [True, True] or wrapper.get_env_attr("length") == [1, 1]
+            assert len(wrapper.render()) == 2
+            assert wrapper.call("render", id=1)[0][0, 0, 0] == 1
+            assert wrapper.stats()["steps"] == 2
+            assert wrapper.action_space == [spaces.Discrete(100)] * 2
+
+    def test_an_unknown_attribute_is_an_attribute_error(self):
+        with VectorEnvWrapper(DummyVectorEnv(counting(1))) as wrapper, pytest.raises(AttributeError, match="nope"):
+            wrapper.nope  # noqa: B018
+
+    def test_a_subclass_may_change_a_method_and_call_the_one_below(self):
+        class Doubles(VectorEnvWrapper):
+            def step(self, action, id=None, **kwargs):
+                obs, rew, *rest = super().step(action, id, **kwargs)
+                return (obs, rew * 2, *rest)
+
+            def reset(self, id=None, **kwargs):
+                obs, info = super().reset(id, **kwargs)
+                return -obs, info
+
+            def seed(self, seed=None):
+                return super().seed(None if seed is None else seed + 100)
+
+            def get_env_attr(self, key, id=None):
+                return [key, *super().get_env_attr(key, id)]
+
+            def close(self):
+                self.told = True
+                super().close()
+
+        venv = DummyVectorEnv(counting(2))
+        wrapper = Doubles(venv)
+        assert wrapper.reset()[0][1, 0] == -1
+        assert wrapper.step([0, 0])[1].tolist() == [2 / 1024, 2 + 2 / 1024]
+        assert wrapper.seed(1) == [101, 102]
+        assert wrapper.get_env_attr("env_id", 1) == ["env_id", 1]
+        wrapper.close()
+        wrapper.close()
+        assert wrapper.told
+        assert venv.is_closed
+        with pytest.raises(ClosedError):
+            venv.reset()
+        with pytest.raises(ClosedError):
+            wrapper.reset()
+
+    def test_wrappers_nest(self):
+        with VectorEnvWrapper(VectorEnvNormObs(DummyVectorEnv(counting(2)))) as wrapper:
+            obs, _ = wrapper.reset()
+            assert obs.dtype == np.float64
+            assert wrapper.get_obs_rms().count == 2
+
+    def test_it_wraps_anything_with_the_methods(self):
+        class Pool:
+            is_async = False
+
+            def __len__(self):
+                return 7
+
+            def reset(self, env_id=None):
+                return "reset", env_id
+
+        wrapper = VectorEnvWrapper(Pool())
+        assert (len(wrapper), wrapper.is_async, wrapper.reset([1])) == (7, False, ("reset", [1]))
+
+
+SCRIPT = [np.array([0.0, 10.0], np.float32), np.array([4.0, 10.0], np.float32), np.array([8.0, 40.0], np.float32)]
+BOX = spaces.Box(-99, 99, (2,), np.float32)
+
+
+class TestVectorEnvNormObs:
+    def test_every_batch_updates_and_is_normalised(self, backend):
+        with VectorEnvNormObs(backend(playing(BOX, SCRIPT, SCRIPT[1:]))) as venv:
+            obs, info = venv.reset()
+            rows = np.stack([SCRIPT[0], SCRIPT[1]])
+            want = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + np.finfo(np.float32).eps)
+            assert obs.dtype == np.float32
+            assert np.allclose(obs, want, atol=1e-5)
+            assert info[1]["env_id"] == 1
+            result = venv.step([0], [0])
+            rows = np.stack([*rows, SCRIPT[1]])
+            assert np.allclose(venv.get_obs_rms().mean, rows.mean(0))
+            assert np.allclose(venv.get_obs_rms().var, rows.var(0))
+            assert np.allclose(
+                result[0][0], np.clip((SCRIPT[1] - rows.mean(0)) / np.sqrt(rows.var(0) + 1.2e-7), -10, 10)
+            )
+            assert venv.observation_space == [BOX] * 2
+
+    def test_send_and_recv_count_once(self, backend):
+        with VectorEnvNormObs(backend(playing(BOX, SCRIPT, SCRIPT))) as venv:
+            venv.reset(env_id=[0, 1])
+            venv.send([0, 0])
+            venv.recv()
+            venv.step([0, 0])
+            assert venv.obs_rms.count == 6
+
+    def test_statistics_are_shared(self):
+        with VectorEnvNormObs(DummyVectorEnv(playing(BOX, SCRIPT))) as train:
+            train.reset()
+            with VectorEnvNormObs(DummyVectorEnv(playing(BOX, SCRIPT)), update_obs_rms=False) as test:
+                test.set_obs_rms(train.get_obs_rms())
+                assert test.get_obs_rms() is train.get_obs_rms()
+                before = train.get_obs_rms().count
+                test.reset()
+                test.step([0])
+                assert train.get_obs_rms().count == before
+                train.step([0])
+                assert test.get_obs_rms().count == before + 1
+
+    def test_trees_have_statistics_for_each_leaf(self, backend):
+        with VectorEnvNormObs(backend(counting(4, form="dict"))) as venv:
+            obs, _ = venv.reset()
+            assert venv.get_obs_rms()["who"].mean == 1.5
+            assert obs["who"].dtype == np.float64
+            assert obs["when"][1].dtype == np.float32
+            assert np.allclose(obs["who"], (np.arange(4) - 1.5) / np.std(np.arange(4)), atol=1e-5)
+            assert isinstance(obs["when"], tuple)
+
+    def test_uint8_becomes_float64(self):
+        space = spaces.Box(0, 255, (2,), np.uint8)
+        with VectorEnvNormObs(DummyVectorEnv([lambda: Plays(space, [np.array([0, 200], np.uint8)])])) as venv:
+            assert venv.reset()[0].dtype == np.float64
+
+    def test_the_envs_arrays_are_not_written_to(self):
+        with VectorEnvNormObs(DummyVectorEnv([CountingEnv], copy=False)) as venv:
+            venv.reset()
+            assert venv.venv.reset()[0].tolist() == [[0, 1, 0, -1, -1]]
+
+
+class TestRunningMeanStd:
+    @settings(max_examples=50, deadline=None, derandomize=True)
+    @given(st.integers(1, 40), st.lists(st.integers(0, 40), max_size=5), st.integers(0, 99))
+    def test_any_split_into_batches_gives_the_same(self, n, cuts, seed):
+        rows = np.random.default_rng(seed).normal(3, 5, (n, 2))
+        rms = RunningMeanStd()
+        for part in np.split(rows, sorted(min(cut, n) for cut in cuts)):
+            rms.update(part)
+        assert rms.count == n
+        assert np.allclose(rms.mean, rows.mean(0))
+        assert np.allclose(rms.var, rows.var(0))
+
+    def test_before_any_row_it_has_the_mean_and_deviation_it_was_given(self):
+        rms = RunningMeanStd(mean=2.0, std=4.0, clip_max=1.5)
+        assert np.allclose(rms.norm(np.array([2.0, 6.0, 100.0, -100.0])), [0, 1, 1.5, -1.5])
+        assert RunningMeanStd(clip_max=None).norm(np.array([1e6]))[0] == pytest.approx(1e6)
+        assert RunningMeanStd().norm(np.array([1e6]))[0] == 10
+
+    @pytest.mark.parametrize(
+        ("dtype", "becomes"),
+        [("float16", "float16"), ("float32", "float32"), ("float64", "float64"), ("uint8", "float64")],
+    )
+    def test_dtypes(self, dtype, becomes):
+        assert RunningMeanStd().norm(np.ones(2, dtype)).dtype == becomes
+
+    def test_its_state_can_be_kept(self):
+        rms, other = RunningMeanStd(), RunningMeanStd()
+        rms.update(np.array([[1.0], [3.0]]))
+        state = rms.state_dict()
+        rms.update(np.array([[100.0]]))
+        assert state["count"] == 2
+        other.load_state_dict(state)
+        assert (other.mean.tolist(), other.var.tolist(), other.count) == ([2], [1], 2)
+        other.update(np.array([[5.0]]))
+        assert (state["mean"].tolist(), state["count"]) == ([2], 2)
