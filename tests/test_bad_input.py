@@ -155,7 +155,7 @@ CALLS = {
     "str id": (lambda v: v.reset("1"), TypeError, "env ids must be integers, got '1'"),
     "set of ids": (lambda v: v.reset({0, 1}), TypeError, "env ids must be integers"),
     "ragged ids": (lambda v: v.reset([[0], [1, 2]]), TypeError, "env ids must be integers"),
-    "reset= outside of id": (lambda v: v.step([0, 0], [0, 1], reset=[2]), ValueError, r"reset=\[2\] must be among the envs"),
+    "reset= outside of id": (lambda v: v.step([0, 0], [0, 1], reset=[2]), ValueError, "must be among the envs"),
     "reset= out of range": (lambda v: v.step([0] * 3, reset=[3]), IndexError, "env id 3 is out of range"),
     "reset= wrong mask": (lambda v: v.step([0] * 3, reset=[True]), ValueError, "must have the shape"),
     "seed without reset=": (lambda v: v.send([0] * 3, seed=1), TypeError, "for resets, but no ids to reset"),
@@ -285,7 +285,7 @@ STEPS = {
     "reward ragged": (lambda o, r, te, tr, i: (o, [[1], [1, 2]], te, tr, i), r"the reward \[\[1\], \[1, 2\]\]"),
     "terminated None": (lambda o, r, te, tr, i: (o, r, None, tr, i), "terminated=None of type NoneType"),
     "truncated 2": (lambda o, r, te, tr, i: (o, r, te, 2, i), "truncated=2 of type int, expected a bool"),
-    "terminated array": (lambda o, r, te, tr, i: (o, r, np.array([True, False]), tr, i), "terminated=array.* expected a bool"),
+    "terminated array": (lambda o, r, te, tr, i: (o, r, np.array([True, False]), tr, i), "terminated=array"),
 }  # fmt: skip
 RESETS = {
     "obs alone": (lambda o, i: o, r"reset\(\) returned a ndarray, expected 2: \(obs, info\)"),

@@ -173,7 +173,7 @@ def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
         "holds a lock": (partial(faulty.HoldsLock, "held"), EnvStepError, "held"),
         "holds 100 MB": (partial(faulty.HoldsHugeArray, "huge"), EnvStepError, "huge"),
         "text raises": (faulty.TextRaises, EnvStepError, "TextRaises"),
-        "no attributes": (partial(faulty.NoAttributes, "bare"), faulty.NoAttributes, "bare"),
+        "no attributes": (partial(faulty.NoAttributes, "bare"), EnvStepError, "NoAttributes: bare"),
         "raises when rebuilt": (partial(faulty.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
         "local class": (faulty.local_class, Exception, "from a function"),
         "KeyError": (partial(KeyError, "missing\nkey"), KeyError, "missing\\nkey"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.cpus import usable_cpus
 from vecenv.backends.host import EnvReport
+from vecenv.backends.limits import usable_cpus
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:

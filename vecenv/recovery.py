@@ -98,8 +98,10 @@ class Recovery:
             if failure is not None:
                 failure.op = "reset" if i in resets else "step"
                 self.errors[i] = failure.exception(self._backend.pid(i))
-                if self._may_absorb(i):
-                    extra = self._reset_again(i, resets[i]) if i in resets else self._truncated_row(i)
+                if i in resets and (not failure.began or self._may_absorb(i)):
+                    extra = self._reset_again(i, resets[i])
+                elif i not in resets and self._may_absorb(i):
+                    extra = self._truncated_row(i)
             if extra.failure is not None:
                 failed.append(i)
             settled[i] = extra

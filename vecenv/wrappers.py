@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.access import EnvAccess
 from vecenv.base import BaseVectorEnv
 from vecenv.running import RunningMeanStd
 
@@ -21,12 +22,8 @@ class VectorEnvWrapper(BaseVectorEnv):
         self.venv = venv
 
     def __getattribute__(self, name: str) -> Any:
-        # A special name or one that the wrapper has itself; BaseVectorEnv's own are those of the wrapped one.
-        if (
-            name.startswith("__")
-            or name in object.__getattribute__(self, "__dict__")
-            or _defined_by_wrapper(type(self), name)
-        ):
+        # BaseVectorEnv is a base for isinstance only: what it defines is looked up in the wrapped one.
+        if name.startswith("__") or name in object.__getattribute__(self, "__dict__") or _is_own(type(self), name):
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "venv"), name)
 
@@ -40,13 +37,23 @@ class VectorEnvWrapper(BaseVectorEnv):
         self.close()
 
 
-def _defined_by_wrapper(cls: type, name: str) -> bool:
-    for base in cls.__mro__:
-        if base is BaseVectorEnv:
-            return False
-        if name in base.__dict__:
-            return True
-    return False
+def _is_own(cls: type, name: str) -> bool:
+    """Whether the wrapper class or a subclass defines the name."""
+    return any(name in base.__dict__ for base in cls.__mro__[: cls.__mro__.index(BaseVectorEnv)])
+
+
+def _delegate(name: str) -> Any:
+    def method(self: VectorEnvWrapper, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.venv, name)(*args, **kwargs)
+
+    method.__name__, method.__doc__ = name, getattr(BaseVectorEnv, name).__doc__
+    return method
+
+
+# Defined for subclasses that call `super().step(...)`.
+for _name, _value in [*vars(EnvAccess).items(), *vars(BaseVectorEnv).items()]:
+    if callable(_value) and not _name.startswith("_"):
+        setattr(VectorEnvWrapper, _name, _delegate(_name))
 
 
 class VectorEnvNormObs(VectorEnvWrapper):

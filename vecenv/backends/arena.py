@@ -25,6 +25,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.layout import Layout, Leaf
+from vecenv.backends.limits import available_memory
 from vecenv.errors import SharedMemoryError
 
 IDLE = 0
@@ -117,10 +118,13 @@ def anonymous_file(name: str) -> int:
 
 
 def reserve(fd: int, size: int, purpose: str) -> mmap.mmap:
-    """Give the file `fd` `size` bytes that are really there, and map them. SharedMemoryError if the system refuses.
+    """Give the file `fd` `size` bytes that are really there, and map them. SharedMemoryError if there is not so much.
 
     Without the reservation a full memory would kill whoever touches a page first (SIGBUS) instead of failing here.
     """
+    available = available_memory()
+    if available is not None and size > available:
+        raise _refused(size, purpose, f"only {available / 2**20:.1f} MiB are available")
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
@@ -128,12 +132,16 @@ def reserve(fd: int, size: int, purpose: str) -> mmap.mmap:
             os.ftruncate(fd, size)
         memory = mmap.mmap(fd, size)
     except OSError as error:
-        raise SharedMemoryError(
-            f"{size / 2**20:.1f} MiB of shared memory are needed for {purpose}, and the system refused: {error}. "
-            "Use fewer envs, smaller observations, or SubprocVectorEnv."
-        ) from error
+        raise _refused(size, purpose, f"the system refused: {error}") from error
     _seal(fd)
     return memory
+
+
+def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
+    return SharedMemoryError(
+        f"{size / 2**20:.1f} MiB of shared memory are needed for {purpose}, but {reason}. "
+        "Use fewer envs, smaller observations, or SubprocVectorEnv."
+    )
 
 
 def _seal(fd: int) -> None:

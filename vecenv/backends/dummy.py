@@ -65,7 +65,7 @@ class DummyBackend(Backend):
         pass
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
-        values = [self._host.call(i, op, _own_copy(a)) for i, a in zip(ids, args, strict=True)]
+        values = [_plain_copy(self._host.call(i, op, _own_copy(a))) for i, a in zip(ids, args, strict=True)]
         self._raise_interrupt()
         return values
 
@@ -82,6 +82,11 @@ def _own_copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:
         return value
+
+
+def _plain_copy(value: Any) -> Any:
+    """Data is the caller's to keep, as from a worker; any other object is the env's own, to look at while debugging."""
+    return _own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
 
 
 def _refuse_shared(host: EnvHost) -> None:

@@ -32,6 +32,8 @@ class Failure:
     """The pickled exception, if it can be rebuilt."""
     error: BaseException | None = None
     """The exception itself, if it was raised in this process."""
+    began: bool = True
+    """False if the operation had certainly not begun."""
 
     def exception(self, pid: int | None = None) -> BaseException:
         """The exception to raise in the caller's process: the env's own class, or EnvStepError."""

@@ -33,7 +33,7 @@ from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena, anonymous_file
 from vecenv.backends.base import Backend
 from vecenv.backends.channel import Frame
-from vecenv.backends.control import BUSY_NS, CALLS, PROGRESS, Control
+from vecenv.backends.control import BUSY_NS, CALLS, IN_ROUND, PROGRESS, Control
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import Descriptor, check_method
@@ -97,7 +97,8 @@ class ProcessBackend(Backend):
         return fd
 
     def _launch(self, worker: WorkerProcess) -> None:
-        self.control.line(worker.index)[CALLS] = 0
+        line = self.control.line(worker.index)
+        line[CALLS] = line[IN_ROUND] = 0
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
         luggage = Luggage(
             makers=self._makers[worker.start : worker.stop],
@@ -320,12 +321,14 @@ class ProcessBackend(Backend):
         if self._closing or worker.ready is None or isinstance(worker.ready, Failure):
             return
         pending = self._pending(worker)
-        running = worker.start + self.control.line(worker.index)[PROGRESS] % len(worker.ids)
-        error = worker.reason or worker.death(f"running env {running}" if pending else "idle")
+        line = self.control.line(worker.index)
+        began = bool(line[IN_ROUND])
+        running = f"running env {worker.start + line[PROGRESS] % len(worker.ids)}" if began else "idle"
+        error = worker.reason or worker.death(running)
         for i in worker.ids:
             self.lost[i] = error
         for i in pending:
-            self.answer(i, Extra(failure=died_failure(i, "step", error)))
+            self.answer(i, Extra(failure=died_failure(i, "step", error, began)))
 
     def _pending(self, worker: WorkerProcess) -> list[int]:
         """The envs of a worker that were asked something and have not answered in full."""
@@ -403,9 +406,9 @@ class ProcessBackend(Backend):
         ]
 
 
-def died_failure(env_id: int, op: str, error: BaseException) -> Failure:
+def died_failure(env_id: int, op: str, error: BaseException, began: bool = True) -> Failure:
     """The failure of one env because its worker ended."""
-    return Failure(env_id, op, type(error).__name__, str(error), "", error=error)
+    return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
 
 
 def _read_value(blob: bytes, env_id: int, op: str) -> Any:

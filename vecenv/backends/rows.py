@@ -242,9 +242,11 @@ def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
     """`array` in `dtype` if no value changes (rounding between float types is no change), else None."""
     if array.dtype.kind not in "biufc":
         return None
-    if dtype.kind in "fc":
-        return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
     with np.errstate(invalid="ignore", over="ignore"):
+        if dtype.kind in "fc":
+            return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
+        if array.dtype.kind == "c":
+            return None
         cast = array.astype(dtype)
         return cast if bool(np.all(cast == array)) else None
 

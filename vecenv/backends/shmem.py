@@ -31,10 +31,10 @@ from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve
 from vecenv.backends.bell import Bell, bell_fds, fence
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import CALLS, ROUNDS, SLEEPS, Control
-from vecenv.backends.cpus import usable_cpus
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
+from vecenv.backends.limits import usable_cpus
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.worker import Boot, Server

@@ -32,7 +32,7 @@ import numpy as np
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.channel import Channel, Frame
-from vecenv.backends.control import BUSY_NS, PROGRESS, Control
+from vecenv.backends.control import BUSY_NS, IN_ROUND, PROGRESS, Control
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.host import EnvHost, PaceMeter
 from vecenv.backends.launch import Descriptor
@@ -98,6 +98,7 @@ class Server(ABC):
     def timed(self, round: Callable[..., None], *args: Any) -> None:
         """Do a round, and account for the time that it took."""
         begin = time.perf_counter_ns()
+        self.line[IN_ROUND] = 1
         if self._pace.measuring:
             self._pace.start()
             round(*args)
@@ -105,6 +106,7 @@ class Server(ABC):
                 self.link.write(ch.NOTE, 0, pickle.dumps(note))
         else:
             round(*args)
+        self.line[IN_ROUND] = 0
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
 
     def handle(self, frame: Frame) -> bool:

@@ -1,0 +1,134 @@
+"""Random programs of operations on a vector env, and the log of what they return."""
+
+import re
+
+import numpy as np
+from cases import Plays
+from gymnasium import spaces
+
+from vecenv.testing import CountingEnv, RaisesOnReset, RaisesOnStep
+
+
+class Objects(CountingEnv):
+    """Object observations, and infos with arrays and nested values."""
+
+    def __init__(self, env_id=0, **options):
+        super().__init__(env_id, form="object", **options)
+
+    def step(self, action):
+        obs, *rest, info = super().step(action)
+        return (obs, *rest, {**info, "array": np.arange(self.t), "nested": {"deep": [self.t]}})
+
+
+class BadInfo(CountingEnv):
+    """Breaks the API in every fourth step."""
+
+    def step(self, action):
+        result = super().step(action)
+        return result[:4] if self.t % 4 == 0 else result
+
+
+class BadObservation(CountingEnv):
+    """An observation that does not fit, in every third step."""
+
+    def _observation(self):
+        obs = super()._observation()
+        return obs + 0.5 if self.t % 3 == 2 else obs
+
+
+TEAMS = {
+    "arrays": [CountingEnv] * 5,
+    "dicts": [lambda i, **o: CountingEnv(i, form="dict", **o)] * 4,
+    "objects": [Objects] * 3,
+    "misfits": [CountingEnv, RaisesOnStep, BadInfo, BadObservation, RaisesOnReset],
+    "strangers": [lambda i, **o: CountingEnv(i, form=("array", "dict", "object")[i % 3], **o)] * 4,
+    "rewards": [lambda i, **o: Plays(spaces.Box(-9, 9, (), np.float16), [i, 0.5], rewards=[[1, 2], [3, i]])] * 3,
+}
+
+
+def team(name):
+    """The env_fns of a team."""
+    return [lambda i=i, maker=maker: maker(i) for i, maker in enumerate(TEAMS[name])]
+
+
+def program(n, seed, length):
+    """`length` operations on n envs: (what, function of a vector env). Some are mistakes."""
+    rng = np.random.default_rng(seed)
+
+    def ids():
+        k = int(rng.integers(1, n + 1))
+        chosen = rng.permutation(n)[:k]
+        form = rng.integers(4)
+        return None if form == 0 and k == n else chosen.tolist() if form < 3 else np.isin(np.arange(n), chosen)
+
+    def count(chosen):
+        return n if chosen is None else len(chosen) if isinstance(chosen, list) else int(chosen.sum())
+
+    def operation():
+        kind = rng.choice(["step", "step", "step", "reset", "mixed", "halves", "seed", "attr", "set", "call", "wrong"])
+        chosen = ids()
+        k = count(chosen)
+        actions = rng.integers(0, 100, k)
+        seed = int(rng.integers(1000))
+        if kind == "step":
+            return lambda v: v.step(actions, chosen)
+        if kind == "reset":
+            kwargs = {} if seed % 2 else {"seed": seed, "options": {"t": seed % 3}}
+            return lambda v: v.reset(chosen, **kwargs)
+        if kind == "mixed":
+            mask = rng.random(n) < 0.4
+            among = mask if chosen is None else mask & np.isin(np.arange(n), np.arange(n)[chosen])
+            return lambda v: v.step(actions, chosen, reset=among)
+        if kind == "halves":
+            return lambda v: (v.send(actions, chosen), v.waiting_id, v.recv())[1:]
+        if kind == "seed":
+            return lambda v: (v.seed(seed), [space.sample() for space in v.action_space])
+        if kind == "attr":
+            name = ["t", "episode", "calls", "at", "nope"][seed % 5]
+            return lambda v: v.get_env_attr(name, chosen)
+        if kind == "set":
+            return lambda v: v.set_env_attr(["t", "mine"][seed % 2], seed % 4, chosen)
+        if kind == "call":
+            return lambda v: v.call(["render", "t", "nope"][seed % 3], id=chosen)
+        return [
+            lambda v: v.step(actions[:-1], chosen),
+            lambda v: v.step([1.5] * k, chosen),
+            lambda v: v.step(None),
+            lambda v: v.reset([0, 0]),
+            lambda v: v.reset(n),
+            lambda v: v.seed([1] * (n + 1)),
+            lambda v: v.step(["x"] * k, chosen),
+        ][seed % 7]
+
+    return [operation() for _ in range(length)]
+
+
+def log_of(venv, operations):
+    """What each operation returned or raised, and the state after it, in a form that compares by value."""
+    log = []
+    for run in operations:
+        try:
+            entry = described(run(venv))
+        except Exception as error:
+            partial = getattr(error, "partial", None)
+            entry = type(error).__name__, masked(str(error)), getattr(error, "env_id", None), described(partial)
+        log.append((entry, venv.ready_id, venv.waiting_id, venv.failed_id))
+    return log
+
+
+def masked(text):
+    """A message without process ids."""
+    return re.sub(r"pid \d+", "pid P", text)
+
+
+def described(value):
+    """Values with their types: dtype, shape, memory order and bytes of arrays, the keys of dicts in their order."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return "objects", value.shape, [described(row) for row in value]
+        return "array", str(value.dtype), value.shape, value.flags.c_contiguous, value.tobytes()
+    if isinstance(value, dict):
+        return "dict", [(key, described(part)) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [described(part) for part in value]
+    return type(value).__name__, repr(value)

@@ -1,0 +1,219 @@
+"""A program that is killed, interrupted, or forgets: nothing of it stays behind, and Ctrl-C is one KeyboardInterrupt."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faulty import Counter, HangsOnStep
+from tests.ledger import CLOSED, Column, appears, columns, gone, pids
+
+ROOT = Path(__file__).parent.parent
+ORPHANED = 4.0
+"""Seconds until everything that a dead program left has to be gone: the promise is 2."""
+
+
+@contextmanager
+def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver of `tests.drivers`, in a process group of its own as in a terminal; nothing of it may be left at the end."""
+    command = [sys.executable, "-m", "tests.drivers", args[0], str(folder), *args[1:]]
+    program = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, start_new_session=True)
+    family: set[psutil.Process] = set()
+    try:
+        yield program
+    finally:
+        if program.poll() is None:
+            family = set(psutil.Process(program.pid).children(recursive=True))
+            program.kill()
+        program.wait()
+        assert program.stderr is not None
+        program.stderr.close()
+        for process in family:
+            process.kill()
+
+
+def family_of(program: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes below a program."""
+    return psutil.Process(program.pid).children(recursive=True)
+
+
+def survivors(processes: list[psutil.Process], within: float) -> list[int]:
+    """The processes that are still running after so many seconds; they are killed then."""
+    _, alive = psutil.wait_procs(processes, timeout=within)
+    alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    for process in alive:
+        process.kill()
+    return [process.pid for process in alive]
+
+
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_killed(context: str, tmp_path: Path) -> None:
+    check_orphans(tmp_path, context, lambda program: program.kill())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_told_to_end(number: int, tmp_path: Path) -> None:
+    """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
+    send = os.kill if number == signal.SIGTERM else os.killpg
+    check_orphans(tmp_path, "forkserver", lambda program: send(program.pid, number))
+
+
+def check_orphans(folder: Path, context: str, end: Any) -> None:
+    with driver(folder, "every_state", context) as program:
+        appears(folder / "ready", within=60)
+        states = json.loads((folder / "ready").read_text())
+        family = family_of(program)
+        assert {pid for pids in states.values() for pid in pids} <= {process.pid for process in family}
+        end(program)
+        left = survivors(family, ORPHANED)
+        assert program.wait(5) < 0
+        assert program.stderr is not None
+        noise = program.stderr.read()
+    assert {state: pids for state, pids in states.items() if set(pids) & set(left)} == {}
+    assert left == []
+    assert noise == ""
+
+
+@pytest.mark.parametrize("moment", ["idle", "in_step", "in_reset", "in_constructor", "in_close", "twice"])
+def test_control_c_is_one_interrupt_and_close_still_works(moment: str, tmp_path: Path) -> None:
+    backends = [name for name in ("Dummy", "Subproc", "Shmem") if not (name == "Dummy" and moment == "in_constructor")]
+    with driver(tmp_path, f"interrupted_{moment}") as program:
+        for name in backends:
+            if moment == "twice":
+                interrupt(program, tmp_path, f"{name} first")
+            if not (moment == "twice" and name == "Dummy"):
+                interrupt(program, tmp_path, name, seen=tmp_path / f"{name}.seen" if moment == "in_constructor" else None)
+            found = read(tmp_path / f"{name}.json")
+            assert found["interrupts"] == 1, name
+            assert found["close"] < CLOSED, name
+            if moment == "idle":
+                assert found["obs"] == [[0, 1, 1, 5], [1, 1, 1, 6]]
+            if moment == "in_step":
+                assert found["obs"] == [[0, 1, 1, 5], [1, 1, 1, 6]]
+                assert found["again"] == [[0, 1, 2, 7], [1, 1, 2, 7]]
+        assert program.wait(CLOSED) == 0
+        assert program.stderr is not None
+        assert program.stderr.read() == ""
+
+
+def interrupt(program: subprocess.Popen[str], folder: Path, name: str, seen: Path | None = None) -> None:
+    """What a terminal does on Ctrl-C, once the driver is where it says."""
+    appears(seen or folder / f"{name}.ready")
+    if seen is None:
+        asleep(program.pid)
+    os.killpg(program.pid, signal.SIGINT)
+    (folder / f"{name}.sent").touch()
+
+
+def asleep(pid: int, within: float = 20.0) -> None:
+    """Waits until the program waits for something."""
+    deadline = time.monotonic() + within
+    while psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def read(path: Path) -> Any:
+    appears(path)
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", ["Subproc", "Shmem"])
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_control_c_at_any_moment_loses_nothing(name: str, count: int, tmp_path: Path) -> None:
+    with driver(tmp_path, "interrupted_at_random", str(count), name) as program:
+        for k in range(count):
+            appears(tmp_path / f"armed {k}")
+            time.sleep((k * 7 % 20) / 2000)  # not to order anything: to be somewhere else each time
+            os.killpg(program.pid, signal.SIGINT)
+        assert program.stderr is not None
+        noise = program.stderr.read()
+        assert (program.wait(20), noise) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["Dummy", "Subproc", "Shmem"])
+def test_an_uncaught_exception_is_one_traceback_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    with driver(tmp_path, "raises_with_an_open_venv", name) as program:
+        begin = time.monotonic()
+        appears(tmp_path / "ready")
+        _, noise = program.communicate(timeout=CLOSED)
+        assert time.monotonic() - begin < CLOSED
+        assert program.returncode == 1
+    assert noise.count("Traceback") == 1
+    assert noise.rstrip().endswith("LookupError: the user's own mistake")
+    assert leftovers(program.pid) == []
+
+
+@pytest.mark.parametrize("name", ["Subproc", "Shmem"])
+def test_a_program_that_ends_during_a_step_ends_in_time_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    with driver(tmp_path, "ends_during_a_step", name) as program:
+        appears(tmp_path / "ready")
+        begin = time.monotonic()
+        _, noise = program.communicate(timeout=2 * CLOSED)
+        assert time.monotonic() - begin < CLOSED
+        assert (program.returncode, noise) == (0, "")
+    assert leftovers(program.pid) == []
+
+
+def leftovers(session: int, within: float = ORPHANED) -> list[str]:
+    """Processes of the session that a driver led, after so many seconds at most."""
+    deadline = time.monotonic() + within
+    while found := [p for p in psutil.process_iter() if belongs(p, session)]:
+        if time.monotonic() > deadline:
+            return [str(process) for process in found]
+        time.sleep(0.02)
+    return []
+
+
+def belongs(process: psutil.Process, session: int) -> bool:
+    try:
+        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+# Dropped.
+
+
+@columns("blocks", "async")
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, busy: bool) -> None:
+    venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
+    venv.reset()
+    processes = set(pids(venv)) if column.remote else set()
+    if busy:
+        venv.send([0] * 4)
+    with pytest.warns(ResourceWarning, match=f"unclosed {column.backend.__name__}"):
+        del venv
+        gc.collect()
+    assert all(gone(pid) for pid in processes)
+
+
+@columns("async", dummy=False)
+def test_a_vector_env_that_is_dropped_while_an_env_hangs_ends_in_time(column: Column, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vecenv.base
+
+    monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
+    venv = column.backend([partial(HangsOnStep, i, at=1) for i in range(4)], **column.options)
+    venv.reset()
+    processes = set(pids(venv))
+    venv.send([0] * 4)
+    begin = time.monotonic()
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del venv
+        gc.collect()
+    assert time.monotonic() - begin < CLOSED
+    assert all(gone(pid) for pid in processes)

@@ -1,0 +1,58 @@
+"""How many CPUs and how much memory this process may use: what its machine has, and what its control group grants."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+
+def usable_cpus() -> int:
+    """The CPUs that this process may use: its affinity mask, and the quota of its control group (at least 1)."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, min(cpus, math.ceil(quota))) if quota is not None else max(1, cpus)
+
+
+def _cgroup_quota() -> float | None:
+    """CPUs' worth of time that the control group grants (v2, or v1), None for no limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        quota = int(limit) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return quota if quota > 0 else None
+
+
+def available_memory() -> int | None:
+    """Bytes that can be taken without making the system kill somebody, None where it does not say."""
+    grants = [number for number in (_meminfo("MemAvailable"), _cgroup_memory()) if number is not None]
+    return min(grants, default=None)
+
+
+def _meminfo(name: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def _cgroup_memory() -> int | None:
+    """What is left of the memory that the control group grants, None for no limit."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(usage).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return None
