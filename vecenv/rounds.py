@@ -137,7 +137,9 @@ class Rounds(EnvAccess):
             return np.zeros(self.env_num if ids is None else len(ids), dtype=np.bool_)
         chosen = as_ids(mask, self.env_num)
         asked = np.arange(self.env_num) if ids is None else ids
-        rows = np.isin(asked, chosen)
+        is_chosen = np.zeros(self.env_num, dtype=np.bool_)
+        is_chosen[chosen] = True
+        rows = is_chosen[asked]
         if rows.sum() != len(chosen):
             raise ValueError(f"reset={chosen.tolist()} must be among the envs of this round, {asked.tolist()}")
         return rows

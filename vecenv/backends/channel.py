@@ -1,9 +1,9 @@
 """Channel: framed messages between the parent and one worker, over one end of a socket pair.
 
-    frame = length u32 | kind u8 | number u64 | payload
+    frame = length u64 | kind u8 | number u64 | payload
 
 The worker's end blocks. The parent's end never does: what cannot be sent at once waits in a buffer until `flush`, and
-`receive` returns the frames that are complete. So no message, however large, can make the two wait for each other,
+`receive` takes what has arrived. So no message, however large, can make the two wait for each other,
 and an interrupted wait loses nothing.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 HEADER = struct.Struct("<QBQ")
@@ -68,11 +67,12 @@ class Channel:
         """The next frame; looks `spins` times for it, giving the CPU away each time, then blocks. EOFError when the
         parent is gone.
         """
-        while (frame := self._parsed()) is None:
+        while (frame := self.peek()) is None:
             chunk = self._look(spins) or self._sock.recv(CHUNK)
             if not chunk:
                 raise EOFError("the parent closed the channel")
             self._in += chunk
+        self.drop()
         return frame
 
     def _look(self, spins: int) -> bytes | None:
@@ -106,30 +106,32 @@ class Channel:
             self._out.clear()
         return True
 
-    def receive(self) -> Iterator[Frame]:
-        """The frames that have arrived, without waiting."""
+    def receive(self) -> None:
+        """Take in what has arrived, without waiting; `peek` and `drop` give the frames."""
         while not self.ended:
             try:
                 chunk = self._sock.recv(CHUNK, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                break
+                return
             except OSError:
                 chunk = b""
             if not chunk:
                 self.ended = True
             self._in += chunk
             if len(chunk) < CHUNK:
-                break
-        while (frame := self._parsed()) is not None:
-            yield frame
+                return
 
-    def _parsed(self) -> Frame | None:
+    def peek(self) -> Frame | None:
+        """The first complete frame; it stays until `drop`: whoever is interrupted while handling it meets it again."""
         if len(self._in) < HEADER.size:
             return None
         size, kind, number = HEADER.unpack_from(self._in)
         end = HEADER.size + size
         if len(self._in) < end:
             return None
-        payload = bytes(memoryview(self._in)[HEADER.size : end])
-        del self._in[:end]
-        return Frame(kind, number, payload)
+        return Frame(kind, number, bytes(memoryview(self._in)[HEADER.size : end]))
+
+    def drop(self) -> None:
+        """Forget the first frame."""
+        size, _, _ = HEADER.unpack_from(self._in)
+        del self._in[: HEADER.size + size]

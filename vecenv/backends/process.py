@@ -70,6 +70,8 @@ class ProcessBackend(Backend):
         self._poller = select.poll()
         self._number = 0
         self._closing = False
+        self._handling = False
+        self._notes: list[str] = []
         self._own_fds: list[int] = []
         self.watchdog = Watchdog(self, step_timeout)
 
@@ -139,7 +141,7 @@ class ProcessBackend(Backend):
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
                 if worker.ready is None and not worker.alive:
-                    raise worker.death("constructing its envs")
+                    raise worker.death(worker.start, "constructing its envs")
             if time.monotonic() >= deadline:
                 late = [i for worker in workers if worker.ready is None for i in worker.ids]
                 raise WorkerTimeoutError(
@@ -174,6 +176,11 @@ class ProcessBackend(Backend):
                 raise TypeError(f"the action or argument for env {i} cannot be sent to its worker: {error}") from error
         return encoded
 
+    def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
+        while self._notes:  # shown here, where a warning that is turned into an exception does no harm
+            warnings.warn(self._notes.pop(), RuntimeWarning, stacklevel=5)
+        return super().take(ids)
+
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
         """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read here fails its env
         only.
@@ -184,8 +191,8 @@ class ProcessBackend(Backend):
             raise
         except BaseException:
             extras = self._extras_one_by_one(worker, expected)
-        for j, extra in extras.items():
-            self._extras[worker.start + j] = extra
+        for j in expected & extras.keys():
+            self._extras[worker.start + j] = extras[j]
 
     def _extras_one_by_one(self, worker: WorkerProcess, expected: set[int]) -> dict[int, Extra]:
         """Have the extras sent again, each pickled alone."""
@@ -201,7 +208,7 @@ class ProcessBackend(Backend):
     # Calls.
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
-        blobs = {i: dumps(a) for i, a in zip(ids, args, strict=True)}
+        blobs = self.encode(dict(zip(ids, args, strict=True)))
         asked = []
         for w in sorted({int(self._worker_of[i]) for i in ids}):
             worker = self.workers[w]
@@ -250,6 +257,7 @@ class ProcessBackend(Backend):
         """Handle events until `done()` or the deadline, and now and then look whether a worker that owes an answer
         hangs.
         """
+        self.finish_interrupted()
         look = self.watchdog.start()
         while not done():
             self._poll(look if deadline is None else min(look, deadline))
@@ -264,7 +272,9 @@ class ProcessBackend(Backend):
     def _poll(self, deadline: float | None) -> None:
         """Wait for events until the deadline (None: without end), and handle them."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-        for fd, event in self._poller.poll(timeout):
+        events = self._poller.poll(timeout)
+        self._handling = True
+        for fd, event in events:
             worker = self._by_fd.get(fd)
             if worker is None:
                 self._on_signal(fd)
@@ -272,6 +282,7 @@ class ProcessBackend(Backend):
                 self._on_end(worker)
             elif worker.alive:
                 self._on_channel(worker, event)
+        self._handling = False
 
     def _on_signal(self, fd: int) -> None:
         """Something that is neither a channel nor a sentinel."""
@@ -279,13 +290,28 @@ class ProcessBackend(Backend):
     def _on_channel(self, worker: WorkerProcess, event: int) -> None:
         if event & select.POLLOUT and worker.channel.flush():
             self._poller.modify(worker.channel.fileno(), select.POLLIN)
-        for frame in worker.channel.receive():
-            self._on_frame(worker, frame)
+        worker.channel.receive()
+        self._handle_frames(worker)
         if worker.channel.ended and worker.alive:
             self._unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed our descriptor
             worker.process.join(0.1)
-            if worker.process.is_alive() and not self._closing:
+            if not worker.process.is_alive():
+                self._on_end(worker)
+            elif not self._closing:
                 self.kill(worker, None)
+
+    def _handle_frames(self, worker: WorkerProcess) -> None:
+        while (frame := worker.channel.peek()) is not None:
+            self._on_frame(worker, frame)
+            worker.channel.drop()
+
+    def finish_interrupted(self) -> None:
+        """Handle what an interrupted wait has received: before the post boxes change, and before a wait."""
+        if self._handling:
+            for worker in self.workers:
+                if worker.alive:
+                    self._handle_frames(worker)
+            self._handling = False
 
     def _on_frame(self, worker: WorkerProcess, frame: Frame) -> None:
         if frame.kind == ch.ANSWERS:
@@ -293,12 +319,10 @@ class ProcessBackend(Backend):
         elif frame.kind == ch.REPLY:
             worker.replies[frame.number] = frame.payload
         elif frame.kind == ch.READY:
-            worker.ready = cloudpickle.loads(frame.payload)
+            worker.ready = _read_reports(worker, pickle.loads(frame.payload))
         elif frame.kind == ch.NOTE:
-            count = len(worker.ids)
-            more = min(self._n, self.num_workers * count)
-            text = f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker."
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            more = min(self._n, self.num_workers * len(worker.ids))
+            self._notes.append(f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker.")
         elif frame.kind == ch.CLOSED:
             worker.problems = pickle.loads(frame.payload)
 
@@ -314,8 +338,8 @@ class ProcessBackend(Backend):
         """
         if not worker.alive:
             return
-        for frame in worker.channel.receive():
-            self._on_frame(worker, frame)
+        worker.channel.receive()
+        self._handle_frames(worker)
         self._unregister(*worker.fds())
         worker.bury()
         if self._closing or worker.ready is None or isinstance(worker.ready, Failure):
@@ -324,11 +348,11 @@ class ProcessBackend(Backend):
         line = self.control.line(worker.index)
         began = bool(line[IN_ROUND])
         running = f"running env {worker.start + line[PROGRESS] % len(worker.ids)}" if began else "idle"
-        error = worker.reason or worker.death(running)
         for i in worker.ids:
-            self.lost[i] = error
+            hung = worker.reason is not None and worker.reason.env_id == i
+            self.lost[i] = worker.reason if hung else worker.death(i, running)  # type: ignore[assignment]
         for i in pending:
-            self.answer(i, Extra(failure=died_failure(i, "step", error, began)))
+            self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
     def _pending(self, worker: WorkerProcess) -> list[int]:
         """The envs of a worker that were asked something and have not answered in full."""
@@ -343,7 +367,7 @@ class ProcessBackend(Backend):
             if self._by_fd.pop(fd, None) is not None:
                 self._poller.unregister(fd)
 
-    def kill(self, worker: WorkerProcess, reason: BaseException | None) -> None:
+    def kill(self, worker: WorkerProcess, reason: WorkerTimeoutError | None) -> None:
         """End a worker by force, and handle its end as of now; `reason` is the error to give for its envs."""
         worker.reason = reason
         worker.kill()
@@ -409,6 +433,11 @@ class ProcessBackend(Backend):
 def died_failure(env_id: int, op: str, error: BaseException, began: bool = True) -> Failure:
     """The failure of one env because its worker ended."""
     return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
+
+
+def _read_reports(worker: WorkerProcess, blobs: Sequence[bytes]) -> list[EnvReport] | Failure:
+    reports = [_read_value(blob, worker.start + j, "__init__") for j, blob in enumerate(blobs)]
+    return next((report for report in reports if isinstance(report, Failure)), reports)
 
 
 def _read_value(blob: bytes, env_id: int, op: str) -> Any:

@@ -201,6 +201,7 @@ class ShmemBackend(ProcessBackend):
         return Arena.build(layout, n, self._memory)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        self.finish_interrupted()
         if payloads:
             self._send_payloads(payloads)
         if ids is None and isinstance(ops, int) and ops in self._uniform:

@@ -101,6 +101,7 @@ class SubprocBackend(ProcessBackend):
         return arena
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        self.finish_interrupted()
         asked = np.zeros(self._n, dtype=np.uint8)
         asked[slice(None) if ids is None else ids] = ops
         for worker in self.workers:
@@ -132,6 +133,9 @@ class SubprocBackend(ProcessBackend):
         count = len(worker.ids)
         mail = np.frombuffer(payload[:count], dtype=np.uint8)
         answered = np.flatnonzero(mail)
+        asked = self.arena.mail[worker.start : worker.stop][answered]
+        if not ((asked > box.IDLE) & (asked < box.DONE)).all():
+            return  # handled before, by a wait that was interrupted at its end
         rows: Any = slice(worker.start, worker.stop) if len(answered) == count else answered + worker.start
         end = count
         for array in self._outputs:
@@ -139,7 +143,7 @@ class SubprocBackend(ProcessBackend):
             array[rows] = _rows(payload[end : end + size], array, len(answered))
             end += size
         if end < len(payload):
-            self._load_extras(worker, frame.payload[end:], set(np.flatnonzero(mail == box.DONE_EXTRA).tolist()))
+            self._load_extras(worker, frame.payload[end:], set(answered.tolist()))
         self.arena.mail[rows] = mail[answered]
 
 

@@ -34,7 +34,7 @@ from vecenv.backends import channel as ch
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import BUSY_NS, IN_ROUND, PROGRESS, Control
 from vecenv.backends.failure import Failure, capture
-from vecenv.backends.host import EnvHost, PaceMeter
+from vecenv.backends.host import EnvHost, EnvReport, PaceMeter
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
 from vecenv.backends.rows import Extra
@@ -205,7 +205,7 @@ def _live(boot: Boot, link: Channel) -> None:
     host = EnvHost([_maker(blob) for blob in luggage.makers], boot.first_id, local=False)
     host.progress = boot.line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
-    link.write(ch.READY, 0, cloudpickle.dumps(reports))
+    link.write(ch.READY, 0, pickle.dumps(_pickled_reports(reports, boot.first_id)))
     if isinstance(reports, Failure):
         return
     server = boot.server(boot, host, link)
@@ -217,6 +217,22 @@ def _live(boot: Boot, link: Channel) -> None:
         server.serve()
     else:
         server.handle(frame)
+
+
+def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[bytes]:
+    """Each report pickled alone, so that one that cannot be is the failure of its env."""
+    if isinstance(reports, Failure):
+        return [dumps(reports)]
+    blobs = []
+    for j, report in enumerate(reports):
+        try:
+            blobs.append(cloudpickle.dumps(report))
+        except BaseException as error:
+            told = TypeError(
+                f"what env {first_id + j} says of itself (spaces, metadata, spec) cannot be sent: {_told(error)}"
+            )
+            blobs.append(dumps(capture(told, first_id + j, "__init__", local=False)))
+    return blobs
 
 
 def _maker(blob: bytes) -> Callable[[], Any]:

@@ -18,7 +18,7 @@ from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import start_process
 from vecenv.backends.worker import Boot
 from vecenv.backends.worker import main as worker_main
-from vecenv.errors import WorkerDiedError
+from vecenv.errors import WorkerDiedError, WorkerTimeoutError
 
 _parent_fds: set[int] = set()
 """Our ends of all channels of this process, of every vector env: a forked worker closes them."""
@@ -39,7 +39,7 @@ class WorkerProcess:
         self.replies: dict[int, bytes] = {}
         self.ready: list[EnvReport] | Failure | None = None
         self.problems: list[str] | None = None
-        self.reason: BaseException | None = None
+        self.reason: WorkerTimeoutError | None = None
         """Why we ended it, if we did."""
 
     @property
@@ -90,15 +90,14 @@ class WorkerProcess:
             return False
         return True
 
-    def death(self, doing: str) -> WorkerDiedError:
-        """The error that tells of its end."""
-        ids = list(self.ids)
-        which, which_ids = (f"env {ids[0]}", str(ids[0])) if len(ids) == 1 else (f"envs {ids}", str(ids))
+    def death(self, env_id: int, doing: str) -> WorkerDiedError:
+        """The error that tells an env of the end of its worker."""
+        others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
         error = WorkerDiedError(
-            f"the worker of {which} (pid {self.pid}) {_cause(self.process.exitcode)} while {doing}; "
-            f"the other envs are intact. reset({which_ids}) starts it again."
+            f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} while {doing}; "
+            f"the envs of other workers are intact. reset({env_id}) starts it again."
         )
-        error.env_id, error.env_ids, error.pid = ids[0], tuple(ids), self.pid
+        error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
         return error
 
 
