@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from tests.faulty import Counter, HangsInInit, HangsOnReset, HangsOnStep, SlowClose, SpawnsChild, SpawnsChildAndHangs, WaitsForFile
+from tests.faulty import (
+    Counter,
+    HangsInInit,
+    HangsOnReset,
+    HangsOnStep,
+    SlowClose,
+    SpawnsChild,
+    SpawnsChildAndHangs,
+    WaitsForFile,
+)
 from tests.ledger import appears
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
@@ -94,7 +103,9 @@ def interrupted_in_step(venv_class: Any, name: str) -> dict[str, Any]:
         except Exception as error:
             found["obs"] = [[0, 1, 1, 5], [1, 1, 1, 6]] if error.partial.obs.tolist() == [[0, 1, 1, 5]] else None
         venv.reset()
-        found["again"] = [[i, 1, 2, 7] for i in range(2)] if venv.step([7, 7])[0][:, 2:].tolist() == [[1, 7]] * 2 else None
+        found["again"] = (
+            [[i, 1, 2, 7] for i in range(2)] if venv.step([7, 7])[0][:, 2:].tolist() == [[1, 7]] * 2 else None
+        )
     else:
         found["obs"] = venv.recv()[0].tolist()
         found["again"] = venv.step([7, 7])[0].tolist()
@@ -110,7 +121,9 @@ def interrupted_in_reset(venv_class: Any, name: str) -> dict[str, Any]:
 
 def interrupted_in_constructor(venv_class: Any, name: str) -> dict[str, Any]:
     begin = time.monotonic()
-    found = interruptions(name, venv_class, [partial(Counter, 0), partial(HangsInInit, 1, seen=str(FOLDER / f"{name}.seen"))])
+    found = interruptions(
+        name, venv_class, [partial(Counter, 0), partial(HangsInInit, 1, seen=str(FOLDER / f"{name}.seen"))]
+    )
     return found | {"close": time.monotonic() - begin}
 
 

@@ -342,6 +342,13 @@ class UsesMultiprocessing(Counter):
         self.thread.join()
 
 
+class ShowsModules(Counter):
+    """Tells what its process has imported."""
+
+    def modules(self) -> set[str]:
+        return set(sys.modules)
+
+
 # What it returns does not travel.
 
 

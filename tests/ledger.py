@@ -55,13 +55,19 @@ _MODES = {
     "async": {"wait_num": 1},
     "async blocks": {"wait_num": 2, "num_workers": 2},
 }
-_PROCESS = [Column(backend, mode, options) for backend in (SubprocVectorEnv, ShmemVectorEnv) for mode, options in _MODES.items()]
+_PROCESS = [
+    Column(backend, mode, options) for backend in (SubprocVectorEnv, ShmemVectorEnv) for mode, options in _MODES.items()
+]
 _DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
 
 
 def columns(*modes: str, dummy: bool = True) -> pytest.MarkDecorator:
     """Runs a test in each column: all modes, or those named."""
-    chosen = [c for c in [*(_DUMMY if dummy else []), *_PROCESS] if not modes or c.mode in modes or c.backend is DummyVectorEnv]
+    chosen = [
+        c
+        for c in [*(_DUMMY if dummy else []), *_PROCESS]
+        if not modes or c.mode in modes or c.backend is DummyVectorEnv
+    ]
     ids = [f"{c.backend.__name__.removesuffix('VectorEnv')}-{c.mode.replace(' ', '-')}" for c in chosen]
     return pytest.mark.parametrize("column", chosen, ids=ids)
 
@@ -193,7 +199,9 @@ class Ledger:
 
     def _lose(self) -> None:
         """Whoever did not answer with a row must be known to have failed."""
-        assert set(self.sent) <= set(self.venv.failed_id), f"no answer from {sorted(self.sent)}, failed are {self.venv.failed_id}"
+        assert set(self.sent) <= set(self.venv.failed_id), (
+            f"no answer from {sorted(self.sent)}, failed are {self.venv.failed_id}"
+        )
         self.sent.clear()
 
 

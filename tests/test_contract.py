@@ -207,6 +207,20 @@ class TestResults:
                 for array, then in kept:
                     assert np.array_equal(array, then)
 
+    def test_an_array_in_an_info_never_changes_either(self, backend):
+        class Live(CountingEnv):
+            def step(self, action):
+                *row, _ = super().step(action)
+                self.state = getattr(self, "state", np.zeros(1))
+                self.state += 1
+                return (*row, {"state": self.state, "deep": [{"state": self.state}]})
+
+        with backend([Live]) as venv:
+            venv.reset()
+            info = venv.step([0])[4][0]
+            venv.step([0])
+            assert (info["state"].tolist(), info["deep"][0]["state"].tolist()) == ([1], [1])
+
     def test_views_on_request_are_valid_until_the_next_call(self, backend):
         with backend(counting(2), copy=False) as venv:
             first, _ = venv.reset()
@@ -263,7 +277,7 @@ class TestLife:
                 )
 
     def test_the_default_number_of_workers_is_that_of_the_usable_cpus(self, process_backend):
-        from vecenv.backends.cpus import usable_cpus
+        from vecenv.backends.limits import usable_cpus
 
         with process_backend(counting(3)) as venv:
             assert venv.num_workers == min(3, usable_cpus())

@@ -13,9 +13,26 @@ import pytest
 from gymnasium import spaces
 
 from tests import faulty
-from tests.faulty import Counter, NoSpace, OddAttribute, OddInfo, OddObservation, ReturnsOnStep, ReusesItsArrays, counters
-from tests.ledger import N, Column, Ledger, block_of, columns, said
-from vecenv import DummyVectorEnv, EnvContractError, EnvStepError, ObservationError, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+from tests.faulty import (
+    Counter,
+    NoSpace,
+    OddAttribute,
+    OddInfo,
+    OddObservation,
+    ReturnsOnStep,
+    ReusesItsArrays,
+    counters,
+)
+from tests.ledger import Column, Ledger, N, block_of, columns, said
+from vecenv import (
+    DummyVectorEnv,
+    EnvContractError,
+    EnvStepError,
+    ObservationError,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    WorkerDiedError,
+)
 
 # Why each cannot travel from a worker to the parent.
 CANNOT_LEAVE: dict[str, tuple[Any, str]] = {
@@ -50,7 +67,12 @@ def test_an_observation_that_cannot_travel_fails_its_env_alone(column: Column, n
     make, why = CANNOT_LEAVE[name]
     if not column.remote and name != "unpicklable":
         return  # see the next test
-    env_fns: list[Any] = [partial(NoSpace, 0), partial(OddObservation, 1, make), partial(NoSpace, 2), partial(NoSpace, 3)]
+    env_fns: list[Any] = [
+        partial(NoSpace, 0),
+        partial(OddObservation, 1, make),
+        partial(NoSpace, 2),
+        partial(NoSpace, 3),
+    ]
     with column.open(env_fns) as ledger:
         ledger.begin()
         error = ledger.fails(TypeError)
@@ -219,7 +241,9 @@ def test_metadata_that_cannot_travel_is_told_with_its_env(column: Column, name: 
 
 
 @columns("blocks")
-@pytest.mark.parametrize("make", [partial(bytes, 100 << 20), lambda: dict.fromkeys(range(10_000), 1.5)], ids=["100 MB", "10000 entries"])
+@pytest.mark.parametrize(
+    "make", [partial(bytes, 100 << 20), lambda: dict.fromkeys(range(10_000), 1.5)], ids=["100 MB", "10000 entries"]
+)
 def test_a_large_info_arrives(column: Column, make: Callable[[], Any]) -> None:
     if column.is_async:
         return
@@ -270,9 +294,17 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 def test_an_observation_that_does_not_fit_the_space_is_the_same_error_everywhere(name: str) -> None:
     (space, good), bad, told = WRONG[name]
     texts = {}
-    for backend, options in ((DummyVectorEnv, {}), (SubprocVectorEnv, {"num_workers": 2}), (ShmemVectorEnv, {"num_workers": 2})):
-        change = lambda result: (bad, *result[1:])  # noqa: E731, B023
-        env_fns = [partial(ReturnsOnStep, 0, space, good), partial(ReturnsOnStep, 1, space, good, change), partial(ReturnsOnStep, 2, space, good)]
+    for backend, options in (
+        (DummyVectorEnv, {}),
+        (SubprocVectorEnv, {"num_workers": 2}),
+        (ShmemVectorEnv, {"num_workers": 2}),
+    ):
+        change = lambda result: (bad, *result[1:])  # noqa: E731
+        env_fns = [
+            partial(ReturnsOnStep, 0, space, good),
+            partial(ReturnsOnStep, 1, space, good, change),
+            partial(ReturnsOnStep, 2, space, good),
+        ]
         with backend(env_fns, **options) as venv:
             texts[backend] = check_refused(venv, ObservationError)
     assert len(set(texts.values())) == 1
@@ -312,7 +344,9 @@ def test_an_observation_that_can_be_cast_without_loss_is_the_same_everywhere(bac
     (space, good), given, wanted = ACCEPTED[name]
     options = {} if backend is DummyVectorEnv else {"num_workers": 1}
     change = lambda result: (given, *result[1:])  # noqa: E731
-    with backend([partial(ReturnsOnStep, 0, space, good), partial(ReturnsOnStep, 1, space, good, change)], **options) as venv:
+    with backend(
+        [partial(ReturnsOnStep, 0, space, good), partial(ReturnsOnStep, 1, space, good, change)], **options
+    ) as venv:
         venv.reset()
         venv.step([0, 0])
         obs = venv.step([0, 0])[0]

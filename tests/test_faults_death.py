@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faulty import ENDS, Counter, DiesInInit, DiesOnReset, DiesOnStep, HugeInfo, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
-from tests.ledger import N, SEEN, Column, Ledger, block_of, columns, gone, pids, reply_begins, said
+from tests.faulty import (
+    ENDS,
+    Counter,
+    DiesInInit,
+    DiesOnReset,
+    DiesOnStep,
+    HugeInfo,
+    RaisesOnReset,
+    RaisesOnStep,
+    WaitsForFile,
+    counters,
+)
+from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids, reply_begins, said
 from vecenv import EnvStepError, WorkerDiedError
 
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
@@ -119,7 +130,10 @@ def test_a_worker_that_died_while_idle_is_told_by_calls_too(column: Column) -> N
             check_told(caught.value, block, pid, "SIGKILL")
         others = [i for i in range(N) if i not in block]
         if column.mode == "single":
-            ledger.episode, ledger.t = [*ledger.venv.get_env_attr("episode", others), 0], [*ledger.venv.get_env_attr("t", others), 0]
+            ledger.episode, ledger.t = (
+                [*ledger.venv.get_env_attr("episode", others), 0],
+                [*ledger.venv.get_env_attr("t", others), 0],
+            )
         assert ledger.venv.get_env_attr("id", others) == others
         ledger.reset(others)
         check_goes_on(ledger, block)
@@ -233,7 +247,9 @@ def test_a_worker_that_dies_in_its_constructor_is_told_and_the_others_are_gone(c
 
 
 @columns("blocks", "single", dummy=False)
-def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_next_reset_tries_again(column: Column, tmp_path: Path) -> None:
+def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_next_reset_tries_again(
+    column: Column, tmp_path: Path
+) -> None:
     flag = tmp_path / "die"
     with column.open(counters(N, env1=partial(DiesInInit, flag=str(flag)))) as ledger:
         ledger.begin()
@@ -448,7 +464,12 @@ def test_an_env_that_dies_in_every_reset_ends_in_an_error_not_in_a_storm(column:
 def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Path) -> None:
     """wait_num=3 of 4, two of which die while the third waits: the call returns, and the third comes with the next."""
     go = tmp_path / "go"
-    env_fns: list[Any] = [partial(DiesOnStep, 0), partial(DiesOnStep, 1), partial(WaitsForFile, 2, 2, str(go)), partial(Counter, 3)]
+    env_fns: list[Any] = [
+        partial(DiesOnStep, 0),
+        partial(DiesOnStep, 1),
+        partial(WaitsForFile, 2, 2, str(go)),
+        partial(Counter, 3),
+    ]
     with column.open(env_fns, wait_num=3) as ledger:
         ledger.begin()
         ledger.send()

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+import vecenv.base
 from tests.faulty import Counter, HangsOnStep
 from tests.ledger import CLOSED, Column, appears, columns, gone, pids
 
@@ -65,7 +66,9 @@ def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_kille
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_told_to_end(number: int, tmp_path: Path) -> None:
+def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_told_to_end(
+    number: int, tmp_path: Path
+) -> None:
     """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
     send = os.kill if number == signal.SIGTERM else os.killpg
     check_orphans(tmp_path, "forkserver", lambda program: send(program.pid, number))
@@ -95,7 +98,9 @@ def test_control_c_is_one_interrupt_and_close_still_works(moment: str, tmp_path:
             if moment == "twice":
                 interrupt(program, tmp_path, f"{name} first")
             if not (moment == "twice" and name == "Dummy"):
-                interrupt(program, tmp_path, name, seen=tmp_path / f"{name}.seen" if moment == "in_constructor" else None)
+                interrupt(
+                    program, tmp_path, name, seen=tmp_path / f"{name}.seen" if moment == "in_constructor" else None
+                )
             found = read(tmp_path / f"{name}.json")
             assert found["interrupts"] == 1, name
             assert found["close"] < CLOSED, name
@@ -202,10 +207,25 @@ def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, b
     assert all(gone(pid) for pid in processes)
 
 
-@columns("async", dummy=False)
-def test_a_vector_env_that_is_dropped_while_an_env_hangs_ends_in_time(column: Column, monkeypatch: pytest.MonkeyPatch) -> None:
-    import vecenv.base
+@columns("blocks", dummy=False)
+def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
+    column: Column, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: unraisable.append(str(told.exc_value)))
+    monkeypatch.setattr(sys, "excepthook", lambda kind, value, trace: unraisable.append(str(value)))
+    venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
+    processes = set(pids(venv))
+    del venv
+    gc.collect()
+    assert all(gone(pid, within=3) for pid in processes)
+    assert [text for text in unraisable if "unclosed" in text and column.backend.__name__ in text]
 
+
+@columns("async", dummy=False)
+def test_a_vector_env_that_is_dropped_while_an_env_hangs_ends_in_time(
+    column: Column, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
     venv = column.backend([partial(HangsOnStep, i, at=1) for i in range(4)], **column.options)
     venv.reset()

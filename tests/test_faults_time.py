@@ -15,14 +15,27 @@ import psutil
 import pytest
 
 import vecenv.base
-from tests.faulty import Counter, HangsInCall, HangsInInit, HangsOnReset, HangsOnStep, LargeAction, SlowClose, TakesLong, WaitsForFile, counters
-from tests.ledger import CLOSED, N, Column, Ledger, appears, block_of, columns, gone, pids
+from tests.faulty import (
+    Counter,
+    HangsInCall,
+    HangsInInit,
+    HangsOnReset,
+    HangsOnStep,
+    LargeAction,
+    SlowClose,
+    TakesLong,
+    WaitsForFile,
+    counters,
+)
+from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, pids
 from vecenv import WorkerTimeoutError
 from vecenv.backends import watchdog
 
 LIMIT = 0.5
 TOLD = LIMIT + 2.5
-how_it_hangs = pytest.mark.parametrize(("gil", "where"), [(False, "sleep_for_ages"), (True, "hold_interpreter_lock")], ids=["python", "C"])
+how_it_hangs = pytest.mark.parametrize(
+    ("gil", "where"), [(False, "sleep_for_ages"), (True, "hold_interpreter_lock")], ids=["python", "C"]
+)
 
 
 @pytest.fixture
@@ -104,7 +117,9 @@ def test_a_constructor_that_never_ends_is_given_up(column: Column, gil: bool, wh
 @columns("blocks", dummy=False)
 def test_a_block_that_gets_on_may_take_longer_than_one_step(column: Column) -> None:
     """The limit is that of one env, not of a round: two envs of 0.6 s share a worker."""
-    with column.open(counters(N, env0=partial(TakesLong, seconds=0.6), env1=partial(TakesLong, seconds=0.6)), step_timeout=1.0) as ledger:
+    with column.open(
+        counters(N, env0=partial(TakesLong, seconds=0.6), env1=partial(TakesLong, seconds=0.6)), step_timeout=1.0
+    ) as ledger:
         ledger.reset()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that they wait, and share a worker

@@ -7,6 +7,7 @@ import pkgutil
 import socket
 import struct
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 import vecenv
 from vecenv import SharedMemoryError, nest
 from vecenv.backends import arena as box
-from vecenv.backends import cpus
 from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve
 from vecenv.backends.channel import HEADER, Channel
 from vecenv.backends.layout import Leaf, ObjectLeaf, array_leaves, common_layout, space_tree
@@ -197,32 +197,40 @@ def ends():
     theirs.close()
 
 
+def received(channel):
+    """The frames that have arrived."""
+    channel.receive()
+    frames = []
+    while (frame := channel.peek()) is not None:
+        assert channel.peek() == frame, "a frame stays until it is dropped"
+        channel.drop()
+        frames.append(frame)
+    return frames
+
+
 class TestChannel:
     @settings(max_examples=30, deadline=None, derandomize=True)
     @given(st.lists(st.tuples(st.integers(1, 255), st.integers(0, 2**64 - 1), st.binary(max_size=300)), max_size=8))
     def test_frames_arrive_whole_and_in_order(self, frames):
         ours, theirs = (Channel(sock) for sock in socket.socketpair())
-        for kind, number, payload in frames:
-            assert ours.post(kind, number, payload[:2], memoryview(payload)[2:])
-        assert [tuple(theirs.read()) for _ in frames] == frames
-        for kind, number, payload in frames:
-            theirs.write(kind, number, payload)
-        assert [tuple(frame) for frame in ours.receive()] == frames
-        assert list(ours.receive()) == []
-        ours.close()
-        theirs.close()
+        with closing(ours), closing(theirs):
+            for kind, number, payload in frames:
+                assert ours.post(kind, number, payload[:2], memoryview(payload)[2:])
+            assert [tuple(theirs.read()) for _ in frames] == frames
+            for kind, number, payload in frames:
+                theirs.write(kind, number, payload)
+            assert [tuple(frame) for frame in received(ours)] == frames
+            assert received(ours) == []
 
     def test_a_frame_that_comes_in_pieces_is_given_when_it_is_whole(self):
         sock, theirs = socket.socketpair()
         ours = Channel(sock)
         raw = HEADER.pack(3, 7, 9) + b"abc" + HEADER.pack(0, 8, 1)
-        for k in range(len(raw)):
-            theirs.send(raw[k : k + 1])
-            frames = [tuple(frame) for frame in ours.receive()]
-            want = {HEADER.size + 2: [(7, 9, b"abc")], len(raw) - 1: [(8, 1, b"")]}
-            assert frames == want.get(k, [])
-        ours.close()
-        theirs.close()
+        want = {HEADER.size + 2: [(7, 9, b"abc")], len(raw) - 1: [(8, 1, b"")]}
+        with closing(ours), closing(theirs):
+            for k in range(len(raw)):
+                theirs.send(raw[k : k + 1])
+                assert [tuple(frame) for frame in received(ours)] == want.get(k, [])
 
     def test_more_than_the_socket_holds_waits_for_a_flush(self, ends):
         ours, theirs = ends
@@ -243,18 +251,18 @@ class TestChannel:
         writer = threading.Thread(target=lambda: (theirs.write(1, 0, big), theirs.read()))
         writer.start()
         ours.post(2, 0, big)
-        received = []
+        frames = []
         while writer.is_alive():
-            received += ours.receive()
+            frames += received(ours)
             ours.flush()
-        assert [len(frame.payload) for frame in received] == [len(big)]
+        assert [len(frame.payload) for frame in frames] == [len(big)]
 
     def test_the_end_of_the_other_side_is_seen(self, ends):
         ours, theirs = ends
         theirs.write(5, 0, b"last")
         theirs.close()
-        assert [frame.kind for frame in ours.receive()] == [5]
-        assert list(ours.receive()) == []
+        assert [frame.kind for frame in received(ours)] == [5]
+        assert received(ours) == []
         assert ours.ended
         assert ours.post(1, 0, b"nobody reads this")
 
@@ -266,39 +274,3 @@ class TestChannel:
 
     def test_the_header_is_as_documented(self):
         assert HEADER.size == struct.calcsize("<QBQ")
-
-
-class TestUsableCpus:
-    @pytest.fixture
-    def machine(self, monkeypatch, tmp_path):
-        """Pretends to be a machine with 8 CPUs; what the test writes below the folder is the file system."""
-        monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-        real = cpus.Path
-        monkeypatch.setattr(cpus, "Path", lambda path: real(str(tmp_path) + str(path)))
-
-        def write(path, text):
-            file = real(str(tmp_path) + path)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-
-        return write
-
-    def test_without_a_quota_the_affinity_counts(self, machine):
-        assert cpus.usable_cpus() == 8
-        machine("/sys/fs/cgroup/cpu.max", "max 100000\n")
-        assert cpus.usable_cpus() == 8
-
-    @pytest.mark.parametrize(("text", "count"), [("250000 100000", 3), ("50000 100000", 1), ("9900000 100000", 8)])
-    def test_a_quota_limits_it_rounded_up(self, machine, text, count):
-        machine("/sys/fs/cgroup/cpu.max", text + "\n")
-        assert cpus.usable_cpus() == count
-
-    @pytest.mark.parametrize(("quota", "count"), [("200000", 2), ("-1", 8)])
-    def test_the_older_control_groups(self, machine, quota, count):
-        machine("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota + "\n")
-        machine("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-        assert cpus.usable_cpus() == count
-
-    def test_nonsense_is_no_limit(self, machine):
-        machine("/sys/fs/cgroup/cpu.max", "what is this\n")
-        assert cpus.usable_cpus() == 8

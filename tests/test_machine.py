@@ -1,10 +1,10 @@
-"""A state machine: any sequence of calls, valid or not, on any backend agrees with a small model that has no processes."""
+"""A state machine: any sequence of calls, valid or not, agrees on any backend with a model without processes."""
 
 import copy
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -54,7 +54,7 @@ class Machine(RuleBasedStateMachine):
 
     def everything_open(self):
         """Whether envs never wait: in sync mode all are waited for anyway, and Dummy runs them in this very thread."""
-        return self.cls is DummyVectorEnv or not self.venv.is_async
+        return issubclass(self.cls, DummyVectorEnv) or not self.venv.is_async
 
     def subset(self, data, of):
         return data.draw(st.permutations(of).flatmap(lambda p: st.integers(1, len(p)).map(lambda k: list(p[:k]))))
@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def receive(self, data):
-        """Let as many envs go on as are waited for, and no others: exactly they come back, and resets, which have no gate."""
+        """Let as many envs go on as are waited for: exactly they come back, and resets, which have no gate."""
         free = [i for i, (is_reset, _) in self.waiting.items() if is_reset or self.everything_open()]
         held = [i for i in self.waiting if i not in free]
         need = max(0, min(self.venv.wait_num, len(self.waiting)) - len(free))
@@ -205,13 +205,13 @@ class Forgets(DummyVectorEnv):
 
 
 def test_the_machine_finds_a_vector_env_that_breaks_the_contract():
-    few = settings(max_examples=50, stateful_step_count=20, deadline=None, derandomize=True, database=None)
+    few = settings(max_examples=50, stateful_step_count=20, deadline=None, derandomize=True, phases=[Phase.generate])
     with pytest.raises(AssertionError, match="observation of env"):
         run_state_machine_as_test(machine(Forgets), settings=few)
 
 
 def test_a_failed_env_leaves_the_others_to_the_model(backend):
-    """What the machine does not do: one env fails in each episode, and the rows of the others go on as they would."""
+    """What the machine does not do: one env fails in each episode, and the others go on as they would."""
     twins = Twins(3)
     env_fns = [*twins.env_fns[:2], lambda: RaisesOnStep(2, at=2)]
     with backend(env_fns, num_workers=2) as venv:

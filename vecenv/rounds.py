@@ -14,6 +14,7 @@ from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import Extra
+from vecenv.backends.shield import shield
 from vecenv.errors import EnvStepError, Partial
 from vecenv.ids import as_ids
 from vecenv.results import HandOver
@@ -90,10 +91,10 @@ class Rounds(EnvAccess):
 
     def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
         """Hand a checked round to the backend."""
-        self._busy[_rows_of(ids)] = True
-        self._in_flight += self.env_num if ids is None else len(ids)
         self._rounds += 1
         try:
+            self._busy[_rows_of(ids)] = True
+            self._in_flight += self.env_num if ids is None else len(ids)
             if self._recovery.errors:
                 asked = np.arange(self.env_num) if ids is None else ids
                 all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
@@ -178,9 +179,12 @@ class Rounds(EnvAccess):
 
     def _collect(self, ids: np.ndarray | None, asked: list[int]) -> Step:
         """Take the answers of these envs; raises for those that failed, with the results of the others."""
-        extras = self._backend.take(None if ids is None else asked)
-        self._busy[_rows_of(ids)] = False
-        self._in_flight -= len(asked)
+        taken = None if ids is None else asked
+        self._backend.finish(taken)
+        with shield:
+            extras = self._backend.take(taken)
+            self._busy[_rows_of(ids)] = False
+            self._in_flight -= len(asked)
         if self._backend.lost:
             self._recovery.note_lost()
         if extras and any(extra.failure is not None for extra in extras.values()):
@@ -224,7 +228,7 @@ class Rounds(EnvAccess):
         except Exception:  # a class that takes no attributes
             errors[first] = told = EnvStepError(f"env {first} failed: {type(error).__name__}: {error}")
             told.env_id, told.partial = first, partial
-            raise told from error
+            raise told from error.__cause__ or error
         raise error
 
     # Checks.

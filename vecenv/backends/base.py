@@ -75,6 +75,10 @@ class Backend(ABC):
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Return when `done()` holds or the deadline (of time.monotonic) has passed."""
 
+    def finish(self, ids: Sequence[int] | None) -> None:
+        """Wait for what is still on its way of the answers of these envs (None for all)."""
+        return
+
     def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
         """The extras of envs that have answered (None for all); their post boxes become idle."""
         mail = self.arena.mail

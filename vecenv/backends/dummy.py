@@ -73,7 +73,9 @@ class DummyBackend(Backend):
         return [self._busy]
 
     def close(self, timeout: float) -> list[str]:
-        return self._host.close()
+        problems = self._host.close()
+        self._raise_interrupt()
+        return problems
 
 
 def _own_copy(value: Any) -> Any:

@@ -156,6 +156,9 @@ class EnvHost:
                 if callable(getattr(env, "close", None)):
                     env.close()
             except BaseException as error:
+                if self._local and isinstance(error, KeyboardInterrupt):
+                    self.interrupt = error
+                    continue
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
         self.envs = []
         return problems

@@ -37,7 +37,7 @@ ONE_THREAD = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-PRELOAD = "vecenv.backends.worker"
+PRELOAD = "vecenv.backends.server"
 
 # The parts of multiprocessing that its stubs leave out.
 _process: Any = process

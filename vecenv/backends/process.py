@@ -19,6 +19,7 @@ import contextlib
 import os
 import pickle
 import select
+import threading
 import time
 import warnings
 from abc import abstractmethod
@@ -39,7 +40,8 @@ from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import Descriptor, check_method
 from vecenv.backends.layout import Layout
 from vecenv.backends.rows import Extra
-from vecenv.backends.watchdog import Watchdog
+from vecenv.backends.shield import shield
+from vecenv.backends.watchdog import Hung, Watchdog
 from vecenv.backends.worker import Boot, Luggage, Server, dumps
 from vecenv.backends.worker_process import WorkerProcess, packed, registered_by_user
 from vecenv.errors import WorkerTimeoutError
@@ -70,14 +72,16 @@ class ProcessBackend(Backend):
         self._poller = select.poll()
         self._number = 0
         self._closing = False
-        self._handling = False
         self._notes: list[str] = []
         self._own_fds: list[int] = []
+        self._shielded = False
         self.watchdog = Watchdog(self, step_timeout)
 
     # Start.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+        shield.acquire()
+        self._shielded = True
         self._makers = [packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
         self._eager = eager
         n = len(env_fns)
@@ -120,6 +124,7 @@ class ProcessBackend(Backend):
             stacks=Descriptor(self.stacks),
             payload=cloudpickle.dumps(luggage),
             server=self.server,
+            starter=os.getpid() if threading.current_thread() is threading.main_thread() else 0,
             link=self._link(worker),
         )
         worker.launch(boot)
@@ -176,10 +181,9 @@ class ProcessBackend(Backend):
                 raise TypeError(f"the action or argument for env {i} cannot be sent to its worker: {error}") from error
         return encoded
 
-    def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
+    def finish(self, ids: Sequence[int] | None) -> None:
         while self._notes:  # shown here, where a warning that is turned into an exception does no harm
             warnings.warn(self._notes.pop(), RuntimeWarning, stacklevel=5)
-        return super().take(ids)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
         """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read here fails its env
@@ -257,7 +261,6 @@ class ProcessBackend(Backend):
         """Handle events until `done()` or the deadline, and now and then look whether a worker that owes an answer
         hangs.
         """
-        self.finish_interrupted()
         look = self.watchdog.start()
         while not done():
             self._poll(look if deadline is None else min(look, deadline))
@@ -273,16 +276,15 @@ class ProcessBackend(Backend):
         """Wait for events until the deadline (None: without end), and handle them."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         events = self._poller.poll(timeout)
-        self._handling = True
-        for fd, event in events:
-            worker = self._by_fd.get(fd)
-            if worker is None:
-                self._on_signal(fd)
-            elif worker.alive and fd == worker.process.sentinel:
-                self._on_end(worker)
-            elif worker.alive:
-                self._on_channel(worker, event)
-        self._handling = False
+        with shield:
+            for fd, event in events:
+                worker = self._by_fd.get(fd)
+                if worker is None:
+                    self._on_signal(fd)
+                elif worker.alive and fd == worker.process.sentinel:
+                    self._on_end(worker)
+                elif worker.alive:
+                    self._on_channel(worker, event)
 
     def _on_signal(self, fd: int) -> None:
         """Something that is neither a channel nor a sentinel."""
@@ -304,14 +306,6 @@ class ProcessBackend(Backend):
         while (frame := worker.channel.peek()) is not None:
             self._on_frame(worker, frame)
             worker.channel.drop()
-
-    def finish_interrupted(self) -> None:
-        """Handle what an interrupted wait has received: before the post boxes change, and before a wait."""
-        if self._handling:
-            for worker in self.workers:
-                if worker.alive:
-                    self._handle_frames(worker)
-            self._handling = False
 
     def _on_frame(self, worker: WorkerProcess, frame: Frame) -> None:
         if frame.kind == ch.ANSWERS:
@@ -349,8 +343,7 @@ class ProcessBackend(Backend):
         began = bool(line[IN_ROUND])
         running = f"running env {worker.start + line[PROGRESS] % len(worker.ids)}" if began else "idle"
         for i in worker.ids:
-            hung = worker.reason is not None and worker.reason.env_id == i
-            self.lost[i] = worker.reason if hung else worker.death(i, running)  # type: ignore[assignment]
+            self.lost[i] = worker.death(i, running) if worker.reason is None else worker.reason.told_to(i)
         for i in pending:
             self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
@@ -367,7 +360,7 @@ class ProcessBackend(Backend):
             if self._by_fd.pop(fd, None) is not None:
                 self._poller.unregister(fd)
 
-    def kill(self, worker: WorkerProcess, reason: WorkerTimeoutError | None) -> None:
+    def kill(self, worker: WorkerProcess, reason: Hung | None) -> None:
         """End a worker by force, and handle its end as of now; `reason` is the error to give for its envs."""
         worker.reason = reason
         worker.kill()
@@ -407,6 +400,8 @@ class ProcessBackend(Backend):
                 worker.process.close()
         for fd in self._own_fds:
             os.close(fd)
+        if self._shielded:
+            shield.release()
         # The memory goes with the last view of it that the caller holds, not with this object.
         self.__dict__.clear()
         return problems

@@ -37,6 +37,7 @@ from vecenv.backends.layout import Layout
 from vecenv.backends.limits import usable_cpus
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
+from vecenv.backends.shield import shield
 from vecenv.backends.worker import Boot, Server
 from vecenv.backends.worker_process import WorkerProcess
 
@@ -201,18 +202,18 @@ class ShmemBackend(ProcessBackend):
         return Arena.build(layout, n, self._memory)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        self.finish_interrupted()
-        if payloads:
-            self._send_payloads(payloads)
-        if ids is None and isinstance(ops, int) and ops in self._uniform:
-            self._mail[:] = self._uniform[ops]
+        with shield:
+            if payloads:
+                self._send_payloads(payloads)
+            if ids is not None:
+                self.arena.mail[ids] = ops
+                self._announce(set(self._worker_of[ids].tolist()))
+                return
+            if isinstance(ops, int) and ops in self._uniform:
+                self._mail[:] = self._uniform[ops]
+            else:
+                self.arena.mail[...] = ops
             self._announce(self._all_workers)
-        elif ids is None:
-            self.arena.mail[...] = ops
-            self._announce(self._all_workers)
-        else:
-            self.arena.mail[ids] = ops
-            self._announce(set(self._worker_of[ids].tolist()))
 
     def _announce(self, workers: Iterable[int]) -> None:
         """Count a round for these workers, and wake those that sleep."""
@@ -267,16 +268,12 @@ class ShmemBackend(ProcessBackend):
     def _on_signal(self, fd: int) -> None:
         Bell(fd, -1, None).silence()
 
-    def take(self, ids: Any) -> dict[int, Extra]:
-        self._await_extras(range(self._n) if ids is None else ids)
-        return super().take(ids)
-
-    def _await_extras(self, ids: Any) -> None:
+    def finish(self, ids: Sequence[int] | None) -> None:
         """The post boxes are filled before the extras are sent: wait for those that are still on their way."""
-        if box.DONE_EXTRA not in self._mail.tobytes():
-            return
-        missing = [i for i in ids if self._mail[i] == box.DONE_EXTRA]
-        self.poll_until(lambda: all(i in self._extras for i in missing), None)
+        super().finish(ids)
+        if box.DONE_EXTRA in self._mail.tobytes():
+            missing = [i for i in (range(self._n) if ids is None else ids) if self._mail[i] == box.DONE_EXTRA]
+            self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if self._mail[i] == box.DONE_EXTRA and i not in self._extras}

@@ -25,6 +25,7 @@ from vecenv.backends.channel import Frame
 from vecenv.backends.layout import Layout
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
+from vecenv.backends.shield import shield
 from vecenv.backends.worker import Server
 from vecenv.backends.worker_process import WorkerProcess
 
@@ -101,14 +102,14 @@ class SubprocBackend(ProcessBackend):
         return arena
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        self.finish_interrupted()
         asked = np.zeros(self._n, dtype=np.uint8)
         asked[slice(None) if ids is None else ids] = ops
-        for worker in self.workers:
-            block = slice(worker.start, worker.stop)
-            mine = asked[block]
-            if mine.any():
-                self._send_round(worker, block, mine, payloads)
+        with shield:
+            for worker in self.workers:
+                block = slice(worker.start, worker.stop)
+                mine = asked[block]
+                if mine.any():
+                    self._send_round(worker, block, mine, payloads)
 
     def _send_round(self, worker: WorkerProcess, block: slice, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
         actions = b""
@@ -133,9 +134,6 @@ class SubprocBackend(ProcessBackend):
         count = len(worker.ids)
         mail = np.frombuffer(payload[:count], dtype=np.uint8)
         answered = np.flatnonzero(mail)
-        asked = self.arena.mail[worker.start : worker.stop][answered]
-        if not ((asked > box.IDLE) & (asked < box.DONE)).all():
-            return  # handled before, by a wait that was interrupted at its end
         rows: Any = slice(worker.start, worker.stop) if len(answered) == count else answered + worker.start
         end = count
         for array in self._outputs:

@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vecenv.backends.control import PROGRESS
@@ -20,6 +21,28 @@ SILENCE = 60.0
 """Without `step_timeout`: seconds after which a warning says where an env hangs."""
 STACK_PATIENCE = 0.3
 """Seconds to wait for a worker to write its stack."""
+
+
+@dataclass
+class Hung:
+    """Why a worker was killed: one of its envs did not return."""
+
+    env_id: int
+    pid: int
+    env_ids: tuple[int, ...]
+    limit: float
+    stack: str
+
+    def told_to(self, env_id: int) -> WorkerTimeoutError:
+        """The error for one of the envs of the worker."""
+        who = f"env {env_id}" if env_id == self.env_id else f"env {env_id} is lost because env {self.env_id}"
+        text = (
+            f"{who} has been busy for more than step_timeout={self.limit} s; the worker (pid {self.pid}, "
+            f"envs {list(self.env_ids)}) was killed, reset({env_id}) starts it again. "
+        )
+        error = WorkerTimeoutError(f"{text}Env {self.env_id} was at\n{self.stack}")
+        error.env_id, error.env_ids, error.pid = env_id, self.env_ids, self.pid
+        return error
 
 
 class Watchdog:
@@ -62,12 +85,7 @@ class Watchdog:
                 stacklevel=6,
             )
             return
-        error = WorkerTimeoutError(
-            f"env {env_id} has been busy for more than step_timeout={self._limit} s; its worker (pid {worker.pid}, "
-            f"envs {list(worker.ids)}) was killed, reset({env_id}) starts it again. It was at\n{stack}"
-        )
-        error.env_id, error.env_ids, error.pid = env_id, tuple(worker.ids), worker.pid
-        self._backend.kill(worker, error)
+        self._backend.kill(worker, Hung(env_id, worker.pid, tuple(worker.ids), self._limit, stack))
 
     def _stack(self, worker: WorkerProcess) -> str:
         """The Python stack of the worker, which it writes by itself even while it is stuck in native code."""

@@ -11,10 +11,10 @@ import atexit
 import ctypes
 import faulthandler
 import gc
-import multiprocessing
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import threading
@@ -22,7 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
+from multiprocessing import forkserver
 from typing import Any
 
 import cloudpickle
@@ -56,6 +56,8 @@ class Boot:
     server: type[Server]
     link: Any
     """What the kind of backend needs besides."""
+    starter: int
+    """The parent, if its main thread starts the worker; else 0."""
     socket: Any = None
     parent_fds: tuple[int, ...] = ()
     """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
@@ -250,32 +252,38 @@ def _take_off(boot: Boot) -> None:
         forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     if boot.method == "fork":
         atexit._clear()  # the parent's exit functions are not ours
     faulthandler.register(signal.SIGUSR1, file=boot.stacks.fd, all_threads=True)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_watch_parent, args=(parent.sentinel,), name="vecenv-parent-watch", daemon=True).start()
-    if boot.method == "forkserver":
-        _die_with_starter()
+    threading.Thread(target=_watch_parent, args=(boot.socket,), name="vecenv-parent-watch", daemon=True).start()
+    if boot.method == "forkserver" or boot.starter:
+        _die_with_starter(boot.starter if boot.method != "forkserver" else 0)
     random.seed()
     np.random.seed()  # the global generators were copied from the process that started us: each worker its own
 
 
-def _watch_parent(sentinel: Any) -> None:
-    connection.wait([sentinel])
+def _watch_parent(sock: Any) -> None:
+    """Wait for the end of the parent: nobody else holds the other end of our channel."""
+    poller = select.poll()
+    poller.register(sock, 0)  # nothing but the hang-up
+    poller.poll()
     os.killpg(0, signal.SIGKILL)
 
 
-def _die_with_starter() -> None:
-    """Let the kernel kill this process when the forkserver ends (it ends with the parent).
+def _die_with_starter(starter: int) -> None:
+    """Let the kernel kill this process when what started it ends: the forkserver, or the parent's main thread
+    (`starter`).
 
-    Not where the parent itself started us: what counts for the kernel is the end of the starting *thread*.
+    What counts for the kernel is a thread, so a parent's other threads will not do. It works while an env holds the
+    interpreter lock.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if starter and os.getppid() != starter:  # it ended before
+            os.killpg(0, signal.SIGKILL)
 
 
 def _end_children() -> None:

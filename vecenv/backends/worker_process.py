@@ -16,9 +16,10 @@ from vecenv.backends.channel import Channel
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import start_process
+from vecenv.backends.watchdog import Hung
 from vecenv.backends.worker import Boot
 from vecenv.backends.worker import main as worker_main
-from vecenv.errors import WorkerDiedError, WorkerTimeoutError
+from vecenv.errors import WorkerDiedError
 
 _parent_fds: set[int] = set()
 """Our ends of all channels of this process, of every vector env: a forked worker closes them."""
@@ -39,7 +40,7 @@ class WorkerProcess:
         self.replies: dict[int, bytes] = {}
         self.ready: list[EnvReport] | Failure | None = None
         self.problems: list[str] | None = None
-        self.reason: WorkerTimeoutError | None = None
+        self.reason: Hung | None = None
         """Why we ended it, if we did."""
 
     @property

@@ -1,0 +1,182 @@
+"""Opening and closing again and again, with whatever goes wrong in between, leaves nothing: not a process, descriptor, thread, name or byte."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.faulty import Counter, RaisesInInit, RaisesOnStep, counters
+from tests.ledger import Column, Ledger, columns, gone, pids
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+
+SLOPE = 20 * 1024
+"""Bytes that this process may grow in a cycle (rounding of the system, and the caches of the interpreter)."""
+
+
+class Snapshot:
+    """What this process holds; the forkserver and the resource tracker are there from the first cycle on."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self.children = sorted(child.pid for child in psutil.Process().children(recursive=True))
+        self.zombies = [pid for pid in self.children if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE]
+        self.descriptors = {fd: target(fd) for fd in os.listdir("/proc/self/fd") if target(fd)}
+        self.threads = sorted(thread.name for thread in threading.enumerate())
+        self.temporary = sorted(
+            name for name in os.listdir(tempfile.gettempdir()) if "vecenv" in name or name.startswith("pymp-")
+        )
+        self.mapped = shared_names()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in vars(self).items())
+
+
+def target(fd: str) -> str | None:
+    """What a descriptor refers to, without the number that is different for each pipe."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]
+    except FileNotFoundError:  # that of the folder itself
+        return None
+
+
+def shared_names() -> list[str]:
+    """Files in /dev/shm that this process has mapped and that have a name: others could find them, and a kill leaves them."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
+
+
+def cycle(venv_class: Any, k: int) -> None:
+    """Open, use, close; every fifth time something goes wrong."""
+    options: dict[str, Any] = {} if venv_class is DummyVectorEnv else {"num_workers": 1 + k % 2}
+    fault = k % 5
+    if fault == 1:
+        with pytest.raises(ValueError, match="boom"):
+            venv_class(counters(3, env2=RaisesInInit), **options)
+        return
+    venv = venv_class(counters(3, env1=RaisesOnStep) if fault == 2 else counters(3), **options)
+    ledger = Ledger(venv)
+    ledger.begin()
+    if fault == 2:
+        ledger.fails(ValueError)
+    if fault == 3 and venv_class is not DummyVectorEnv:
+        kill_and_restart(ledger)
+    if fault == 4:
+        venv.send([0] * 3)
+        del ledger
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del venv
+            gc.collect()
+        return
+    venv.close()
+
+
+def kill_and_restart(ledger: Ledger) -> None:
+    pid = pids(ledger.venv)[0]
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    with pytest.raises(WorkerDiedError):
+        ledger.venv.step([0] * 3)
+    ledger.venv.reset()
+    ledger.venv.step([0] * 3)
+
+
+@pytest.mark.parametrize("venv_class", [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv])
+def test_sixty_cycles_leave_nothing(venv_class: Any) -> None:
+    for k in range(5):
+        cycle(venv_class, k)
+    before = Snapshot()
+    for k in range(60 if venv_class is DummyVectorEnv else 30):
+        cycle(venv_class, k)
+    after = Snapshot()
+    assert after == before
+    assert after.zombies == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("venv_class", [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv])
+def test_a_thousand_cycles_leave_nothing_and_memory_does_not_grow(venv_class: Any) -> None:
+    for k in range(50):
+        cycle(venv_class, k)
+    before, memory = Snapshot(), []
+    for k in range(1000):
+        cycle(venv_class, k)
+        if k % 20 == 0:
+            gc.collect()
+            memory.append((k, psutil.Process().memory_info().rss))
+    assert Snapshot() == before
+    growth = np.polyfit(*np.array(memory, float).T, 1)[0]
+    print(f"{venv_class.__name__}: {growth:.0f} bytes a cycle")
+    assert growth < SLOPE
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
+    """A process that is killed cannot remove names; and what has none cannot be found, or squatted, by others."""
+    with column.open(counters(4), context=context) as ledger:
+        ledger.begin()
+        assert shared_names() == []
+        for worker in set(pids(ledger.venv)):
+            lines = Path(f"/proc/{worker}/maps").read_text().splitlines()
+            assert [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")] == []
+
+
+@columns("blocks", "single", dummy=False)
+def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
+    with column.open(counters(1), num_workers=1):
+        one = len(os.listdir("/proc/self/fd"))
+        with column.open(counters(8), num_workers=8):
+            assert len(os.listdir("/proc/self/fd")) - one <= 5 * 8
+
+
+@columns("blocks", dummy=False)
+def test_a_failed_start_for_want_of_descriptors_is_told_and_leaves_nothing(column: Column) -> None:
+    column.backend(counters(1)).close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(fd) for fd in os.listdir("/proc/self/fd")}
+    free = [fd for fd in range(1000) if fd not in taken]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[20], hard))
+    try:
+        with pytest.raises(OSError, match=r"[Tt]oo many open files|ulimit"):
+            column.backend(counters(64), num_workers=64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with column.open(counters(4)) as ledger:
+        ledger.begin()
+
+
+@columns("blocks", dummy=False)
+def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -> None:
+    """Frames, extras and errors of earlier rounds are let go."""
+    with column.open([partial(Counter, i) for i in range(3)] + [partial(RaisesOnStep, 3, at=50)]) as ledger:
+        ledger.begin()
+        blocks = []
+        for k in range(2000):
+            if ledger.t[3] == 49:
+                ledger.fails(ValueError)
+                ledger.reset([3])
+            else:
+                assert ledger.round() == []
+            if k in (400, 1999):
+                gc.collect()
+                blocks.append(sys.getallocatedblocks())
+        assert blocks[1] - blocks[0] < 500

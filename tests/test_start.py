@@ -1,0 +1,380 @@
+"""How workers come to be: from any kind of program, by any start method, with what the user has set up, and nothing more."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+
+from tests.faulty import Counter, ShowsModules, SpawnsChild, UsesMultiprocessing, counters
+from tests.ledger import Column, Ledger, N, columns, gone, pids
+from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+
+ROOT = Path(__file__).parent.parent
+every_context = pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+
+PROGRAM = """
+import gymnasium, numpy as np
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([LEVEL, 0], np.float32), {"kind": Kind("reset")}
+
+    def step(self, action):
+        if action == 2:
+            raise Mistake("both", "sides")
+        return np.array([LEVEL, action], np.float32), 1.0, False, False, {"kind": Kind("step")}
+
+class Kind(str):
+    pass
+
+class Mistake(Exception):
+    pass
+
+LEVEL = 3
+import vecenv
+for venv_class in (vecenv.SubprocVectorEnv, vecenv.ShmemVectorEnv):
+    venv = venv_class([lambda: Mine(), Mine, Mine], num_workers=2, context=CONTEXT)
+    obs, info = venv.reset()
+    assert obs.tolist() == [[3, 0]] * 3, obs
+    assert type(info[0]["kind"]) is Kind
+    obs, rew, terminated, truncated, info = venv.step([0, 1, 0])
+    assert obs.tolist() == [[3, 0], [3, 1], [3, 0]], obs
+    try:
+        venv.step([0, 2, 0])
+    except Mistake as error:
+        assert error.args == ("both", "sides")
+        assert error.partial.env_id.tolist() == [0, 2]
+    else:
+        raise SystemExit("no mistake")
+    venv.close()
+print("started", flush=True)
+"""
+
+
+def python(*arguments: str, stdin: str | None = None, **options: Any) -> str:
+    """What a fresh interpreter prints; it must end well, and say nothing on stderr."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60, **options
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@every_context
+@pytest.mark.parametrize("how", ["script", "stdin", "command", "notebook"])
+def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None:
+    """Classes, functions and exceptions of the program itself travel, and the program is run once only."""
+    program = f"CONTEXT = {context!r}\n{PROGRAM}"
+    script = tmp_path / "program.py"
+    if how == "script":
+        script.write_text(program)
+        told = python(str(script), env={**os.environ, "PYTHONPATH": str(ROOT)})
+    elif how == "stdin":
+        told = python("-", stdin=program)
+    elif how == "command":
+        told = python("-c", program)
+    else:
+        # As in a notebook: cells are compiled one by one and run in a namespace that pretends to be __main__, without a file.
+        cells = program.partition("import vecenv\n")
+        script.write_text(
+            f"for k, cell in enumerate({[cells[0], cells[1] + cells[2]]!r}):\n    exec(compile(cell, f'<cell {{k}}>', 'exec'), globals())\n"
+        )
+        told = python("-c", f"exec(open({str(script)!r}).read())")
+    assert told == "started\n"
+
+
+@columns("blocks", dummy=False)
+@every_context
+@fork_may_warn
+def test_every_start_method_gives_the_same_envs(column: Column, context: str) -> None:
+    with column.open(counters(N), context=context) as ledger:
+        ledger.begin()
+        for _ in range(3):
+            assert ledger.round() == []
+        assert len(set(pids(ledger.venv))) == 2
+        assert os.getpid() not in pids(ledger.venv)
+
+
+@pytest.fixture
+def busy_threads() -> Iterator[None]:
+    """A few threads that compute, print and take locks, as those of a learner do."""
+    stop = threading.Event()
+
+    def work() -> None:
+        lock = threading.Lock()
+        while not stop.is_set():
+            with lock:
+                np.ones((50, 50)) @ np.ones((50, 50))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+@columns("blocks", dummy=False)
+@every_context
+@fork_may_warn
+@pytest.mark.usefixtures("busy_threads")
+def test_threads_of_the_program_do_not_disturb_the_start(column: Column, context: str) -> None:
+    with column.open(counters(N), context=context) as ledger:
+        ledger.begin()
+        assert ledger.round() == []
+
+
+@columns("blocks", dummy=False)
+def test_a_vector_env_made_in_a_thread_outlives_the_thread(column: Column) -> None:
+    """The kernel tells a process of the death of the thread that started it, not of the program."""
+    made: list[Any] = []
+    thread = threading.Thread(target=lambda: made.append(column.backend(counters(N), **column.options)))
+    thread.start()
+    thread.join()
+    ledger = Ledger(made[0])
+    ledger.begin()
+    assert ledger.round() == []
+    assert made[0].alive() == [True] * N
+    made[0].close()
+
+
+# What the workers know of the program.
+
+
+@columns("single", dummy=False)
+@every_context
+@fork_may_warn
+def test_ids_that_the_program_registered_are_known_to_the_workers(column: Column, context: str) -> None:
+    gymnasium.register(id="Local/Counter-v0", entry_point=lambda number: Counter(number), max_episode_steps=2)
+    try:
+        env_fns = [partial(gymnasium.make, "Local/Counter-v0", number=i, disable_env_checker=True) for i in range(N)]
+        with column.backend(env_fns, context=context, **column.options) as venv:
+            obs, _ = venv.reset()
+            assert obs[:, 0].tolist() == [0, 1, 2, 3]
+            assert [spec.id for spec in venv.spec] == ["Local/Counter-v0"] * N
+            venv.step([0] * N)
+            assert venv.step([0] * N)[3].tolist() == [True] * N
+    finally:
+        del gymnasium.registry["Local/Counter-v0"]
+
+
+class ShowsEnviron(Counter):
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+@columns("single", dummy=False)
+@every_context
+@fork_may_warn
+def test_a_change_of_the_environment_is_seen_by_the_next_vector_env(
+    column: Column, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts the workers was started with the environment of its own time."""
+    seen = []
+    for value in ("one", "two", None):
+        monkeypatch.setenv("VECENV_TEST", value) if value else monkeypatch.delenv("VECENV_TEST")
+        with column.backend([partial(ShowsEnviron, 0)], context=context) as venv:
+            seen += venv.call("variable", "VECENV_TEST")
+    assert seen == ["one", "two", None]
+
+
+@columns("single", dummy=False)
+@every_context
+@fork_may_warn
+def test_workers_use_one_thread_for_linear_algebra_unless_told_otherwise(
+    column: Column, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(os.environ)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    with column.backend([partial(ShowsEnviron, 0)], context=context) as venv:
+        assert venv.call("variable", "OMP_NUM_THREADS") == ["1"]
+        assert venv.call("variable", "OPENBLAS_NUM_THREADS") == ["1"]
+        assert venv.call("variable", "MKL_NUM_THREADS") == ["3"]
+    assert "OMP_NUM_THREADS" not in os.environ
+    assert before.get("OPENBLAS_NUM_THREADS") == os.environ.get("OPENBLAS_NUM_THREADS")
+
+
+class ShowsThreads(Counter):
+    def threads(self) -> int:
+        np.ones((300, 300)) @ np.ones((300, 300))
+        return psutil.Process().num_threads()
+
+
+def test_linear_algebra_in_workers_starts_no_threads() -> None:
+    """The main thread, and the one that watches the parent."""
+    with ShmemVectorEnv([partial(ShowsThreads, 0)]) as venv:
+        assert venv.call("threads") == [2]
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_import_nothing_heavy_of_the_program(context: str) -> None:
+    with SubprocVectorEnv([partial(ShowsModules, 0)], context=context) as venv:
+        (modules,) = venv.call("modules")
+    assert {"numpy", "gymnasium"} <= modules
+    assert not modules & {"torch", "ray", "pytest", "pandas", "matplotlib", "collector", "unittest"}
+
+
+class ShowsRandom(Counter):
+    def draw(self) -> float:
+        return float(np.random.random())
+
+    def draw_plain(self) -> float:
+        import random
+
+        return random.random()
+
+
+@columns("single", dummy=False)
+@every_context
+@fork_may_warn
+def test_each_worker_has_a_global_generator_of_its_own(column: Column, context: str) -> None:
+    np.random.seed(0)
+    with column.backend([partial(ShowsRandom, i) for i in range(N)], context=context, **column.options) as venv:
+        for method in ("draw", "draw_plain"):
+            assert len(set(venv.call(method))) == N
+
+
+@columns("single", dummy=False)
+def test_the_start_method_of_the_program_stays_its_own_choice(column: Column) -> None:
+    program = (
+        "import multiprocessing, vecenv\n"
+        "from tests.faulty import Counter\n"
+        f"vecenv.{column.backend.__name__}([lambda: Counter(0)]).close()\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None, multiprocessing.get_start_method()\n"
+        "multiprocessing.set_start_method('spawn')\n"
+        "print('free')\n"
+    )
+    assert python("-c", program) == "free\n"
+
+
+# Envs that start processes.
+
+
+@columns("blocks")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@fork_may_warn
+def test_envs_may_start_processes_and_threads_of_their_own(column: Column, method: str) -> None:
+    if method == "spawn" and column.is_async:
+        return
+    with column.backend([partial(UsesMultiprocessing, i, method) for i in range(2)]) as venv:
+        venv.reset()
+        assert venv.step([3, 4])[1].tolist() == [9, 16]
+
+
+@columns("blocks", dummy=False)
+def test_programs_that_an_env_started_and_forgot_end_with_close(column: Column) -> None:
+    with column.open(counters(N, env1=SpawnsChild)) as ledger:
+        ledger.begin()
+        (child,) = ledger.venv.get_env_attr("child", [1])
+        assert psutil.pid_exists(child)
+    assert gone(child)
+
+
+class Nested(Counter):
+    """An env that uses a vector env itself."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.inner = SubprocVectorEnv(counters(2))
+        self.inner.reset()
+
+    def on_step(self) -> None:
+        assert self.inner.step([self.t, 0])[0][0].tolist() == [0, 1, self.t, self.t]
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@columns("blocks", dummy=False)
+@every_context
+@fork_may_warn
+def test_a_worker_may_have_vector_envs_of_its_own(column: Column, context: str) -> None:
+    with column.open([partial(Nested, i) for i in range(2)], num_workers=2, context=context) as ledger:
+        ledger.begin()
+        assert ledger.round() == []
+
+
+# A forked copy of the program.
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_copy_of_the_program_cannot_use_the_vector_env_nor_harm_it(backend: type) -> None:
+    with backend(counters(2)) as venv:
+        ledger = Ledger(venv)
+        ledger.begin()
+        for leave in ("exit", "drop"):
+            child = os.fork()
+            if child == 0:
+                _in_the_copy(venv, leave)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ledger.round() == []
+        assert venv.alive() == [True, True]
+
+
+def _in_the_copy(venv: Any, leave: str) -> None:
+    """Each call is refused with the two process ids; then the copy ends without leaving pytest's own exit to it."""
+    refused = 0
+    calls = (
+        venv.reset,
+        lambda: venv.step([0, 0]),
+        venv.render,
+        lambda: venv.get_env_attr("t"),
+        lambda: venv.seed(1),
+        venv.alive,
+        lambda: venv.spec,
+    )
+    for call in calls:
+        try:
+            call()
+        except ClosedError as error:
+            refused += f"belongs to process {os.getppid()}" in str(error) and str(os.getpid()) in str(error)
+    venv.close() if leave == "exit" else None
+    del venv
+    gc.collect()
+    os._exit(0 if refused == len(calls) else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("venv_class", [SubprocVectorEnv, ShmemVectorEnv])
+def test_a_forked_copy_of_the_program_may_have_vector_envs_of_its_own(venv_class: type) -> None:
+    with venv_class(counters(2)) as venv:
+        ledger = Ledger(venv)
+        ledger.begin()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with venv_class(counters(2)) as own:
+                    status = int(own.reset()[0][:, 0].tolist() != [0, 1])
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ledger.round() == []
+
+
+def test_two_vector_envs_at_a_time_do_not_mix(backend: type) -> None:
+    with backend(counters(2)) as one, DummyVectorEnv(counters(2)) as other, backend(counters(2)) as third:
+        ledgers = [Ledger(venv) for venv in (one, other, third)]
+        for ledger in ledgers:
+            ledger.begin()
+        one.close()
+        for ledger in ledgers[1:]:
+            assert ledger.round() == []
