@@ -1,6 +1,7 @@
-"""Programs that the tests start, interrupt and kill: `python -m tests.drivers <name> <folder>`. Nothing here is under a main guard.
+"""Programs that the tests start, interrupt and kill: `python -m tests.drivers <name> <folder>`. There is no main guard.
 
-A driver tells where it is by files in its folder: `<name>.ready` before it waits to be disturbed, `<name>.json` for what it found.
+A driver tells where it is by files in its folder: `<name>.ready` before it waits to be disturbed, `<name>.json` for
+what it found.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def tell(name: str, what: Any = None) -> None:
 
 
 def every_state(context: str) -> None:
-    """Vector envs in all states at once: idle, one env busy, all busy, lock held, with child processes. Waits to be killed."""
+    """Vector envs in all states at once: idle, one env busy, all busy, lock held, with children."""
     kept = []
     processes: dict[str, list[int]] = {}
     for name in ("Subproc", "Shmem"):

@@ -61,13 +61,12 @@ _PROCESS = [
 _DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
 
 
-def columns(*modes: str, dummy: bool = True) -> pytest.MarkDecorator:
-    """Runs a test in each column: all modes, or those named."""
-    chosen = [
-        c
-        for c in [*(_DUMMY if dummy else []), *_PROCESS]
-        if not modes or c.mode in modes or c.backend is DummyVectorEnv
-    ]
+def columns(*modes: str, dummy: bool = True, only: type | None = None) -> pytest.MarkDecorator:
+    """Runs a test in each column: all modes or those named, all classes or the one named."""
+    known = _PROCESS if not dummy else [*_DUMMY, *_PROCESS]
+    if only is not None:
+        known = [column for column in known if column.backend is only]
+    chosen = [column for column in known if not modes or column.mode in modes or column.backend is DummyVectorEnv]
     ids = [f"{c.backend.__name__.removesuffix('VectorEnv')}-{c.mode.replace(' ', '-')}" for c in chosen]
     return pytest.mark.parametrize("column", chosen, ids=ids)
 
@@ -75,8 +74,8 @@ def columns(*modes: str, dummy: bool = True) -> pytest.MarkDecorator:
 class Ledger:
     """Drives counters (`faulty.Counter`) and checks every row that comes back against what that env must show.
 
-    Guarantees, once `round` or `reset` returns: each row belonged to the request it answers, and every env that was asked has answered,
-    by a row or by an error.
+    Guarantees, once `round` or `reset` returns: each row belonged to the request it answers, and every env that was
+    asked has answered, by a row or by an error.
     """
 
     def __init__(self, venv: Any) -> None:
@@ -171,7 +170,7 @@ class Ledger:
             self.episode[i] = 0
 
     def goes_on(self, failed: Sequence[int], kind: type[BaseException]) -> None:
-        """The failed envs refuse steps, with an error of class `kind`, which touches nobody; once they are reset, all is well."""
+        """The failed envs refuse steps with a `kind`, which touches nobody; once they are reset, all is well."""
         assert self.venv.failed_id == list(failed)
         with pytest.raises(kind) as refused:
             self.send()

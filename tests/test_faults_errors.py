@@ -1,8 +1,8 @@
-"""Envs that raise: the right error, with the env in it, nothing lost of the others, and the env usable again after reset."""
+"""Envs that raise: the right error, the env in it, nothing lost of the others, and the env usable after a reset."""
 
 from __future__ import annotations
 
-import sys
+import builtins
 import threading
 import warnings
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests import faulty
+from tests import faulty, oddities
 from tests.faulty import Counter, RaisesElsewhere, RaisesInInit, RaisesOnReset, RaisesOnStep, counters
 from tests.ledger import Column, Ledger, N, columns, said
 from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, RemoteTraceback
@@ -25,7 +25,7 @@ def check_told(error: BaseException, column: Column, env_id: int, op: str) -> No
     assert f"env {env_id}, {op}()" in said(error)
     if column.remote:
         assert isinstance(error.__cause__, RemoteTraceback)
-        assert "faulty.py" in str(error.__cause__)
+        assert "tests" in str(error.__cause__)
         assert "worker pid" in said(error)
 
 
@@ -89,7 +89,7 @@ def test_a_failed_env_stays_failed_when_its_reset_is_refused(column: Column) -> 
     with column.open(counters(N, env1=RaisesOnStep)) as ledger:
         ledger.begin()
         ledger.fails(ValueError)
-        for refused in ({"seed": "x"}, {"options": faulty.RaisesAtPickle()}):
+        for refused in ({"seed": "x"}, {"options": oddities.RaisesAtPickle()}):
             if column.remote or "seed" in refused:
                 with pytest.raises((TypeError, ValueError)):
                     ledger.venv.reset([1], **refused)
@@ -104,7 +104,7 @@ def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Col
     with pytest.raises(ValueError, match="boom") as caught:
         column.backend(counters(N, **{f"env{bad}": RaisesInInit}), **column.options)
     check_told(caught.value, column, bad, "__init__")
-    # The exception is still alive here, so nothing waits for a garbage collector. A forkserver and a tracker of resources may have come.
+    # The exception is still alive here: nothing may wait for a garbage collector. A forkserver may have come.
     new = [
         p
         for p in psutil.Process().children(recursive=True)
@@ -173,17 +173,17 @@ class HasProp(Counter):
 def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
     """Name: what the env raises, what arrives from a worker, what the text has to hold."""
     entries: dict[str, tuple[Any, type[BaseException], str]] = {
-        "two arguments": (partial(faulty.TwoArguments, "one", 2), EnvStepError, "one and 2"),
-        "keyword only": (partial(faulty.KeywordOnly, what="w"), EnvStepError, "keyword w"),
-        "reduce raises": (partial(faulty.ReduceRaises, "r"), EnvStepError, "r"),
-        "holds a lock": (partial(faulty.HoldsLock, "held"), EnvStepError, "held"),
-        "holds 100 MB": (partial(faulty.HoldsHugeArray, "huge"), EnvStepError, "huge"),
-        "text raises": (faulty.TextRaises, EnvStepError, "TextRaises"),
-        "no attributes": (partial(faulty.NoAttributes, "bare"), EnvStepError, "NoAttributes: bare"),
-        "raises when rebuilt": (partial(faulty.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
-        "local class": (faulty.local_class, Exception, "from a function"),
+        "two arguments": (partial(oddities.TwoArguments, "one", 2), EnvStepError, "one and 2"),
+        "keyword only": (partial(oddities.KeywordOnly, what="w"), EnvStepError, "keyword w"),
+        "reduce raises": (partial(oddities.ReduceRaises, "r"), EnvStepError, "r"),
+        "holds a lock": (partial(oddities.HoldsLock, "held"), EnvStepError, "held"),
+        "holds 100 MB": (partial(oddities.HoldsHugeArray, "huge"), EnvStepError, "huge"),
+        "text raises": (oddities.TextRaises, EnvStepError, "TextRaises"),
+        "no attributes": (partial(oddities.NoAttributes, "bare"), EnvStepError, "NoAttributes: bare"),
+        "raises when rebuilt": (partial(oddities.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
+        "local class": (oddities.local_class, Exception, "from a function"),
         "KeyError": (partial(KeyError, "missing\nkey"), KeyError, "missing\\nkey"),
-        "UnicodeDecodeError": (faulty.decode_error, UnicodeDecodeError, "bad %s {byte}"),
+        "UnicodeDecodeError": (oddities.decode_error, UnicodeDecodeError, "bad %s {byte}"),
         "StopIteration": (partial(StopIteration, 5), StopIteration, "5"),
         "no arguments": (ValueError, ValueError, ""),
         "OSError": (partial(FileNotFoundError, 2, "No such", "f"), FileNotFoundError, "[Errno 2] No such: 'f'"),
@@ -191,13 +191,12 @@ def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
         "SystemExit": (partial(SystemExit, 3), EnvStepError, "SystemExit: 3"),
         "KeyboardInterrupt": (KeyboardInterrupt, EnvStepError, "KeyboardInterrupt"),
         "GeneratorExit": (partial(GeneratorExit, "g"), EnvStepError, "GeneratorExit: g"),
-        "BaseException": (partial(faulty.OwnBase, "base"), EnvStepError, "OwnBase: base"),
+        "BaseException": (partial(oddities.OwnBase, "base"), EnvStepError, "OwnBase: base"),
         "percent and braces": (faulty.boom, ValueError, BOOM),
-        "exits when rebuilt": (partial(faulty.ExitsWhenRebuilt, "x"), EnvStepError, "x"),
+        "exits when rebuilt": (partial(oddities.ExitsWhenRebuilt, "x"), EnvStepError, "x"),
     }
-    if sys.version_info >= (3, 11):
-        group = partial(ExceptionGroup, "several", [ValueError("one"), KeyError("two")])
-        entries["ExceptionGroup"] = (group, ExceptionGroup, "several")
+    if (group := getattr(builtins, "ExceptionGroup", None)) is not None:  # Python 3.11
+        entries["ExceptionGroup"] = (partial(group, "several", [ValueError("one"), KeyError("two")]), group, "several")
     return entries
 
 
@@ -252,7 +251,7 @@ def check_animal(error: BaseException, name: str, column: Column, op: str) -> No
     if column.remote:
         assert isinstance(error, remote)
         assert isinstance(error.__cause__, RemoteTraceback)
-        assert "faulty.py" in str(error.__cause__)
+        assert "tests" in str(error.__cause__)
     elif isinstance(raised(), Exception) and name != "no attributes":
         assert isinstance(error, type(raised())) or name == "local class"
     else:

@@ -1,4 +1,4 @@
-"""A program that is killed, interrupted, or forgets: nothing of it stays behind, and Ctrl-C is one KeyboardInterrupt."""
+"""A program that is killed, interrupted, or forgets: nothing of it stays, and Ctrl-C is one KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORPHANED = 4.0
 
 @contextmanager
 def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A driver of `tests.drivers`, in a process group of its own as in a terminal; nothing of it may be left at the end."""
+    """A driver of `tests.drivers`, in a process group of its own as in a terminal; it is gone at the end."""
     command = [sys.executable, "-m", "tests.drivers", args[0], str(folder), *args[1:]]
     program = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, start_new_session=True)
     family: set[psutil.Process] = set()
@@ -202,8 +202,7 @@ def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, b
     if busy:
         venv.send([0] * 4)
     with pytest.warns(ResourceWarning, match=f"unclosed {column.backend.__name__}"):
-        del venv
-        gc.collect()
+        venv = gc.collect()  # let go, and collected
     assert all(gone(pid) for pid in processes)
 
 
@@ -233,7 +232,6 @@ def test_a_vector_env_that_is_dropped_while_an_env_hangs_ends_in_time(
     venv.send([0] * 4)
     begin = time.monotonic()
     with pytest.warns(ResourceWarning, match="unclosed"):
-        del venv
-        gc.collect()
+        venv = gc.collect()  # let go, and collected
     assert time.monotonic() - begin < CLOSED
     assert all(gone(pid) for pid in processes)

@@ -1,4 +1,4 @@
-"""Envs that take too long, or never come back: told with their stack, ended, and never a reason for the caller to hang."""
+"""Envs that take too long, or never come back: told with their stack, ended, and no reason for the caller to hang."""
 
 from __future__ import annotations
 
@@ -205,11 +205,9 @@ def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: C
         venv.send(actions)
         assert time.monotonic() - begin < LIMIT
         with pytest.raises(WorkerTimeoutError) as caught:
-            while venv.waiting_id:
-                venv.recv()
+            receive_all(venv)
         assert caught.value.pid == pid
-        while venv.waiting_id:
-            venv.recv()
+        receive_all(venv)
         assert venv.failed_id == block
         venv.reset(block)
         obs, rew, *_ = venv.step(actions[block], block)
@@ -217,6 +215,11 @@ def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: C
             venv.step(None)
         assert obs[0].tolist() == [obs[0][0], 1, 1, 5]
         assert rew[0] == 1 + obs[0][0] / 1000
+
+
+def receive_all(venv: Any) -> None:
+    while venv.waiting_id:
+        venv.recv()
 
 
 # timeout and wait_num do not wait for a hung env.

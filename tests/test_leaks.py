@@ -1,4 +1,4 @@
-"""Opening and closing again and again, with whatever goes wrong in between, leaves nothing: not a process, descriptor, thread, name or byte."""
+"""Opening and closing again and again, whatever goes wrong in between, leaves no process, descriptor, thread, name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def target(fd: str) -> str | None:
 
 
 def shared_names() -> list[str]:
-    """Files in /dev/shm that this process has mapped and that have a name: others could find them, and a kill leaves them."""
+    """Files in /dev/shm that this process has mapped and that have a name: a kill would leave them."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return sorted({line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
 

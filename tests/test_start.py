@@ -1,4 +1,4 @@
-"""How workers come to be: from any kind of program, by any start method, with what the user has set up, and nothing more."""
+"""How workers come to be: from any kind of program, by any start method, with what the user has set up."""
 
 from __future__ import annotations
 
@@ -76,8 +76,11 @@ def python(*arguments: str, stdin: str | None = None, **options: Any) -> str:
     return done.stdout
 
 
-@every_context
-@pytest.mark.parametrize("how", ["script", "stdin", "command", "notebook"])
+@pytest.mark.parametrize(
+    ("how", "context"),
+    [(how, "forkserver") for how in ("script", "stdin", "command", "notebook")]
+    + [("script", "spawn"), ("stdin", "fork")],
+)
 def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None:
     """Classes, functions and exceptions of the program itself travel, and the program is run once only."""
     program = f"CONTEXT = {context!r}\n{PROGRAM}"
@@ -90,11 +93,10 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
     elif how == "command":
         told = python("-c", program)
     else:
-        # As in a notebook: cells are compiled one by one and run in a namespace that pretends to be __main__, without a file.
-        cells = program.partition("import vecenv\n")
-        script.write_text(
-            f"for k, cell in enumerate({[cells[0], cells[1] + cells[2]]!r}):\n    exec(compile(cell, f'<cell {{k}}>', 'exec'), globals())\n"
-        )
+        # As in a notebook: cells are compiled one by one and run in the namespace of __main__, without a file.
+        before, line, after = program.partition("import vecenv\n")
+        loop = "for k, cell in enumerate(CELLS):\n    exec(compile(cell, f'<cell {k}>', 'exec'), globals())\n"
+        script.write_text(f"CELLS = {[before, line + after]!r}\n{loop}")
         told = python("-c", f"exec(open({str(script)!r}).read())")
     assert told == "started\n"
 
@@ -131,7 +133,7 @@ def busy_threads() -> Iterator[None]:
         thread.join()
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", only=ShmemVectorEnv)
 @every_context
 @fork_may_warn
 @pytest.mark.usefixtures("busy_threads")
@@ -158,7 +160,7 @@ def test_a_vector_env_made_in_a_thread_outlives_the_thread(column: Column) -> No
 # What the workers know of the program.
 
 
-@columns("single", dummy=False)
+@columns("single", only=ShmemVectorEnv)
 @every_context
 @fork_may_warn
 def test_ids_that_the_program_registered_are_known_to_the_workers(column: Column, context: str) -> None:
@@ -180,7 +182,7 @@ class ShowsEnviron(Counter):
         return os.environ.get(name)
 
 
-@columns("single", dummy=False)
+@columns("single", only=ShmemVectorEnv)
 @every_context
 @fork_may_warn
 def test_a_change_of_the_environment_is_seen_by_the_next_vector_env(
@@ -195,7 +197,7 @@ def test_a_change_of_the_environment_is_seen_by_the_next_vector_env(
     assert seen == ["one", "two", None]
 
 
-@columns("single", dummy=False)
+@columns("single", only=ShmemVectorEnv)
 @every_context
 @fork_may_warn
 def test_workers_use_one_thread_for_linear_algebra_unless_told_otherwise(
@@ -242,7 +244,7 @@ class ShowsRandom(Counter):
         return random.random()
 
 
-@columns("single", dummy=False)
+@columns("single", only=ShmemVectorEnv)
 @every_context
 @fork_may_warn
 def test_each_worker_has_a_global_generator_of_its_own(column: Column, context: str) -> None:
@@ -303,7 +305,7 @@ class Nested(Counter):
         self.inner.close()
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", only=ShmemVectorEnv)
 @every_context
 @fork_may_warn
 def test_a_worker_may_have_vector_envs_of_its_own(column: Column, context: str) -> None:
@@ -346,10 +348,11 @@ def _in_the_copy(venv: Any, leave: str) -> None:
             call()
         except ClosedError as error:
             refused += f"belongs to process {os.getppid()}" in str(error) and str(os.getpid()) in str(error)
-    venv.close() if leave == "exit" else None
-    del venv
+    if leave == "exit":
+        venv.close()
+    calls = venv = None
     gc.collect()
-    os._exit(0 if refused == len(calls) else 1)
+    os._exit(0 if refused == 7 else 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -282,5 +282,5 @@ def _shut_down(backend: Backend, name: str, owner: int) -> None:
     own.
     """
     if owner == os.getpid():
-        warnings.warn(f"unclosed {name}: call close() or use it in a with statement", ResourceWarning, stacklevel=2)
         backend.close(CLOSE_TIMEOUT)
+        warnings.warn(f"unclosed {name}: call close() or use it in a with statement", ResourceWarning, stacklevel=2)

@@ -36,8 +36,8 @@ class VectorEnvError(RuntimeError):
     """Base of the errors below.
 
     Attributes: `env_id` (int, or None), `env_ids` (all the envs concerned), `op` ("step", "reset", ...), `pid` of the
-    worker or None, and `partial`: a `Partial` with the results that the other envs of the same call returned, or
-    None.
+    worker or None, `bystander`, and `partial`: a `Partial` with the results that the other envs of the same call
+    returned, or None.
     """
 
     env_id: int | None = None
@@ -45,6 +45,8 @@ class VectorEnvError(RuntimeError):
     op: str | None = None
     pid: int | None = None
     partial: Partial | None = None
+    bystander: bool = False
+    """Whether the env only shared a worker with the one that is to blame."""
 
 
 class EnvStepError(VectorEnvError):

@@ -215,13 +215,13 @@ class Rounds(EnvAccess):
                 self._resets_in_flight.pop(i, None)
 
     def _raise_failures(self, failed: list[int], asked: list[int], extras: Mapping[int, Extra]) -> None:
-        """Raise the first failure (a hang before its consequences); the results of the other envs are in `partial`."""
+        """Raise the first failure (a cause before its consequences); the results of the other envs are in `partial`."""
         partial = None
         if good := [i for i in asked if i not in set(failed)]:
             rows = self._rows(np.array(good), good, {i: extras[i] for i in good if i in extras})
             partial = Partial(np.array(good), *rows)
         errors = self._recovery.errors
-        first = min(failed, key=lambda i: (not isinstance(errors[i], TimeoutError), i))
+        first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
         error = errors[first]
         try:
             error.partial = partial  # type: ignore[attr-defined]

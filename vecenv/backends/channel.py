@@ -3,8 +3,7 @@
     frame = length u64 | kind u8 | number u64 | payload
 
 The worker's end blocks. The parent's end never does: what cannot be sent at once waits in a buffer until `flush`, and
-`receive` takes what has arrived. So no message, however large, can make the two wait for each other,
-and an interrupted wait loses nothing.
+`receive` takes in what has arrived. So no message, however large, can make the two wait for each other.
 """
 
 from __future__ import annotations
@@ -67,12 +66,11 @@ class Channel:
         """The next frame; looks `spins` times for it, giving the CPU away each time, then blocks. EOFError when the
         parent is gone.
         """
-        while (frame := self.peek()) is None:
+        while (frame := self.take()) is None:
             chunk = self._look(spins) or self._sock.recv(CHUNK)
             if not chunk:
                 raise EOFError("the parent closed the channel")
             self._in += chunk
-        self.drop()
         return frame
 
     def _look(self, spins: int) -> bytes | None:
@@ -107,7 +105,7 @@ class Channel:
         return True
 
     def receive(self) -> None:
-        """Take in what has arrived, without waiting; `peek` and `drop` give the frames."""
+        """Take in what has arrived, without waiting; `take` gives the frames."""
         while not self.ended:
             try:
                 chunk = self._sock.recv(CHUNK, socket.MSG_DONTWAIT)
@@ -121,17 +119,14 @@ class Channel:
             if len(chunk) < CHUNK:
                 return
 
-    def peek(self) -> Frame | None:
-        """The first complete frame; it stays until `drop`: whoever is interrupted while handling it meets it again."""
+    def take(self) -> Frame | None:
+        """The first complete frame of those that have arrived."""
         if len(self._in) < HEADER.size:
             return None
         size, kind, number = HEADER.unpack_from(self._in)
         end = HEADER.size + size
         if len(self._in) < end:
             return None
-        return Frame(kind, number, bytes(memoryview(self._in)[HEADER.size : end]))
-
-    def drop(self) -> None:
-        """Forget the first frame."""
-        size, _, _ = HEADER.unpack_from(self._in)
-        del self._in[: HEADER.size + size]
+        payload = bytes(memoryview(self._in)[HEADER.size : end])
+        del self._in[:end]
+        return Frame(kind, number, payload)

@@ -1,9 +1,11 @@
-"""How many CPUs and how much memory this process may use: what its machine has, and what its control group grants."""
+"""How many CPUs, how much memory and how many file descriptors this process may use."""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import resource
 from pathlib import Path
 
 
@@ -56,3 +58,15 @@ def _cgroup_memory() -> int | None:
         except (OSError, ValueError):  # no such file, or "max"
             continue
     return None
+
+
+def check_descriptors(needed: int, purpose: str) -> None:
+    """OSError (EMFILE) if this process may not open so many files more: before anything is started, not half-way."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        left = limit - len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return
+    if limit != resource.RLIM_INFINITY and needed > left:
+        text = f"{purpose} need about {needed} file descriptors and {left} are left"
+        raise OSError(errno.EMFILE, f"{text}: raise `ulimit -n`, or pass a smaller num_workers=")

@@ -37,14 +37,18 @@ from vecenv.backends.channel import Frame
 from vecenv.backends.control import BUSY_NS, CALLS, IN_ROUND, PROGRESS, Control
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvReport
-from vecenv.backends.launch import Descriptor, check_method
+from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
 from vecenv.backends.layout import Layout
+from vecenv.backends.limits import check_descriptors
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
 from vecenv.backends.watchdog import Hung, Watchdog
 from vecenv.backends.worker import Boot, Luggage, Server, dumps
 from vecenv.backends.worker_process import WorkerProcess, packed, registered_by_user
 from vecenv.errors import WorkerTimeoutError
+
+FDS_PER_WORKER = 6  # channel, sentinel, what it watches, bell, and two more while it starts
+FDS_BESIDES = 24
 
 
 class ProcessBackend(Backend):
@@ -80,9 +84,10 @@ class ProcessBackend(Backend):
     # Start.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+        self._makers = [packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
         shield.acquire()
         self._shielded = True
-        self._makers = [packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
         self._eager = eager
         n = len(env_fns)
         self.num_workers = num_workers
@@ -109,7 +114,7 @@ class ProcessBackend(Backend):
         luggage = Luggage(
             makers=self._makers[worker.start : worker.stop],
             # The environment of the forkserver is as old as the forkserver.
-            environ=dict(os.environ) if self._method == "forkserver" else None,
+            environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
             registered=registered_by_user(),
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
         )
@@ -146,7 +151,7 @@ class ProcessBackend(Backend):
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
                 if worker.ready is None and not worker.alive:
-                    raise worker.death(worker.start, "constructing its envs")
+                    raise worker.death(worker.start, worker.start)
             if time.monotonic() >= deadline:
                 late = [i for worker in workers if worker.ready is None for i in worker.ids]
                 raise WorkerTimeoutError(
@@ -303,9 +308,8 @@ class ProcessBackend(Backend):
                 self.kill(worker, None)
 
     def _handle_frames(self, worker: WorkerProcess) -> None:
-        while (frame := worker.channel.peek()) is not None:
+        while (frame := worker.channel.take()) is not None:
             self._on_frame(worker, frame)
-            worker.channel.drop()
 
     def _on_frame(self, worker: WorkerProcess, frame: Frame) -> None:
         if frame.kind == ch.ANSWERS:
@@ -341,9 +345,9 @@ class ProcessBackend(Backend):
         pending = self._pending(worker)
         line = self.control.line(worker.index)
         began = bool(line[IN_ROUND])
-        running = f"running env {worker.start + line[PROGRESS] % len(worker.ids)}" if began else "idle"
+        running = worker.start + line[PROGRESS] % len(worker.ids) if began else None
         for i in worker.ids:
-            self.lost[i] = worker.death(i, running) if worker.reason is None else worker.reason.told_to(i)
+            self.lost[i] = worker.reason.told_to(i) if worker.reason is not None else worker.death(i, running)
         for i in pending:
             self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 

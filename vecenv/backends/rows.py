@@ -41,7 +41,7 @@ class RowWriter:
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, first_id: int, copy_objects: bool) -> None:
-        self._first_id = first_id
+        self._own = _own_arrays if copy_objects else _as_it_is
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), copy_objects)
@@ -58,7 +58,7 @@ class RowWriter:
         careful = self.write_step
         if not isinstance(tree, Leaf) or not tree.shape:
             return lambda result: careful(j, result)
-        row, dtype, shape, ndarray = rows[j], tree.dtype, tree.shape, np.ndarray
+        row, dtype, shape, ndarray, own = rows[j], tree.dtype, tree.shape, np.ndarray, self._own
         rewards, terminations, truncations = self._reward, self._terminated, self._truncated
 
         def write(result: Any) -> Extra | None:
@@ -78,7 +78,7 @@ class RowWriter:
                     rewards[j] = reward
                     terminations[j] = terminated
                     truncations[j] = truncated
-                    return Extra(info) if info else None
+                    return Extra(own(info)) if info else None
             return careful(j, result)
 
         return write
@@ -101,7 +101,7 @@ class RowWriter:
         if info.__class__ is not dict:
             info = _odd_info("step", info)
         if info or objects is not None or vector is not None:
-            return Extra(info or None, objects, vector)
+            return Extra(self._own(info) or None, objects, vector)
         return None
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
@@ -115,7 +115,7 @@ class RowWriter:
         self._terminated[j] = self._truncated[j] = False
         if info.__class__ is not dict:
             info = _odd_info("reset", info)
-        return Extra(info or None, objects) if info or objects is not None else None
+        return Extra(self._own(info) or None, objects) if info or objects is not None else None
 
     def _odd_reward(self, j: int, reward: Any) -> tuple[float, np.ndarray | None]:
         """The reward as (scalar, vector or None), for all that is not a plain number."""
@@ -249,6 +249,24 @@ def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
             return None
         cast = array.astype(dtype)
         return cast if bool(np.all(cast == array)) else None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _own_arrays(value: Any) -> Any:
+    """The same dicts, lists and tuples with copies of their arrays, which the env may go on writing into.
+
+    Other objects stay: an info may hold anything, the env itself included.
+    """
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if value.__class__ is dict:
+        return {key: _own_arrays(child) for key, child in value.items()}
+    if value.__class__ in (list, tuple):
+        return value.__class__(_own_arrays(child) for child in value)
+    return value
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str, likely: str) -> tuple[Any, ...]:

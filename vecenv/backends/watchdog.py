@@ -42,6 +42,7 @@ class Hung:
         )
         error = WorkerTimeoutError(f"{text}Env {self.env_id} was at\n{self.stack}")
         error.env_id, error.env_ids, error.pid = env_id, self.env_ids, self.pid
+        error.bystander = env_id != self.env_id
         return error
 
 

@@ -259,7 +259,11 @@ def _take_off(boot: Boot) -> None:
     faulthandler.register(signal.SIGUSR1, file=boot.stacks.fd, all_threads=True)
     threading.Thread(target=_watch_parent, args=(boot.socket,), name="vecenv-parent-watch", daemon=True).start()
     if boot.method == "forkserver" or boot.starter:
-        _die_with_starter(boot.starter if boot.method != "forkserver" else 0)
+        _signal_at_end_of_starter(signal.SIGKILL)
+    if boot.method != "forkserver" and boot.starter:
+        if os.getppid() != boot.starter:  # it ended before we asked to be told
+            os.killpg(0, signal.SIGKILL)
+        _start_guard()
     random.seed()
     np.random.seed()  # the global generators were copied from the process that started us: each worker its own
 
@@ -272,18 +276,31 @@ def _watch_parent(sock: Any) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _die_with_starter(starter: int) -> None:
-    """Let the kernel kill this process when what started it ends: the forkserver, or the parent's main thread
-    (`starter`).
+def _signal_at_end_of_starter(number: int) -> None:
+    """Have the kernel signal this process when what started it ends: also while an env holds the interpreter lock.
 
-    What counts for the kernel is a thread, so a parent's other threads will not do. It works while an env holds the
-    interpreter lock.
+    The forkserver ends with the parent. Where the parent itself starts workers, it is the end of the starting *thread*
+    that counts for the kernel, so that this is for its main thread only.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if starter and os.getppid() != starter:  # it ended before
-            os.killpg(0, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
+
+
+def _start_guard() -> None:
+    """Start a process that outlives this one for a moment, to kill what the envs have started.
+
+    Without the forkserver, which does that, nobody else is left when the kernel kills this process.
+    """
+    worker = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if os.fork() == 0:
+        os.closerange(3, 1 << 16)  # held open here, they would hide the end of the worker
+        _signal_at_end_of_starter(signal.SIGTERM)
+        if os.getppid() == worker:
+            signal.sigwait({signal.SIGTERM})
+        os.killpg(0, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _end_children() -> None:

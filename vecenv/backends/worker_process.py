@@ -56,6 +56,10 @@ class WorkerProcess:
         boot.parent_fds = tuple(_parent_fds) if boot.method == "fork" else ()
         try:
             self.process = start_process(boot.method, worker_main, (boot,), f"vecenv-worker-{self.index}")
+        except BaseException:
+            _parent_fds.discard(ours.fileno())
+            ours.close()
+            raise
         finally:
             theirs.close()  # so that the end of the worker is the end of the stream
         self.alive = True
@@ -91,14 +95,18 @@ class WorkerProcess:
             return False
         return True
 
-    def death(self, env_id: int, doing: str) -> WorkerDiedError:
-        """The error that tells an env of the end of its worker."""
+    def death(self, env_id: int, running: int | None) -> WorkerDiedError:
+        """The error that tells an env of the end of its worker, which was using the env `running`, or idle."""
         others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
+        doing = "while idle" if running is None else f"while running env {running}"
+        if self.ready is None:
+            doing = "while constructing its envs"
         error = WorkerDiedError(
-            f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} while {doing}; "
+            f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}; "
             f"the envs of other workers are intact. reset({env_id}) starts it again."
         )
         error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
+        error.bystander = running is not None and running != env_id
         return error
 
 

@@ -1,0 +1,113 @@
+"""on_error="restart": failures become truncated rows, within a budget; and waiting for more envs than are alive."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faulty import Counter, DiesOnReset, DiesOnStep, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
+from tests.ledger import Column, N, block_of, columns, pids
+from vecenv import WorkerDiedError
+
+
+@columns()
+def test_restart_turns_a_failure_into_a_truncated_row_and_reset_brings_the_env_back(column: Column) -> None:
+    with column.open(counters(N, env1=RaisesOnStep), on_error="restart") as ledger:
+        ledger.begin()
+        for _ in range(3):
+            assert ledger.round() == []
+            assert ledger.rows[1]["restarted"] is True
+            assert "ValueError: boom" in ledger.rows[1]["error"]
+            ledger.reset([1])
+            assert ledger.round() == []
+            assert "restarted" not in ledger.rows[1]
+        assert ledger.venv.stats()["absorbed"] == 3
+
+
+@columns(dummy=False)
+def test_restart_turns_the_death_of_a_worker_into_truncated_rows_of_its_envs(column: Column) -> None:
+    with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        assert ledger.round() == []
+        if column.mode != "async blocks":
+            assert [i for i in range(N) if ledger.rows[i].get("restarted")] == block
+        assert "WorkerDiedError" in ledger.rows[1]["error"]
+        ledger.born_again(block)
+        ledger.reset(block)
+        assert ledger.round() == []
+        assert pids(ledger.venv)[1] != pid
+        assert ledger.venv.stats()["restarts"] == 1
+
+
+@columns("blocks", "async", dummy=False)
+def test_a_failed_env_that_is_stepped_without_reset_says_again_that_it_is_truncated(column: Column) -> None:
+    with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
+        ledger.begin()
+        block = block_of(ledger.venv, 1)
+        for _ in range(3):
+            assert ledger.round() == []
+            assert ledger.rows[1]["restarted"]
+        ledger.born_again(block)
+        ledger.reset(block)
+        assert ledger.round() == []
+
+
+@columns("blocks", "async")
+def test_the_budget_of_restarts_ends_in_the_error_of_the_env(column: Column) -> None:
+    with column.open(counters(N, env1=RaisesOnStep), on_error="restart", max_restarts=2) as ledger:
+        ledger.begin()
+        for _ in range(2):
+            assert ledger.round() == []
+            assert ledger.rows[1]["restarted"]
+            ledger.reset([1])
+            assert ledger.round() == []
+        assert "boom" in str(ledger.fails(ValueError))
+        ledger.reset([1])
+        assert ledger.round() == []
+
+
+@columns("blocks", "async")
+def test_a_reset_that_fails_is_tried_again_within_the_budget(column: Column) -> None:
+    with column.open(counters(N, env1=partial(RaisesOnReset, at=(2, 3))), on_error="restart", max_restarts=3) as ledger:
+        ledger.begin()
+        ledger.episode[1] = 3  # the episodes 2 and 3 do not begin
+        ledger.reset()
+        assert ledger.round() == []
+
+
+@columns("blocks", "async", dummy=False)
+def test_an_env_that_dies_in_every_reset_ends_in_an_error_not_in_a_storm(column: Column) -> None:
+    begin = time.monotonic()
+    with column.open(counters(N, env1=partial(DiesOnReset, always=True)), on_error="restart", max_restarts=3) as ledger:
+        error = ledger.reset_fails(WorkerDiedError)
+        assert "env" in str(error)
+        assert ledger.venv.stats()["restarts"] <= 4
+    assert time.monotonic() - begin < 20
+
+
+@columns("async", dummy=False)
+def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Path) -> None:
+    """wait_num=3 of 4, two of which die while the third waits: the call returns, and the third comes with the next."""
+    go = tmp_path / "go"
+    env_fns: list[Any] = [
+        partial(DiesOnStep, 0),
+        partial(DiesOnStep, 1),
+        partial(WaitsForFile, 2, 2, str(go)),
+        partial(Counter, 3),
+    ]
+    with column.open(env_fns, wait_num=3) as ledger:
+        ledger.begin()
+        ledger.send()
+        with pytest.raises(WorkerDiedError) as caught:
+            ledger.venv.recv()
+        ledger._take(caught.value)
+        go.touch()
+        ledger.check(*ledger.venv.recv())
+        ledger._lose()
+        ledger.born_again([0, 1])
+        ledger.goes_on([0, 1], WorkerDiedError)
