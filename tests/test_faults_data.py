@@ -228,8 +228,6 @@ def test_metadata_that_cannot_travel_is_told_with_its_env(column: Column, name: 
     "make", [partial(bytes, 100 << 20), lambda: dict.fromkeys(range(10_000), 1.5)], ids=["100 MB", "10000 entries"]
 )
 def test_a_large_info_arrives(column: Column, make: Callable[[], Any]) -> None:
-    if column.is_async:
-        return
     with column.open(counters(N, env1=partial(OddInfo, make=make))) as ledger:
         ledger.begin()
         assert ledger.round() == []

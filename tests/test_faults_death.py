@@ -24,7 +24,7 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids, reply_begins, said
-from vecenv import EnvStepError, WorkerDiedError
+from vecenv import EnvStepError, ShmemVectorEnv, WorkerDiedError
 
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
 
@@ -87,6 +87,9 @@ def test_alive_tells_the_death_of_an_idle_worker_without_waiting(column: Column)
         assert ledger.venv.alive() == [True] * N
         block = block_of(ledger.venv, 2)
         kill(pids(ledger.venv)[2])
+        begin = time.monotonic()
+        while ledger.venv.alive()[2]:
+            assert time.monotonic() - begin < SEEN
         assert ledger.venv.alive() == [i not in block for i in range(N)]
 
 
@@ -97,6 +100,9 @@ def test_reset_brings_back_a_worker_that_died_while_idle(column: Column) -> None
         ledger.begin()
         block = block_of(ledger.venv, 1)
         kill(pids(ledger.venv)[1])
+        begin = time.monotonic()
+        while ledger.venv.alive()[1]:  # whoever reaps it has to get round to it
+            assert time.monotonic() - begin < SEEN
         ledger.born_again(block)
         ledger.reset([1])
         rest = [i for i in block if i != 1]
@@ -152,7 +158,7 @@ def test_a_worker_killed_in_step_is_told_and_the_results_of_the_others_are_kept(
         check_goes_on(ledger, block)
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", dummy=False)
 @every_end
 def test_however_a_worker_ends_the_cause_is_told(column: Column, end: str) -> None:
     with column.open(counters(N, env2=partial(DiesOnStep, end=end))) as ledger:
@@ -173,14 +179,13 @@ def test_a_worker_killed_in_reset_is_told_and_brought_back(column: Column) -> No
         check_goes_on(ledger, block)
 
 
-@columns(dummy=False)
-@pytest.mark.parametrize("leave", ["sys.exit", "SystemExit"])
-def test_an_env_that_exits_politely_fails_alone(column: Column, leave: str) -> None:
+@columns("blocks", "async")
+def test_an_env_that_exits_politely_fails_alone(column: Column) -> None:
     """sys.exit raises, so neither the worker nor the envs beside it are lost; nor does it end the caller's program."""
-    with column.open(counters(N, env1=partial(RaisesOnStep, error=lambda: SystemExit(leave)))) as ledger:
+    with column.open(counters(N, env1=partial(RaisesOnStep, error=partial(SystemExit, "bye")))) as ledger:
         ledger.begin()
         error = ledger.fails(EnvStepError)
-        assert f"SystemExit: {leave}" in str(error)
+        assert "SystemExit: bye" in str(error)
         assert "env 1" in said(error)
         ledger.goes_on([1], EnvStepError)
 
@@ -219,7 +224,10 @@ def test_when_every_worker_is_killed_at_once_all_come_back(column: Column) -> No
 
 @columns("blocks", "async blocks", dummy=False)
 def test_the_result_of_a_block_mate_survives_a_restart(column: Column) -> None:
-    """Env 0 has stepped, its result is not fetched yet, when the worker dies in the reset of env 1."""
+    """Env 0 steps, and its result is not fetched yet, when the worker dies in the reset of env 1.
+
+    On shared memory the worker may find both requests at once and die before it has announced the result.
+    """
     with column.open(counters(N, env1=DiesOnReset)) as ledger:
         ledger.begin()
         assert block_of(ledger.venv, 1) == [0, 1]
@@ -231,7 +239,11 @@ def test_the_result_of_a_block_mate_survives_a_restart(column: Column) -> None:
         obs, _ = ledger.venv.reset([1])
         assert obs.tolist() == [[1, 1, 0, -1]]
         del ledger.sent[1]
-        ledger.check(*ledger.venv.recv())
+        try:
+            ledger.check(*ledger.venv.recv())
+        except WorkerDiedError:
+            assert column.backend is ShmemVectorEnv
+            ledger.sent.clear()
         assert not ledger.sent
         check_goes_on(ledger, [0])
 
@@ -334,7 +346,7 @@ def ignored_children() -> Iterator[None]:
     signal.signal(signal.SIGCHLD, before)
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", dummy=False)
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 @pytest.mark.usefixtures("ignored_children")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")

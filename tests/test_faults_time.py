@@ -28,7 +28,7 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, pids
-from vecenv import WorkerTimeoutError
+from vecenv import ShmemVectorEnv, WorkerTimeoutError
 from vecenv.backends import watchdog
 
 LIMIT = 0.5
@@ -52,7 +52,7 @@ def check_told(error: WorkerTimeoutError, env_id: int, pid: int, where: str) -> 
     assert where in str(error)
 
 
-@columns(dummy=False)
+@columns("blocks", "async", dummy=False)
 @how_it_hangs
 def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: bool, where: str) -> None:
     with column.open(counters(N, env1=partial(HangsOnStep, gil=gil)), step_timeout=LIMIT) as ledger:
@@ -267,7 +267,7 @@ def check_forced_close(venv: Any, envs: list[int]) -> None:
     venv.close()
 
 
-@columns("single", dummy=False)
+@columns("single", only=ShmemVectorEnv)
 def test_close_is_bounded_though_an_env_takes_a_minute_to_close(column: Column) -> None:
     venv = column.backend(counters(N, env1=SlowClose, env2=partial(SlowClose, gil=True)), **column.options)
     Ledger(venv).begin()

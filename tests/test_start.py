@@ -274,8 +274,6 @@ def test_the_start_method_of_the_program_stays_its_own_choice(column: Column) ->
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @fork_may_warn
 def test_envs_may_start_processes_and_threads_of_their_own(column: Column, method: str) -> None:
-    if method == "spawn" and column.is_async:
-        return
     with column.backend([partial(UsesMultiprocessing, i, method) for i in range(2)]) as venv:
         venv.reset()
         assert venv.step([3, 4])[1].tolist() == [9, 16]

@@ -27,6 +27,7 @@ class EnvAccess:
     _reports: list[EnvReport]
     _busy: np.ndarray
     _recovery: Recovery
+    _unreset: np.ndarray
     _all_ids: list[int]
     _rounds: int
     _steps: int
@@ -189,6 +190,7 @@ class EnvAccess:
         if not chosen:
             return
         self._ask(chosen, "seed", [(seeds[i],) for i in chosen])
+        self._unreset[chosen] = False
         for i in chosen:
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])

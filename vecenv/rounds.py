@@ -40,7 +40,6 @@ class Rounds(EnvAccess):
     """The envs that are being reset, with what they were asked with."""
     _strict: bool
     _check_actions: bool
-    _unreset: np.ndarray
 
     # What is sent.
 
@@ -190,7 +189,6 @@ class Rounds(EnvAccess):
         if extras and any(extra.failure is not None for extra in extras.values()):
             extras, failed = self._recovery.settle(extras, self._resets_in_flight)
             if failed:
-                self._forget_resets(asked)
                 self._raise_failures(failed, asked, extras)
         if self._strict:
             rows = asked if ids is None else ids
@@ -222,12 +220,15 @@ class Rounds(EnvAccess):
             partial = Partial(np.array(good), *rows)
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
+        op = "reset" if first in self._resets_in_flight else "step"
+        self._forget_resets(asked)
         error = errors[first]
         try:
             error.partial = partial  # type: ignore[attr-defined]
         except Exception:  # a class that takes no attributes
-            errors[first] = told = EnvStepError(f"env {first} failed: {type(error).__name__}: {error}")
-            told.env_id, told.partial = first, partial
+            told = EnvStepError(f"env {first} failed in {op}(): {type(error).__name__}: {error}")
+            told.env_id, told.op, told.pid, told.partial = first, op, self._backend.pid(first), partial
+            errors[first] = told
             raise told from error.__cause__ or error
         raise error
 

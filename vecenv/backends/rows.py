@@ -41,7 +41,7 @@ class RowWriter:
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, first_id: int, copy_objects: bool) -> None:
-        self._own = _own_arrays if copy_objects else _as_it_is
+        self._own = _own_info if copy_objects else _as_it_is
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), copy_objects)
@@ -253,6 +253,13 @@ def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _own_info(info: Any) -> Any:
+    try:
+        return _own_arrays(info)
+    except RecursionError:  # nested deeper than anybody looks
+        return info
 
 
 def _own_arrays(value: Any) -> Any:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import vecenv.backends.worker  # noqa: F401  loaded for the workers
@@ -24,7 +25,9 @@ def _kill_workers() -> None:
                 os.killpg(int(child), signal.SIGKILL)
 
 
-# A closed terminal or a scheduler signals the whole process group: the server has to outlive the parent for a moment.
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-atexit.register(_kill_workers)
+# Whoever imports this without being the server (a tool that looks at all modules) keeps its signals.
+if any("multiprocessing.forkserver import main" in argument for argument in sys.orig_argv):
+    # A closed terminal or a scheduler signals the whole group: the server has to outlive the parent for a moment.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    atexit.register(_kill_workers)
