@@ -37,16 +37,21 @@ class Failure:
 
     def exception(self, pid: int | None = None) -> BaseException:
         """The exception to raise in the caller's process: the env's own class, or EnvStepError."""
-        error = self.error or self._rebuilt()
-        if error is None:
-            error = EnvStepError(f"env {self.env_id} failed in {self.op}(): {self.type_name}: {self.text}")
+        error = self.error or self._rebuilt() or self._step_error()
         if self.error is None:
-            error.__cause__ = RemoteTraceback(self.trace)
+            try:
+                error.__cause__ = RemoteTraceback(self.trace)
+            except Exception:  # a class that takes no attributes
+                error = self._step_error()
+                error.__cause__ = RemoteTraceback(self.trace)
         where = "" if pid is None else f", worker pid {pid}"
         _add_note(error, f"env {self.env_id}, {self.op}(){where}")
         if isinstance(error, VectorEnvError):
             error.env_id, error.op, error.pid = self.env_id, self.op, pid
         return error
+
+    def _step_error(self) -> EnvStepError:
+        return EnvStepError(f"env {self.env_id} failed in {self.op}(): {self.type_name}: {self.text}")
 
     def _rebuilt(self) -> BaseException | None:
         if self.blob is None:
