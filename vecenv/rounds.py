@@ -15,7 +15,7 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
-from vecenv.errors import EnvStepError, Partial
+from vecenv.errors import Partial
 from vecenv.ids import as_ids
 from vecenv.results import HandOver
 from vecenv.seeding import spread_seeds
@@ -220,17 +220,9 @@ class Rounds(EnvAccess):
             partial = Partial(np.array(good), *rows)
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
-        op = "reset" if first in self._resets_in_flight else "step"
         self._forget_resets(asked)
-        error = errors[first]
-        try:
-            error.partial = partial  # type: ignore[attr-defined]
-        except Exception:  # a class that takes no attributes
-            told = EnvStepError(f"env {first} failed in {op}(): {type(error).__name__}: {error}")
-            told.env_id, told.op, told.pid, told.partial = first, op, self._backend.pid(first), partial
-            errors[first] = told
-            raise told from error.__cause__ or error
-        raise error
+        errors[first].partial = partial  # type: ignore[attr-defined]
+        raise errors[first]
 
     # Checks.
 

@@ -38,12 +38,12 @@ class Failure:
     def exception(self, pid: int | None = None) -> BaseException:
         """The exception to raise in the caller's process: the env's own class, or EnvStepError."""
         error = self.error or self._rebuilt() or self._step_error()
-        if self.error is None:
-            try:
-                error.__cause__ = RemoteTraceback(self.trace)
-            except Exception:  # a class that takes no attributes
-                error = self._step_error()
-                error.__cause__ = RemoteTraceback(self.trace)
+        cause = error.__cause__ if self.error is not None else RemoteTraceback(self.trace)
+        try:
+            error.__cause__, error.partial = cause, None  # type: ignore[attr-defined]
+        except Exception:  # a class that takes no attributes could not carry the results of the others
+            error = self._step_error()
+            error.__cause__ = cause or self.error
         where = "" if pid is None else f", worker pid {pid}"
         _add_note(error, f"env {self.env_id}, {self.op}(){where}")
         if isinstance(error, VectorEnvError):
@@ -72,7 +72,7 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
     """
     text = _text(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    failure = Failure(env_id, op, type(error).__name__, text, trace[-TEXT_LIMIT:])
+    failure = Failure(env_id, op, type(error).__name__, text, _shortened(trace))
     if not isinstance(error, Exception):
         if local:
             failure.error = EnvStepError(f"env {env_id} failed in {op}(): {failure.type_name}: {text}")
@@ -82,6 +82,12 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
     else:
         failure.blob = _blob(error)
     return failure
+
+
+def _shortened(text: str) -> str:
+    """Text of bearable length: a traceback has the most to say at its two ends."""
+    half = TEXT_LIMIT // 2
+    return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def _text(error: BaseException) -> str:

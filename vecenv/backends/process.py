@@ -415,7 +415,9 @@ class ProcessBackend(Backend):
         was killed.
         """
         for worker in workers:
-            if worker.alive:
+            if worker.alive and worker.ready is None:
+                self.kill(worker, None)
+            elif worker.alive:
                 self._post(worker, ch.CLOSE, 0)
         while any(worker.alive for worker in workers) and time.monotonic() < deadline:
             self._poll(deadline)
