@@ -45,11 +45,11 @@ def tell(name: str, what: Any = None) -> None:
 # Killed.
 
 
-def every_state(context: str) -> None:
+def every_state(context: str, names: list[str]) -> None:
     """Vector envs in all states at once: idle, one env busy, all busy, lock held, with children."""
     kept = []
     processes: dict[str, list[int]] = {}
-    for name in ("Subproc", "Shmem") if context != "spawn" else ("Shmem",):  # to spawn takes long
+    for name in names:
         states: dict[str, list[Any]] = {
             "idle": [Counter, Counter],
             "one busy": [Counter, partial(HangsOnStep, at=1)],
@@ -112,11 +112,6 @@ def interrupted_in_step(venv_class: Any, name: str) -> dict[str, Any]:
         found["obs"] = venv.recv()[0].tolist()
         found["again"] = venv.step([7, 7])[0].tolist()
     return found | {"close": timed(venv.close)}
-
-
-def in_haste() -> None:
-    """Closing by force comes soon: how soon is not what these drivers are about."""
-    vecenv.base.CLOSE_TIMEOUT = 0.5
 
 
 def interrupted_in_reset(venv_class: Any, name: str) -> dict[str, Any]:
@@ -227,14 +222,19 @@ def ends_during_a_step(venv_class: Any, name: str) -> None:
     tell("ready")
 
 
+def in_haste() -> None:
+    """Closing by force comes soon: how soon is not what these drivers are about."""
+    vecenv.base.CLOSE_TIMEOUT = 0.5
+
+
 def _main() -> None:
+    in_haste()
     name, which = sys.argv[1], sys.argv[3:] and sys.argv[3]
     if name == "every_state":
-        every_state(str(which))
+        every_state(str(which), sys.argv[4:])
     elif name == "interrupted_at_random":
         interrupted_at_random(BACKENDS[sys.argv[4]], sys.argv[4])
     elif name.startswith("interrupted"):
-        in_haste()
         for backend in BACKENDS:
             if not (backend == "Dummy" and name == "interrupted_in_constructor"):
                 tell(f"{backend}.json", globals()[name](BACKENDS[backend], backend))

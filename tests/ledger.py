@@ -73,8 +73,14 @@ def columns(*modes: str, dummy: bool = True, only: type | None = None) -> pytest
         known = [column for column in known if column.backend is only]
     if modes:
         known = [column for column in known if column.mode in modes or (not column.remote and _fits(column, modes))]
-    ids = [f"{c.backend.__name__.removesuffix('VectorEnv')}-{c.mode.replace(' ', '-')}" for c in known]
-    return pytest.mark.parametrize("column", known, ids=ids)
+    # The first tier runs one mode with blocks and one with a worker for each env, where a test has them.
+    first = {column.mode for column in known} & {"blocks", "async", "sync"}
+    return pytest.mark.parametrize("column", [_param(c, slow=bool(first) and c.mode not in first) for c in known])
+
+
+def _param(column: Column, slow: bool) -> Any:
+    name = f"{column.backend.__name__.removesuffix('VectorEnv')}-{column.mode.replace(' ', '-')}"
+    return pytest.param(column, id=name, marks=[pytest.mark.slow] if slow else [])
 
 
 class Ledger:

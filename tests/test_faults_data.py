@@ -98,7 +98,7 @@ class ObjectAction(Counter):
         return super().observe(action if isinstance(action, int) else action["number"])
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", dummy=False)
 @pytest.mark.parametrize("name", ["unpicklable", "raises at pickle", "nested too deep"])
 def test_an_action_that_cannot_travel_is_refused_before_anything_is_sent(column: Column, name: str) -> None:
     make, why = CANNOT_LEAVE[name]
@@ -110,7 +110,7 @@ def test_an_action_that_cannot_travel_is_refused_before_anything_is_sent(column:
         check_untouched(ledger)
 
 
-@columns("blocks", "async", dummy=False)
+@columns("async", dummy=False)
 @pytest.mark.parametrize("name", ["unpicklable", "raises at pickle"])
 def test_reset_options_and_attributes_that_cannot_travel_are_refused(column: Column, name: str) -> None:
     make, why = CANNOT_LEAVE[name]

@@ -62,7 +62,8 @@ def survivors(processes: list[psutil.Process], within: float) -> list[int]:
 
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_killed(context: str, tmp_path: Path) -> None:
-    check_orphans(tmp_path, context, lambda program: program.kill())
+    names = ["Subproc", "Shmem"] if context == "forkserver" else ["Shmem"]
+    check_orphans(tmp_path, context, names, lambda program: program.kill())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -71,11 +72,11 @@ def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_told_
 ) -> None:
     """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
     send = os.kill if number == signal.SIGTERM else os.killpg
-    check_orphans(tmp_path, "forkserver", lambda program: send(program.pid, number))
+    check_orphans(tmp_path, "forkserver", ["Shmem"], lambda program: send(program.pid, number))
 
 
-def check_orphans(folder: Path, context: str, end: Any) -> None:
-    with driver(folder, "every_state", context) as program:
+def check_orphans(folder: Path, context: str, names: list[str], end: Any) -> None:
+    with driver(folder, "every_state", context, *names) as program:
         appears(folder / "ready", within=60)
         states = json.loads((folder / "ready").read_text())
         family = family_of(program)

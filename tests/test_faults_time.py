@@ -104,7 +104,7 @@ def test_a_hang_is_a_truncated_row_with_on_error_restart(column: Column) -> None
         assert ledger.round() == []
 
 
-@columns("single", dummy=False)
+@columns("single", only=ShmemVectorEnv)
 @how_it_hangs
 @pytest.mark.usefixtures("hasty_close")
 def test_a_constructor_that_never_ends_is_given_up(column: Column, gil: bool, where: str) -> None:
@@ -128,7 +128,7 @@ def test_a_block_that_gets_on_may_take_longer_than_one_step(column: Column) -> N
         assert time.monotonic() - begin > 1.1
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", dummy=False)
 def test_a_caller_that_takes_its_time_is_not_taken_for_a_hang(column: Column) -> None:
     with column.open(counters(N), step_timeout=0.2) as ledger:
         ledger.begin()
@@ -189,7 +189,7 @@ def test_a_worker_that_is_stopped_in_a_step_is_given_up(column: Column, tmp_path
         ledger.goes_on(block, WorkerTimeoutError)
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", dummy=False)
 def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: Column) -> None:
     """1 MiB does not fit the pipe of a worker that does not read."""
     actions = np.full((N, 1 << 20), 5, np.int8)

@@ -14,12 +14,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_lock = threading.Lock()
-
 
 def _locked_fence() -> None:
-    _lock.acquire()
-    _lock.release()
+    # A fresh lock each time: one for all could be left locked by a Ctrl-C in between.
+    threading.Lock().acquire()
 
 
 # Everything written before is seen before what is read or written after. On x86 any locked instruction does it, and

@@ -63,22 +63,23 @@ class RowWriter:
 
         def write(result: Any) -> Extra | None:
             # One test for all that well-behaved envs return; whatever else it is, `write_step` knows.
-            if result.__class__ is tuple and len(result) == 5:
+            try:
                 obs, reward, terminated, truncated, info = result
-                if (
-                    obs.__class__ is ndarray
-                    and obs.dtype is dtype
-                    and obs.shape == shape
-                    and reward.__class__ in _REWARDS
-                    and terminated.__class__ in _FLAGS
-                    and truncated.__class__ in _FLAGS
-                    and info.__class__ is dict
-                ):
-                    row[...] = obs
-                    rewards[j] = reward
-                    terminations[j] = terminated
-                    truncations[j] = truncated
-                    return Extra(own(info)) if info else None
+                fits = obs.dtype is dtype and obs.shape == shape and obs.__class__ is ndarray
+            except (TypeError, ValueError, AttributeError):
+                return careful(j, result)
+            if (
+                fits
+                and (reward.__class__ is float or reward.__class__ in _REWARDS)
+                and (terminated.__class__ is bool or terminated.__class__ in _FLAGS)
+                and (truncated.__class__ is bool or truncated.__class__ in _FLAGS)
+                and info.__class__ is dict
+            ):
+                row[...] = obs
+                rewards[j] = reward
+                terminations[j] = terminated
+                truncations[j] = truncated
+                return Extra(own(info)) if info else None
             return careful(j, result)
 
         return write
