@@ -277,12 +277,13 @@ def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_nex
 
 
 @columns("single", "async", dummy=False)
-def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Column) -> None:
+@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Column, rounds: int) -> None:
     """Death may come at any moment of a restart: a thread kills env 2 at a random one."""
     rng = np.random.default_rng(0)
     with column.open(counters(N)) as ledger:
         ledger.begin()
-        for _ in range(10):
+        for _ in range(rounds):
             victim, other = pids(ledger.venv)[1], pids(ledger.venv)[2]
             kill(victim)
             ledger.round([1])
