@@ -145,8 +145,8 @@ class EnvAccess:
         self._call(id, "set_env_attr", (key, value))
 
     def call(self, name: str, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the method `name` of the envs `id`, in all workers at once; what is not a method is returned (as
-        gymnasium's `call`).
+        """Call the method `name` of the envs `id`, in all workers at once; what is not a method is
+        returned (as gymnasium's `call`).
         """
         return self._call(id, "call", (name, args, kwargs))
 
@@ -160,8 +160,7 @@ class EnvAccess:
     # Seeds.
 
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env. Returns the
-        seeds used.
+        """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env.
 
         An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does
         nothing. ValueError for a wrong count or a bad seed, before any env is touched.

@@ -1,6 +1,4 @@
-"""BaseVectorEnv: many envs behind one object; ids, rounds, waiting, errors. Where the envs live is the backend's
-business.
-"""
+"""BaseVectorEnv: many envs behind one object. Where the envs live is the backend's business."""
 
 from __future__ import annotations
 
@@ -146,11 +144,11 @@ class BaseVectorEnv(Rounds):
     # Stepping.
 
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        """Reset the envs `id` (default all) and wait for them, also in async mode; returns (obs, info), rows in the
-        order of `id`.
+        """Reset the envs `id` (default all) and wait for them, also in async mode; returns (obs, info).
 
-        `seed`: an int s gives env i the seed s + i, a list has one seed for each env of `id`. Other arguments go to
-        every `reset`. An env that failed is started again. Raises RuntimeError for an env that is still stepping.
+        Rows are in the order of `id`. `seed`: an int s gives env i the seed s + i, a list has one seed for each env of
+        `id`. Other arguments go to every `reset`. An env that failed is started again. Raises RuntimeError for an env
+        that is still stepping.
         """
         self._check_open()
         ids = self._as_ids(id, env_id)
@@ -183,12 +181,11 @@ class BaseVectorEnv(Rounds):
         return self.recv()
 
     def send(self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, **kwargs: Any) -> None:
-        """The first half of `step`: check everything, start the envs, return at once. `kwargs` go to the envs in
-        `reset`.
+        """The first half of `step`: check everything, start the envs, return at once.
 
-        `send(None, reset=ids)` only resets. Nothing is sent if anything is wrong: ValueError for a wrong number of
-        actions or no action, IndexError, TypeError and ValueError for ids, RuntimeError for an env that is still
-        stepping, and the old error of an env that failed.
+        `kwargs` go to the envs in `reset`. `send(None, reset=ids)` only resets. Nothing is sent if anything is wrong:
+        ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
+        RuntimeError for an env that is still stepping, and the old error of an env that failed.
         """
         self._check_open()
         begin = time.perf_counter()
@@ -207,11 +204,10 @@ class BaseVectorEnv(Rounds):
         self._dispatch_time += time.perf_counter() - begin
 
     def recv(self) -> Step:
-        """The second half of `step`: wait for what is in flight (all of it, or as `wait_num` and `timeout` say) and
-        return it.
+        """The second half of `step`: wait for what is in flight and return it.
 
-        RuntimeError if nothing is in flight. The error of an env that failed is raised with the others' results in
-        its `partial`.
+        All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
+        that failed is raised with the others' results in its `partial`.
         """
         self._check_open()
         if self._in_flight == 0:
@@ -278,9 +274,7 @@ def _close_all() -> None:
 
 
 def _shut_down(backend: Backend, name: str, owner: int) -> None:
-    """End the workers of a vector env that was never closed. Not in a forked copy of the process: they are not its
-    own.
-    """
+    """End the workers of a vector env that was never closed; not in a forked copy of the process."""
     if owner == os.getpid():
         backend.close(CLOSE_TIMEOUT)
         warnings.warn(f"unclosed {name}: call close() or use it in a with statement", ResourceWarning, stacklevel=2)

@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 
 
 class Partial(NamedTuple):
-    """What the other envs of a failed call returned, rows in the order of `env_id`. Found in the `partial` of the
-    error.
-    """
+    """What the other envs of a failed call returned, rows in the order of `env_id`: the error's `partial`."""
 
     env_id: Any
     obs: Any
@@ -50,9 +48,7 @@ class VectorEnvError(RuntimeError):
 
 
 class EnvStepError(VectorEnvError):
-    """The code of an env raised, and its exception could not be carried over; the message holds its type, text and
-    traceback.
-    """
+    """The code of an env raised, and its exception could not be carried over; the message tells what it was."""
 
 
 class WorkerDiedError(VectorEnvError):

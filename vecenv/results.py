@@ -57,9 +57,7 @@ class HandOver:
         return leaf.copy() if self._copy else leaf
 
     def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
-        """Envs without spaces: one array as long as all rows seen so far have one shape, from then on an object
-        array.
-        """
+        """Envs without spaces: one array as long as all rows so far have one shape, then an object array."""
         if not self._ragged:
             for value in values:
                 shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None

@@ -251,9 +251,7 @@ class Rounds(EnvAccess):
             )
 
     def _check_ready(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
-        """RuntimeError for envs that are stepping; envs to be stepped must not have failed, nor, if `strict`, need a
-        reset.
-        """
+        """RuntimeError for envs that are stepping, have failed or, if `strict`, need a reset."""
         self._check_not_busy(ids)
         if self._backend.lost:
             self._recovery.note_lost()

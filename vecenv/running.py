@@ -34,9 +34,7 @@ class RunningMeanStd:
         self.eps = eps
 
     def update(self, batch: np.ndarray) -> None:
-        """Add the rows of `batch` (k, ...) to the statistics (Chan's parallel formula, exact for any split into
-        batches).
-        """
+        """Add the rows of `batch` (k, ...) to the statistics (Chan's formula, exact for any split)."""
         batch = np.asarray(batch, dtype=np.float64)
         k = len(batch)
         if k == 0:

@@ -57,8 +57,7 @@ for _name, _value in [*vars(EnvAccess).items(), *vars(BaseVectorEnv).items()]:
 
 
 class VectorEnvNormObs(VectorEnvWrapper):
-    """Normalises observations by their running mean and deviation (as tianshou's VectorEnvNormObs; Dict and Tuple
-    spaces too).
+    """Normalises observations by their running mean and deviation (as tianshou's, and Dict and Tuple spaces too).
 
     Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
     `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,

@@ -1,5 +1,4 @@
-"""The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared between
-processes.
+"""The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared.
 
     mail        (n,)  uint8     the post box of each env: what is asked of it, or that it has answered (see below)
     reward      (n,)  float64
@@ -108,9 +107,7 @@ def arena_bytes(layout: Layout, n: int) -> int:
 
 
 def anonymous_file(name: str) -> int:
-    """The descriptor of an unnamed file in memory (in the temporary folder where the system has no memfd): nothing to
-    leak.
-    """
+    """The descriptor of an unnamed file in memory, or in the temporary folder where there is no memfd."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:

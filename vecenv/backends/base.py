@@ -58,9 +58,7 @@ class Backend(ABC):
         """Reserve the memory for the batch, once, after `start`; returns the parent's view of it."""
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        """Prepare actions and arguments that do not fit the arena, before anything is sent; TypeError if one cannot
-        travel.
-        """
+        """Prepare what does not fit the arena, before anything is sent; TypeError if it cannot travel."""
         return dict(payloads)
 
     @abstractmethod

@@ -63,9 +63,7 @@ class Channel:
         self._sock.sendall(b"".join((HEADER.pack(size, kind, number), *parts)))
 
     def read(self, spins: int = 0) -> Frame:
-        """The next frame; looks `spins` times for it, giving the CPU away each time, then blocks. EOFError when the
-        parent is gone.
-        """
+        """The next frame: looks `spins` times for it, then blocks. EOFError when the parent is gone."""
         while (frame := self.take()) is None:
             chunk = self._look(spins) or self._sock.recv(CHUNK)
             if not chunk:

@@ -1,6 +1,4 @@
-"""The control page: a few numbers that the parent and its workers share, one cache line a worker, in both process
-backends.
-"""
+"""The control page: a few numbers that the parent and its workers share, one cache line a worker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A failure on its way to the caller: what a host reports when an env raised, in plain strings that any process can
-read.
+"""A failure on its way to the caller: what a host reports when an env raised, in strings that any process can read.
 
 The exception itself travels only when it was seen to survive pickling in the worker; text is never used as a format
 template.

@@ -48,9 +48,7 @@ class EnvHost:
         self.progress: Any = [0]
         self._used = 0
         self.interrupt: KeyboardInterrupt | None = None
-        """The user's own Ctrl-C, if one fell into the code of an env in the caller's process: to be raised after the
-        round.
-        """
+        """The user's own Ctrl-C, if it fell into an env's code: to be raised after the round."""
 
     def construct(self) -> list[EnvReport] | Failure:
         """Call each maker once. The first failure ends it, and the envs made so far are closed."""

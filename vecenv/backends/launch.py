@@ -95,9 +95,7 @@ def _one_blas_thread() -> Iterator[None]:
 
 @contextmanager
 def _keyboard_interrupt_later() -> Iterator[None]:
-    """Processes started inside never see SIGINT: a Ctrl-C in the terminal is the parent's business, once they are
-    started.
-    """
+    """Processes started inside never see SIGINT: a Ctrl-C in the terminal is the parent's business."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

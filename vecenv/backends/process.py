@@ -1,5 +1,4 @@
-"""ProcessBackend: what the backends with worker processes share. Start, handshake, events, calls, restart, the
-watchdog, close.
+"""ProcessBackend: what the backends with worker processes share, from start to close.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -142,9 +141,7 @@ class ProcessBackend(Backend):
         """What the server in the worker needs to be started with."""
 
     def _await_ready(self, workers: Sequence[WorkerProcess]) -> None:
-        """Wait until all have reported; raises for the first constructor that failed, and WorkerTimeoutError after
-        `start_timeout`.
-        """
+        """Wait until all have reported; raises for the first constructor that failed or is late."""
         deadline = time.monotonic() + self._start_timeout
         while any(worker.ready is None for worker in workers):
             for worker in workers:
@@ -191,9 +188,7 @@ class ProcessBackend(Backend):
             warnings.warn(self._notes.pop(), RuntimeWarning, stacklevel=5)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
-        """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read here fails its env
-        only.
-        """
+        """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read fails its env."""
         try:
             extras = pickle.loads(payload)
         except KeyboardInterrupt:
@@ -236,7 +231,8 @@ class ProcessBackend(Backend):
             self._number += 1
             numbers.append(self._number)
             if worker.alive:
-                self._post(worker, kind, self._number, payload)
+                with shield:
+                    self._post(worker, kind, self._number, payload)
         asked = [(worker, number) for (worker, _, _), number in zip(requests, numbers, strict=True)]
 
         def owing() -> list[WorkerProcess]:
@@ -263,9 +259,7 @@ class ProcessBackend(Backend):
         deadline: float | None,
         owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
-        """Handle events until `done()` or the deadline, and now and then look whether a worker that owes an answer
-        hangs.
-        """
+        """Handle events until `done()` or the deadline, and now and then look for workers that hang."""
         look = self.watchdog.start()
         while not done():
             self._poll(look if deadline is None else min(look, deadline))
@@ -331,9 +325,7 @@ class ProcessBackend(Backend):
     # The end of a worker.
 
     def _on_end(self, worker: WorkerProcess) -> None:
-        """The process has ended: take what it still sent, fail what it did not answer, remember that its envs are
-        lost.
-        """
+        """The process has ended: take what it still sent, fail what it did not answer, note its envs as lost."""
         if not worker.alive:
             return
         worker.channel.receive()
@@ -411,9 +403,7 @@ class ProcessBackend(Backend):
         return problems
 
     def _stop(self, workers: Sequence[WorkerProcess], deadline: float) -> list[str]:
-        """Ask the workers to close, then kill those that have not ended by the deadline. Returns a line for each that
-        was killed.
-        """
+        """Ask the workers to close, and kill those that have not by the deadline, with a line for each."""
         for worker in workers:
             if worker.alive and worker.ready is None:
                 self.kill(worker, None)

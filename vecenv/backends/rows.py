@@ -36,8 +36,9 @@ _FLAGS = frozenset({bool, np.bool_})
 
 
 class RowWriter:
-    """Writes results of the envs of a block; `spaces` are their own observation spaces, `copy_objects` keeps object
-    leaves apart.
+    """Writes results of the envs of a block.
+
+    `spaces` are their own observation spaces, `copy_objects` keeps object leaves apart.
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, first_id: int, copy_objects: bool) -> None:
@@ -138,9 +139,7 @@ class RowWriter:
 
 
 def _compile(tree: Any, own: Any, rows: Any, copy_objects: bool) -> Put:
-    """The function that writes an observation of one env, given the tree of the batch, the env's own, and its row of
-    every leaf.
-    """
+    """What writes an observation of one env, given the tree of the batch, the env's own, and its row of every leaf."""
     if isinstance(tree, Leaf):
         return _array_put(tree, rows.reshape(tree.shape))
     if isinstance(tree, ObjectLeaf):

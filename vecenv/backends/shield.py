@@ -39,9 +39,7 @@ class Shield:
             self._previous(signal.SIGINT, None)
 
     def acquire(self) -> None:
-        """Put the shield before the handler of SIGINT, unless that is no Python function or this is not the main
-        thread.
-        """
+        """Put the shield before the handler of SIGINT, if that is a Python function and this the main thread."""
         self._users += 1
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and handler != self._handle and threading.get_ident() == self._main:
