@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 
@@ -81,6 +82,22 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
     else:
         failure.blob = _blob(error)
     return failure
+
+
+def died_failure(env_id: int, op: str, error: BaseException, began: bool = True) -> Failure:
+    """The failure of one env because its worker ended."""
+    return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
+
+
+def read_value(blob: bytes, env_id: int, op: str) -> Any:
+    """What an env returned, or a Failure if it cannot be read in this process."""
+    try:
+        return pickle.loads(blob)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = f"{op} on env {env_id}: what it returned cannot be read here: {type(error).__name__}: {error}"
+        return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
 
 
 def _shortened(text: str) -> str:

@@ -34,7 +34,7 @@ from vecenv.backends.arena import Arena, anonymous_file
 from vecenv.backends.base import Backend
 from vecenv.backends.channel import Frame
 from vecenv.backends.control import BUSY_NS, CALLS, IN_ROUND, PROGRESS, Control
-from vecenv.backends.failure import Failure
+from vecenv.backends.failure import Failure, died_failure, read_value
 from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
 from vecenv.backends.layout import Layout
@@ -205,7 +205,7 @@ class ProcessBackend(Backend):
         for j, blob in (pickle.loads(reply) if reply else {}).items():
             if j not in expected:
                 continue
-            extra = _read_value(blob, worker.start + j, "step")
+            extra = read_value(blob, worker.start + j, "step")
             extras[j] = Extra(failure=extra) if isinstance(extra, Failure) else extra
         return extras
 
@@ -221,7 +221,7 @@ class ProcessBackend(Backend):
         values: dict[int, Any] = {}
         for (worker, _, _), reply in zip(asked, self._ask(asked), strict=True):
             for j, blob in (pickle.loads(reply) if reply else {}).items():
-                values[worker.start + j] = _read_value(blob, worker.start + j, op)
+                values[worker.start + j] = read_value(blob, worker.start + j, op)
         return [values[i] if i in values else died_failure(i, op, self.lost[i]) for i in ids]
 
     def _ask(self, requests: Sequence[tuple[WorkerProcess, int, bytes]]) -> list[bytes | None]:
@@ -421,22 +421,6 @@ class ProcessBackend(Backend):
         ]
 
 
-def died_failure(env_id: int, op: str, error: BaseException, began: bool = True) -> Failure:
-    """The failure of one env because its worker ended."""
-    return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
-
-
 def _read_reports(worker: WorkerProcess, blobs: Sequence[bytes]) -> list[EnvReport] | Failure:
-    reports = [_read_value(blob, worker.start + j, "__init__") for j, blob in enumerate(blobs)]
+    reports = [read_value(blob, worker.start + j, "__init__") for j, blob in enumerate(blobs)]
     return next((report for report in reports if isinstance(report, Failure)), reports)
-
-
-def _read_value(blob: bytes, env_id: int, op: str) -> Any:
-    """What an env returned, or a Failure if it cannot be read in this process."""
-    try:
-        return pickle.loads(blob)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        text = f"{op} on env {env_id}: what it returned cannot be read here: {type(error).__name__}: {error}"
-        return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
