@@ -72,7 +72,7 @@ class EnvHost:
     def bind(self, layout: Layout, block: Arena) -> None:
         """Write into `block` from now on."""
         spaces = [getattr(env, "observation_space", None) for env in self.envs]
-        self._rows = RowWriter(layout, spaces, block, self._first_id, copy_objects=self._local)
+        self._rows = RowWriter(layout, spaces, block, copy_objects=self._local)
         self._writers = self._rows.step_writers
         self._steps = [env.step for env in self.envs]
 

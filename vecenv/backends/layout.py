@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv import nest
-
 
 @dataclass(frozen=True)
 class Leaf:
@@ -75,8 +73,3 @@ def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any
     obs = merge_trees([space_tree(space, "obs") for space in observation_spaces], "obs")
     action = merge_trees([space_tree(space, "action") for space in action_spaces], "action")
     return Layout(obs, action if isinstance(action, Leaf) else None)
-
-
-def array_leaves(layout: Layout) -> list[Leaf]:
-    """The array leaves of the observation, in order."""
-    return [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]

@@ -94,7 +94,7 @@ class PerEnvBackend(Backend):
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, len(self.workers))
         spaces = [_attr_or_none(worker, "observation_space") for worker in self.workers]
-        self._rows = RowWriter(layout, spaces, self.arena, 0, copy_objects=True)
+        self._rows = RowWriter(layout, spaces, self.arena, copy_objects=True)
         self._resetting = np.zeros(len(self.workers), dtype=np.bool_)
         return self.arena
 

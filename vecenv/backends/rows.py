@@ -41,7 +41,7 @@ class RowWriter:
     `spaces` are their own observation spaces, `copy_objects` keeps object leaves apart.
     """
 
-    def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, first_id: int, copy_objects: bool) -> None:
+    def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, copy_objects: bool) -> None:
         self._own = _own_info if copy_objects else _as_it_is
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [

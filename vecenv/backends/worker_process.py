@@ -48,7 +48,7 @@ class WorkerProcess:
         return int(self.process.pid)
 
     def launch(self, boot: Boot) -> None:
-        """Start the process. It has created the channel; `boot` says the rest."""
+        """Start the process, with a new channel; `boot` says the rest."""
         ours, theirs = socket.socketpair()
         self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
         _parent_fds.add(ours.fileno())
