@@ -122,7 +122,7 @@ class WritesIntoEnvInfos(DummyVectorEnv):
     def recv(self):
         result = super().recv()
         for row in result[4]:
-            if not self._busy.any():
+            if not self.waiting_id:
                 own = self.get_env_attr("own_info", row["env_id"])[0]
                 self.set_env_attr("own_info", {**own, "env_id": row["env_id"]}, row["env_id"])
         return result

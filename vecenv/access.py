@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vecenv.backends.arena import IDLE
 from vecenv.backends.failure import Failure
 from vecenv.seeding import check_seed, seed_chain, spread_seeds
 
@@ -25,7 +26,8 @@ class EnvAccess:
     is_closed: bool
     _backend: Backend
     _reports: list[EnvReport]
-    _busy: np.ndarray
+    _mail: Any
+    """The post box of each env: idle, or what was asked or answered; the only record of what is in flight."""
     _recovery: Recovery
     _unreset: np.ndarray
     _all_ids: list[int]
@@ -89,19 +91,22 @@ class EnvAccess:
     def ready_id(self) -> list[int]:
         """The envs that can be stepped."""
         self._check_open()
-        return [i for i in self._all_ids if not self._busy[i] and i not in self._recovery.errors]
+        return [i for i in self._all_ids if self._mail[i] == IDLE and i not in self._recovery.errors]
 
     @property
     def waiting_id(self) -> list[int]:
         """The envs in flight: started by `send` or an async `step`, their results not yet returned."""
         self._check_open()
-        return np.flatnonzero(self._busy).tolist()
+        return [i for i in self._all_ids if self._mail[i] != IDLE]
 
     @property
     def failed_id(self) -> list[int]:
         """The envs that failed and accept nothing but `reset`."""
         self._check_open()
-        return [i for i in sorted(self._recovery.errors) if not self._busy[i]]
+        return [i for i in sorted(self._recovery.errors) if self._mail[i] == IDLE]
+
+    def _in_flight(self) -> int:
+        return self.env_num - self._mail.tobytes().count(IDLE)
 
     def alive(self) -> list[bool]:
         """Whether each env exists: False for those whose worker has ended. Does not wait."""
@@ -153,7 +158,7 @@ class EnvAccess:
     def render(self, **kwargs: Any) -> list[Any]:
         """The frame of each env, by `env.render(**kwargs)`; RuntimeError while any is stepping."""
         self._check_open()
-        if self._busy.any():
+        if self._in_flight():
             raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
         return self._call(None, "render", (kwargs,))
 

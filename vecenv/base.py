@@ -26,8 +26,8 @@ from vecenv.checks import (
 )
 from vecenv.errors import ClosedError
 from vecenv.recovery import Recovery
-from vecenv.results import HandOver
-from vecenv.rounds import Rounds, Step
+from vecenv.results import HandOver, Step
+from vecenv.rounds import Rounds
 
 CLOSE_TIMEOUT = 5.0
 _forks = 0
@@ -131,12 +131,10 @@ class BaseVectorEnv(Rounds):
         self._hand_over = HandOver(self._arena, layout, n, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self._strict, self._check_actions = strict, check_actions
         self._all_ids = list(range(n))
-        self._busy = np.zeros(n, dtype=np.bool_)
         self._unreset = np.ones(n, dtype=np.bool_)
         self._order: list[np.ndarray | None] = []
         self._mail: Any = self._arena.mail.data
-        self._all_done = bytes([box.DONE]) * n
-        self._in_flight = 0
+        self._all_done, self._all_idle = bytes([box.DONE]) * n, bytes([box.IDLE]) * n
         self._resets_in_flight = {}
         self._rounds = self._steps = self._resets = 0
         self._dispatch_time = self._wait_time = 0.0
@@ -171,7 +169,7 @@ class BaseVectorEnv(Rounds):
         """
         if action is None and reset is None:
             self._check_open()
-            if not self.is_async and not self._in_flight:
+            if not self.is_async and not self._in_flight():
                 raise ValueError(
                     "step(None) waits for steps in flight, which only async mode or send() can have; "
                     "action must be not-None for non-async: pass one action for each env"
@@ -197,7 +195,7 @@ class BaseVectorEnv(Rounds):
                 raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
             self._send_resets(ids, kwargs)
         else:
-            ids = self._as_ids(id, env_id)
+            ids = None if id is None and env_id is None else self._as_ids(id, env_id)
             resets = None if reset is None else self._reset_rows(ids, reset)
             self._send_steps(ids, action, resets, kwargs)
         self._order.append(ids)
@@ -210,9 +208,10 @@ class BaseVectorEnv(Rounds):
         that failed is raised with the others' results in its `partial`.
         """
         self._check_open()
-        if self._in_flight == 0:
+        in_flight = self._in_flight()
+        if in_flight == 0:
             raise RuntimeError("step(None): no step is in flight")
-        need = min(self.wait_num, self._in_flight) if self.is_async else self._in_flight
+        need = min(self.wait_num, in_flight) if self.is_async else in_flight
         self._wait(self._enough(need), self.timeout)
         if self.is_async and not (one := self._enough(1))():
             self._wait(one, None)

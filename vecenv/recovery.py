@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,11 +57,11 @@ class Recovery:
                 error.partial = None  # belonged to the call in which it happened
             raise error
 
-    def start_again(self, asked: list[int]) -> None:
+    def start_again(self, asked: Iterable[int]) -> None:
         """Before a reset: bring the lost ones back. Raises what their constructors raise."""
-        self._backend.look()
-        if self._backend.lost:
-            self.note_lost()  # before a restart lets the backend forget them: a whole block has to be reset
+        if not self._backend.lost:
+            return
+        self.note_lost()  # before a restart lets the backend forget them: a whole block has to be reset
         for i in asked:
             while i in self._backend.lost:
                 try:
@@ -70,7 +70,7 @@ class Recovery:
                     if not self._may_absorb(i):
                         raise
 
-    def forget(self, asked: list[int]) -> None:
+    def forget(self, asked: Iterable[int]) -> None:
         """These envs are being reset: they have not failed any more."""
         if self.errors:
             for i in asked:

@@ -12,6 +12,9 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.layout import Layout, ObjectLeaf
 from vecenv.backends.rows import Extra
 
+Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""(obs, rew, terminated, truncated, info)"""
+
 
 class HandOver:
     """Makes the returned batches from the arena.
@@ -31,6 +34,15 @@ class HandOver:
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
+
+    def rows(self, ids: np.ndarray | None, asked: Sequence[int], extras: Mapping[int, Extra]) -> Step:
+        """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
+        if ids is None and not extras and self._copy and self._single is not None:  # the same as below, with less ado
+            arena = self._arena
+            flags = arena.terminated.copy(), arena.truncated.copy()
+            return self._single.copy(), arena.reward.copy(), *flags, self.info(asked, extras)
+        terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
+        return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated, self.info(asked, extras)
 
     def obs(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
         """The observations of `ids` (None for all, in order)."""
@@ -80,20 +92,13 @@ class HandOver:
             return np.stack(full) if all(row.shape == shape for row in full) else nest.object_array(full)
         return reward
 
-    def flags(self, ids: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Terminated and truncated, bool (k,)."""
-        return self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
-
-    def info(self, ids: Sequence[int] | None, extras: Mapping[int, Extra]) -> np.ndarray:
+    def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
-        ids = self._all if ids is None else ids
         if extras:
-            infos = [{**(extras[i].info or {}), "env_id": i} if i in extras else {"env_id": i} for i in ids]
+            infos = [{**(extras[i].info or {}), "env_id": i} if i in extras else {"env_id": i} for i in asked]
         else:
-            infos = [{"env_id": i} for i in ids]
-        array = np.empty(len(infos), dtype=object)
-        array[:] = infos
-        return array
+            infos = [{"env_id": i} for i in asked]
+        return np.fromiter(infos, object, len(infos))
 
 
 def _row(leaf: np.ndarray, i: int) -> Any:

@@ -14,13 +14,10 @@ from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import Extra
-from vecenv.backends.shield import shield
 from vecenv.errors import Partial
 from vecenv.ids import as_ids
-from vecenv.results import HandOver
+from vecenv.results import HandOver, Step
 from vecenv.seeding import spread_seeds
-
-Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class Rounds(EnvAccess):
@@ -31,7 +28,7 @@ class Rounds(EnvAccess):
     _arena: Arena
     _mail: Any
     _all_done: bytes
-    _in_flight: int
+    _all_idle: bytes
     _order: list[np.ndarray | None]
     """The ids of each round in flight, as they were asked for (None: all)."""
     _action_leaf: Leaf | None
@@ -44,56 +41,49 @@ class Rounds(EnvAccess):
     # What is sent.
 
     def _send_steps(
-        self, ids: np.ndarray | None, action: Any, resets: np.ndarray | None, kwargs: Mapping[str, Any]
+        self, ids: np.ndarray | None, action: Any, resets: np.ndarray | None, kwargs: dict[str, Any]
     ) -> None:
         asked = self._all_ids if ids is None else ids.tolist()
         batch = batch_actions(action, asked, self._action_leaf)
         if self._check_actions:
             self._refuse_bad_actions(asked, batch, resets)
         self._check_ready(ids, resets)
-        payloads: dict[int, Any] = {}
         ops: Any = box.STEP
+        payloads: dict[int, Any] = {}
         if isinstance(batch, list):
             ops, payloads = box.STEP_OBJECT, dict(zip(asked, batch, strict=True))
-        else:
-            self._write_actions(ids, batch)
-        if resets is None or not resets.any():
+        chosen = [] if resets is None else resets.nonzero()[0].tolist()
+        if chosen:
+            chosen = chosen if ids is None else ids[resets].tolist()
+            args = self._reset_arguments(chosen, kwargs)
+            for i in chosen if payloads else ():
+                del payloads[i]
             if kwargs:
-                raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
-            self._send(ids, ops, self._backend.encode(payloads) if payloads else {})
-            self._steps += len(asked)
-            return
-        chosen = np.flatnonzero(resets) if ids is None else ids[resets]
-        args = self._reset_arguments(chosen, kwargs)
-        payloads = {i: payload for i, payload in payloads.items() if i not in args} | {
-            i: a for i, a in args.items() if a
-        }
-        all_ops = np.full(len(asked), ops, dtype=np.uint8)
-        all_ops[resets] = box.RESET_KWARGS if kwargs else box.RESET
+                payloads.update(args)
+            ops = np.full(len(asked), ops, dtype=np.uint8)
+            ops[resets] = box.RESET_KWARGS if kwargs else box.RESET
+        elif kwargs:
+            raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
         encoded = self._backend.encode(payloads) if payloads else {}
-        self._begin_reset(chosen, args)
-        self._send(ids, all_ops, encoded)
+        if not isinstance(batch, list):
+            self._arena.action[_rows_of(ids)] = batch  # type: ignore[index]
+        if chosen:
+            self._begin_reset(args)
+        self._send(ids, ops, encoded)
         self._steps += len(asked) - len(chosen)
 
-    def _write_actions(self, ids: np.ndarray | None, batch: np.ndarray) -> None:
-        assert self._arena.action is not None
-        if ids is None:
-            self._arena.action[...] = batch
-        else:
-            self._arena.action[ids] = batch
-
-    def _send_resets(self, ids: np.ndarray | None, kwargs: Mapping[str, Any]) -> None:
-        args = self._reset_arguments(ids, kwargs)
+    def _send_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:
+        self._check_not_busy(ids)
+        args = self._reset_arguments(self._all_ids if ids is None else ids.tolist(), kwargs)
         encoded = self._backend.encode(args) if kwargs else {}
-        self._begin_reset(ids, args)
+        self._backend.look()  # what ended while it was idle is started again at once, not found out by asking
+        self._begin_reset(args)
         self._send(ids, box.RESET_KWARGS if kwargs else box.RESET, encoded)
 
     def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
         """Hand a checked round to the backend."""
         self._rounds += 1
         try:
-            self._busy[_rows_of(ids)] = True
-            self._in_flight += self.env_num if ids is None else len(ids)
             if self._recovery.errors:
                 asked = np.arange(self.env_num) if ids is None else ids
                 all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
@@ -103,26 +93,21 @@ class Rounds(EnvAccess):
                 self._backend.send(ids, ops, encoded)
         except BaseException:
             # Interrupted: in flight is what reached the post boxes.
-            self._busy[:] = self._arena.mail != box.IDLE
-            self._in_flight = int(self._busy.sum())
-            self._resets_in_flight = {i: a for i, a in self._resets_in_flight.items() if self._busy[i]}
+            self._resets_in_flight = {i: a for i, a in self._resets_in_flight.items() if self._mail[i] != box.IDLE}
             self._backend.nudge()
             raise
 
-    def _begin_reset(self, ids: np.ndarray | None, args: dict[int, dict[str, Any]]) -> None:
-        """Check that the envs can be reset, and start those again that are lost."""
-        self._check_not_busy(ids)
-        asked = list(args)
-        self._recovery.start_again(asked)
-        self._recovery.forget(asked)
+    def _begin_reset(self, args: dict[int, dict[str, Any]]) -> None:
+        """Start those again that are lost."""
+        self._recovery.start_again(args)
+        self._recovery.forget(args)
         self._resets_in_flight.update(args)
-        self._resets += len(asked)
+        self._resets += len(args)
 
-    def _reset_arguments(self, ids: np.ndarray | None, kwargs: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    def _reset_arguments(self, asked: list[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """The arguments of the reset of each env."""
-        asked = self._all_ids if ids is None else ids.tolist()
         if "seed" not in kwargs:
-            return {i: dict(kwargs) for i in asked}
+            return dict.fromkeys(asked, kwargs)
         seeds = spread_seeds(kwargs["seed"], asked)
         return {i: {**kwargs, "seed": seed} for i, seed in zip(asked, seeds, strict=True)}
 
@@ -180,10 +165,7 @@ class Rounds(EnvAccess):
         """Take the answers of these envs; raises for those that failed, with the results of the others."""
         taken = None if ids is None else asked
         self._backend.finish(taken)
-        with shield:
-            extras = self._backend.take(taken)
-            self._busy[_rows_of(ids)] = False
-            self._in_flight -= len(asked)
+        extras = self._backend.take(taken)
         if self._backend.lost:
             self._recovery.note_lost()
         if extras and any(extra.failure is not None for extra in extras.values()):
@@ -193,22 +175,14 @@ class Rounds(EnvAccess):
         if self._strict:
             rows = asked if ids is None else ids
             self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
-        self._forget_resets(asked)
-        return self._rows(ids, asked, extras)
-
-    def _rows(self, ids: np.ndarray | None, asked: list[int], extras: Mapping[int, Extra]) -> Step:
-        hand_over = self._hand_over
-        terminated, truncated = hand_over.flags(ids)
-        return (
-            hand_over.obs(ids, extras),
-            hand_over.rew(ids, extras),
-            terminated,
-            truncated,
-            hand_over.info(asked, extras),
-        )
+        if self._resets_in_flight:
+            self._forget_resets(asked)
+        return self._hand_over.rows(ids, asked, extras)
 
     def _forget_resets(self, asked: list[int]) -> None:
-        if self._resets_in_flight:
+        if len(asked) == self.env_num:
+            self._resets_in_flight.clear()
+        else:
             for i in asked:
                 self._resets_in_flight.pop(i, None)
 
@@ -216,7 +190,7 @@ class Rounds(EnvAccess):
         """Raise the first failure (a cause before its consequences); the results of the other envs are in `partial`."""
         partial = None
         if good := [i for i in asked if i not in set(failed)]:
-            rows = self._rows(np.array(good), good, {i: extras[i] for i in good if i in extras})
+            rows = self._hand_over.rows(np.array(good), good, {i: extras[i] for i in good if i in extras})
             partial = Partial(np.array(good), *rows)
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
@@ -240,9 +214,9 @@ class Rounds(EnvAccess):
         return list(self._all_ids) if ids is None else ids.tolist()
 
     def _check_not_busy(self, ids: np.ndarray | None) -> None:
-        if not self._in_flight:
+        if self._mail.tobytes() == self._all_idle:
             return
-        busy = self._busy if ids is None else self._busy[ids]
+        busy = self._arena.mail[_rows_of(ids)] != box.IDLE
         if busy.any():
             first = int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
             raise RuntimeError(

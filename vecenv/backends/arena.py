@@ -36,6 +36,12 @@ DONE = 128  # the row holds all there is
 DONE_EXTRA = 129  # there is an `Extra` besides the row
 
 PAGE = 4096
+_ALL_OPS = bytes(range(IDLE + 1, DONE))
+
+
+def all_ask(mail: bytes) -> bool:
+    """Whether every one of these post boxes asks for something."""
+    return not mail.translate(None, _ALL_OPS)
 
 
 @dataclass

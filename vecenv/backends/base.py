@@ -14,6 +14,7 @@ from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvReport
 from vecenv.backends.layout import Layout
 from vecenv.backends.rows import Extra
+from vecenv.backends.shield import shield
 
 
 class Backend(ABC):
@@ -79,13 +80,16 @@ class Backend(ABC):
 
     def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
         """The extras of envs that have answered (None for all); their post boxes become idle."""
-        mail = self.arena.mail
-        if ids is None:
+        boxes: Any = slice(None) if ids is None else list(ids)
+        if not self._extras:
+            self.arena.mail[boxes] = box.IDLE
+            return {}
+        with shield:  # an idle box whose extra is still here, or the reverse, would be a lost answer
+            self.arena.mail[boxes] = box.IDLE
+            if ids is not None:
+                return {i: self._extras.pop(i) for i in ids if i in self._extras}
             extras, self._extras = self._extras, {}
-            mail[...] = box.IDLE
             return extras
-        mail[list(ids)] = box.IDLE
-        return {i: self._extras.pop(i) for i in ids if i in self._extras} if self._extras else {}
 
     def answer(self, env_id: int, extra: Extra | None) -> None:
         """Put the answer of an env into its post box: the row is written, `extra` holds the rest."""

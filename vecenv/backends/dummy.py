@@ -40,16 +40,11 @@ class DummyBackend(Backend):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = time.perf_counter()
-        actions = [] if self.arena.action is None else list(self.arena.action.copy())  # the env's to keep
-        if ids is None and isinstance(ops, int) and ops == box.STEP:
-            extras = self._host.step_all(actions)
-            self.arena.mail[...] = box.DONE
-        else:
-            asked = np.zeros(len(self.arena.mail), dtype=np.uint8)
-            rows = slice(None) if ids is None else ids
-            asked[rows] = ops
-            extras = self._host.run(asked.tobytes(), actions, lambda i, op: payloads[i])
-            self.arena.mail[rows] = box.DONE
+        rows = slice(None) if ids is None else ids
+        asked = np.zeros(len(self.arena.mail), dtype=np.uint8)
+        asked[rows] = ops
+        extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
+        self.arena.mail[rows] = box.DONE
         for i, extra in extras.items():
             self.answer(i, extra)
         self._busy += time.perf_counter() - begin

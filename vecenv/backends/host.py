@@ -84,31 +84,20 @@ class EnvHost:
         except BaseException as error:
             return self._failed(error, j, "step")
 
-    def step_all(self, actions: Sequence[Any]) -> dict[int, Extra]:
-        """Step every env of the block: the tight loop of a full round."""
+    def run(self, ops: bytes, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> dict[int, Extra]:
+        """A round of one operation an env (see `arena`), with a row of `action` for each env.
+
+        The loop that decides how fast everything is.
+        """
         extras = {}
         progress = self.progress
-        self._used = mark = self._used + len(self._steps)
-        for j, (step, write, action) in enumerate(zip(self._steps, self._writers, actions, strict=True)):
-            progress[0] = mark + j
-            try:
-                extra = write(step(action))
-            except BaseException as error:
-                extra = self._failed(error, j, "step")
-            if extra is not None:
-                extras[j] = extra
-        return extras
-
-    def run(self, ops: bytes, actions: Sequence[Any], payload: Callable[[int, int], Any]) -> dict[int, Extra]:
-        """A round of one operation an env (see `arena`), with an action for each env: the loop of a mixed round."""
-        extras = {}
-        progress, steps, writers = self.progress, self._steps, self._writers
-        self._used = mark = self._used + len(steps)
-        for j, op in enumerate(ops):
+        actions = [None] * len(ops) if action is None else list(action.copy())  # the env's to keep
+        self._used = mark = self._used + len(ops)
+        for j, (op, step, write, row) in enumerate(zip(ops, self._steps, self._writers, actions, strict=True)):
             if op == box.STEP:
                 progress[0] = mark + j
                 try:
-                    extra = writers[j](steps[j](actions[j]))
+                    extra = write(step(row))
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
             elif box.IDLE < op < box.DONE:

@@ -184,8 +184,12 @@ class ProcessBackend(Backend):
         return encoded
 
     def finish(self, ids: Sequence[int] | None) -> None:
+        if self._notes:
+            self._show_notes()
+
+    def _show_notes(self) -> None:
         while self._notes:  # shown here, where a warning that is turned into an exception does no harm
-            warnings.warn(self._notes.pop(), RuntimeWarning, stacklevel=5)
+            warnings.warn(self._notes.pop(), RuntimeWarning, stacklevel=6)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
         """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read fails its env."""

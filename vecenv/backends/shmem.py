@@ -35,6 +35,7 @@ from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
 from vecenv.backends.limits import usable_cpus
+from vecenv.backends.placement import Placement
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
@@ -80,7 +81,7 @@ class ShmemServer(Server):
         block = Arena.build(layout, self._shared.envs, self._memory).block(self.first_id, self.first_id + self.count)
         self._block = block
         self._mail: Any = block.mail.data
-        self._all_step = bytes([box.STEP]) * self.count
+        self._everyone = range(self.count)
         self._all_done = bytes([box.DONE]) * self.count
         self.host.bind(layout, block)
 
@@ -123,26 +124,15 @@ class ShmemServer(Server):
 
     def _round(self) -> None:
         """Do what the post boxes ask for."""
-        asked = self._mail.tobytes()
-        action = self._block.action
-        actions = [] if action is None else list(action.copy())  # the env's to keep
-        if asked == self._all_step and not self.eager:
-            extras = self.host.step_all(actions)
-            if extras:
-                self._publish(range(self.count), extras)
-            else:
-                fence()
-                self._mail[:] = self._all_done
-                fence()
-                self._parent_bell.ring()
-            return
-        done = [j for j, op in enumerate(asked) if box.IDLE < op < box.DONE]
+        asked, action = self._mail.tobytes(), self._block.action
+        done = self._everyone if box.all_ask(asked) else [j for j, op in enumerate(asked) if box.IDLE < op < box.DONE]
         if not self.eager:
             if done:
-                self._publish(done, self.host.run(asked, actions, self._payload))
+                self._publish(done, self.host.run(asked, action, self._payload))
             return
         for j in done:
-            extra = self.host.run_one(j, asked[j], actions[j] if actions else None, self._payload)
+            row = None if action is None else action[j].copy()
+            extra = self.host.run_one(j, asked[j], row, self._payload)
             self._publish([j], {} if extra is None else {j: extra})
 
     def _payload(self, j: int, op: int) -> Any:
@@ -150,12 +140,15 @@ class ShmemServer(Server):
             self._read_frame()
         return self.load_payload(j, op, self._payloads.pop(j))
 
-    def _publish(self, done: Any, extras: dict[int, Extra]) -> None:
+    def _publish(self, done: Sequence[int], extras: dict[int, Extra]) -> None:
         """Announce the answers first, then send the extras: the parent reads them while we write."""
         payload = self.extras_payload(extras) if extras else b""
         fence()
-        for j in done:
-            self._mail[j] = box.DONE_EXTRA if j in extras else box.DONE
+        if done is self._everyone and not extras:
+            self._mail[:] = self._all_done
+        else:
+            for j in done:
+                self._mail[j] = box.DONE_EXTRA if j in extras else box.DONE
         fence()
         self._parent_bell.ring()
         if payload:
@@ -173,6 +166,7 @@ class ShmemBackend(ProcessBackend):
         self._poller.register(self._bell[0], select.POLLIN)
         self._bells: dict[int, Bell] = {}
         self._round_time = 0.0
+        self._placement = None if self._affinity or eager or num_workers == 1 else Placement()
         self._spins = SPARE_SPINS if usable_cpus() > num_workers else SHARED_SPINS
         return super().start(env_fns, num_workers, eager)
 
@@ -198,22 +192,19 @@ class ShmemBackend(ProcessBackend):
         size = arena_bytes(layout, n)
         self._memory = reserve(self._memory_fd, size, f"{n} envs of {size / n / 2**20:.2f} MiB")
         self._all_workers = range(self.num_workers)
-        self._uniform = {op: bytes([op]) * n for op in (box.STEP, box.RESET)}
         return Arena.build(layout, n, self._memory)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        with shield:
-            if payloads:
+        # Not shielded as a whole: boxes are filled by one operation, and `nudge` announces what is in them.
+        if payloads:
+            with shield:
                 self._send_payloads(payloads)
-            if ids is not None:
-                self.arena.mail[ids] = ops
-                self._announce(set(self._worker_of[ids].tolist()))
-                return
-            if isinstance(ops, int) and ops in self._uniform:
-                self._mail[:] = self._uniform[ops]
-            else:
-                self.arena.mail[...] = ops
-            self._announce(self._all_workers)
+        if ids is not None:
+            self.arena.mail[ids] = ops
+            self._announce(set(self._worker_of[ids].tolist()))
+            return
+        self.arena.mail[...] = ops
+        self._announce(self._all_workers)
 
     def _announce(self, workers: Iterable[int]) -> None:
         """Count a round for these workers, and wake those that sleep."""
@@ -245,7 +236,10 @@ class ShmemBackend(ProcessBackend):
                 self.poll_until(done, deadline)
         else:
             self.poll_until(done, deadline)
-        self._round_time += 0.1 * (time.perf_counter() - begin - self._round_time)
+        waited = time.perf_counter() - begin
+        self._round_time += 0.1 * (waited - self._round_time)
+        if self._placement is not None:
+            self._placement.note(waited, self._lines, self.workers)
 
     def poll_until(
         self,
@@ -270,7 +264,8 @@ class ShmemBackend(ProcessBackend):
 
     def finish(self, ids: Sequence[int] | None) -> None:
         """The post boxes are filled before the extras are sent: wait for those that are still on their way."""
-        super().finish(ids)
+        if self._notes:
+            self._show_notes()
         if box.DONE_EXTRA in self._mail.tobytes():
             missing = [i for i in (range(self._n) if ids is None else ids) if self._mail[i] == box.DONE_EXTRA]
             self.poll_until(lambda: all(i in self._extras for i in missing), None)
@@ -281,4 +276,5 @@ class ShmemBackend(ProcessBackend):
 
     def nudge(self) -> None:
         """Say again that there is something in the post boxes, after `send` was interrupted."""
-        self._announce(self._all_workers)
+        with shield:
+            self._announce(self._all_workers)

@@ -1,8 +1,8 @@
 """SubprocBackend: worker processes that get and give arrays through their channel, one message a worker and round.
 
-    ROUND    operation of each env of the block, uint8 | bytes of the actions u64 | action rows of the steps | pickled
-    payloads ANSWERS  post box of each env of the block, uint8 | row of each env that has answered, array after array
-    | pickled extras
+    ROUND    operation of each env of the block, uint8 | action row of each env of the block | pickled payloads
+    ANSWERS  post box of each env of the block, uint8 | row of each env that has answered, array after array |
+             pickled extras
 
 The rows are raw bytes; only what does not fit a row is pickled. Nothing is shared, so the other end could be another
 machine.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,8 +33,6 @@ WORKER_SPINS = 100
 PARENT_SPINS = 50
 """The same for the parent and the answers."""
 
-_SIZE = struct.Struct("<Q")
-
 
 class SubprocServer(Server):
     """Serves ROUND frames."""
@@ -43,6 +40,7 @@ class SubprocServer(Server):
     def bind(self, layout: Layout) -> None:
         self._block = Arena.build(layout, self.count)
         self._outputs = self._block.outputs()
+        self._everyone = range(self.count)
         self.host.bind(layout, self._block)
 
     def serve(self) -> None:
@@ -56,27 +54,23 @@ class SubprocServer(Server):
 
     def _round(self, payload: bytes) -> None:
         ops = payload[: self.count]
-        start = self.count + _SIZE.size
-        end = start + _SIZE.unpack_from(payload, self.count)[0]
+        end = self.count
         action = self._block.action
-        steps = ops.count(box.STEP)
-        actions = [] if action is None else list(_rows(payload[start:end], action, steps).copy())
-        if not self.eager and steps == self.count:
-            self._answer(range(self.count), self.host.step_all(actions))
-            return
+        if action is not None:
+            end += action.nbytes
+            action[...] = _rows(payload[self.count : end], action, self.count)
         payloads = pickle.loads(payload[end:]) if len(payload) > end else {}
-        rows = iter(actions)
-        by_env = [next(rows) if op == box.STEP else None for op in ops]
 
         def load(j: int, op: int) -> Any:
             return self.load_payload(j, op, payloads[j])
 
-        done = [j for j, op in enumerate(ops) if op]
+        done = self._everyone if box.all_ask(ops) else [j for j, op in enumerate(ops) if op]
         if not self.eager:
-            self._answer(done, self.host.run(ops, by_env, load))
+            self._answer(done, self.host.run(ops, action, load))
             return
         for j in done:
-            extra = self.host.run_one(j, ops[j], by_env[j], load)
+            row = None if action is None else action[j].copy()
+            extra = self.host.run_one(j, ops[j], row, load)
             self._answer([j], {} if extra is None else {j: extra})
 
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
@@ -114,11 +108,11 @@ class SubprocBackend(ProcessBackend):
     def _send_round(self, worker: WorkerProcess, block: slice, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
         actions = b""
         if self.arena.action is not None:
-            actions = self.arena.action[block][asked == box.STEP].tobytes()
+            actions = self.arena.action[block].tobytes()
         mine = {i - worker.start: payloads[i] for i in worker.ids if i in payloads} if payloads else {}
         rest = pickle.dumps(mine) if mine else b""
         if worker.alive:
-            self._post(worker, ch.ROUND, 0, asked.tobytes(), _SIZE.pack(len(actions)), actions, rest)
+            self._post(worker, ch.ROUND, 0, asked.tobytes(), actions, rest)
         np.copyto(self.arena.mail[block], asked, where=asked > 0)
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:

@@ -1,0 +1,94 @@
+"""Workers that take turns on one CPU are moved apart, and nothing else is."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vecenv.backends import placement
+from vecenv.backends.control import BUSY_NS
+from vecenv.backends.placement import CPU_FIELD, ROUNDS, Placement, spread
+
+SPIN = "import os\nprint(flush=True)\nwhile True: os.sched_yield()"
+
+
+class Worker:
+    pid = 1
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Every call of `spread`."""
+    calls = []
+    monkeypatch.setattr(placement, "spread", calls.append)
+    return calls
+
+
+def rounds(watch, busy, waited, count=ROUNDS + 1):
+    """Rounds of so many seconds, in which each worker was busy for so long."""
+    lines = [[0] * (BUSY_NS + 1) for _ in busy]
+    for _ in range(count):
+        for line, seconds in zip(lines, busy, strict=True):
+            line[BUSY_NS] += round(1e9 * seconds)
+        watch.note(waited, lines, [Worker()] * len(busy))
+
+
+@pytest.mark.parametrize(
+    ("busy", "waited", "expected"),
+    [
+        pytest.param((50e-6, 50e-6), 110e-6, 1, id="one after the other"),
+        pytest.param((50e-6, 50e-6), 60e-6, 0, id="side by side"),
+        pytest.param((90e-6, 10e-6), 95e-6, 0, id="unequal and side by side"),
+        pytest.param((50e-6, 50e-6, 50e-6), 105e-6, 1, id="two of three"),
+        pytest.param((2e-6, 2e-6), 5e-6, 0, id="not worth a move"),
+    ],
+)
+def test_workers_are_moved_only_if_they_take_turns(moves, busy, waited, expected):
+    rounds(Placement(), busy, waited, count=2 * ROUNDS)
+    assert len(moves) == expected
+
+
+def test_moves_that_do_not_help_become_rare(moves, monkeypatch):
+    now = 0.0
+
+    def clock():
+        nonlocal now
+        now += 1e-3
+        return now
+
+    monkeypatch.setattr(placement.time, "perf_counter", clock)
+    rounds(Placement(), (50e-6, 50e-6), 110e-6, count=100 * ROUNDS)
+    assert 3 <= len(moves) <= 10
+
+
+def cpu_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[CPU_FIELD])
+
+
+def test_processes_on_one_cpu_are_moved_apart_and_may_still_run_anywhere():
+    allowed = os.sched_getaffinity(0)
+    crowded = min(allowed)
+    spinners = [subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        pids = [spinner.pid for spinner in spinners]
+        for spinner in spinners:
+            spinner.stdout.readline()
+            os.sched_setaffinity(spinner.pid, {crowded})
+        for pid in pids:
+            os.sched_setaffinity(pid, allowed)
+        spread(pids)
+        assert len({cpu_of(pid) for pid in pids}) == min(2, len(allowed))
+        assert [os.sched_getaffinity(pid) for pid in pids] == [allowed, allowed]
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.communicate()
+
+
+def test_processes_that_have_ended_are_left_out():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    spread([ended.pid, ended.pid])
+    assert ended.returncode == 0
