@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from vecenv.backends import placement
-from vecenv.backends.control import BUSY_NS
+from vecenv.backends.control import BUSY_NS, Control
 from vecenv.backends.placement import CPU_FIELD, ROUNDS, Placement, spread
 
 SPIN = "import os\nprint(flush=True)\nwhile True: os.sched_yield()"
@@ -15,6 +15,9 @@ SPIN = "import os\nprint(flush=True)\nwhile True: os.sched_yield()"
 
 class Worker:
     pid = 1
+
+    def __init__(self, index):
+        self.index = index
 
 
 @pytest.fixture
@@ -25,13 +28,16 @@ def moves(monkeypatch):
     return calls
 
 
-def rounds(watch, busy, waited, count=ROUNDS + 1):
+def rounds(busy, waited, count):
     """Rounds of so many seconds, in which each worker was busy for so long."""
-    lines = [[0] * (BUSY_NS + 1) for _ in busy]
+    control = Control(len(busy))
+    watch = Placement(control)
+    workers = [Worker(index) for index in range(len(busy))]
     for _ in range(count):
-        for line, seconds in zip(lines, busy, strict=True):
-            line[BUSY_NS] += round(1e9 * seconds)
-        watch.note(waited, lines, [Worker()] * len(busy))
+        for worker, seconds in zip(workers, busy, strict=True):
+            control.line(worker.index)[BUSY_NS] += round(1e9 * seconds)
+        watch.note(waited, workers)
+    os.close(control.fd)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,7 @@ def rounds(watch, busy, waited, count=ROUNDS + 1):
     ],
 )
 def test_workers_are_moved_only_if_they_take_turns(moves, busy, waited, expected):
-    rounds(Placement(), busy, waited, count=2 * ROUNDS)
+    rounds(busy, waited, count=2 * ROUNDS)
     assert len(moves) == expected
 
 
@@ -58,7 +64,7 @@ def test_moves_that_do_not_help_become_rare(moves, monkeypatch):
         return now
 
     monkeypatch.setattr(placement.time, "perf_counter", clock)
-    rounds(Placement(), (50e-6, 50e-6), 110e-6, count=100 * ROUNDS)
+    rounds((50e-6, 50e-6), 110e-6, count=100 * ROUNDS)
     assert 3 <= len(moves) <= 10
 
 

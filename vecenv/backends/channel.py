@@ -8,6 +8,7 @@ The worker's end blocks. The parent's end never does: what cannot be sent at onc
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -59,7 +60,7 @@ class Channel:
 
     def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame; blocks until the parent has room for it."""
-        size = sum(len(part) for part in parts)
+        size = sum(map(len, parts))
         self._sock.sendall(b"".join((HEADER.pack(size, kind, number), *parts)))
 
     def read(self, spins: int = 0) -> Frame:
@@ -83,8 +84,14 @@ class Channel:
 
     def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
         """Send a frame, or as much of it as there is room for; returns True if all of it went."""
-        size = sum(len(part) for part in parts)
-        self._out += b"".join((HEADER.pack(size, kind, number), *parts))
+        size = sum(map(len, parts))
+        frame = b"".join((HEADER.pack(size, kind, number), *parts))
+        if not self._out and not self.ended and size < CHUNK:
+            with contextlib.suppress(OSError):  # full, or the worker is gone: as `flush` finds out
+                frame = frame[self._sock.send(frame, socket.MSG_DONTWAIT) :]  # all of it, nearly always
+        if not frame:
+            return True
+        self._out += frame
         return self.flush()
 
     def flush(self) -> bool:

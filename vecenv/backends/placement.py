@@ -11,9 +11,8 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from vecenv.backends.control import BUSY_NS
+from vecenv.backends.control import BUSY_NS, Control
 from vecenv.backends.worker_process import WorkerProcess
 
 ROUNDS = 8
@@ -29,19 +28,20 @@ CPU_FIELD = 36  # of what follows the name in /proc/<pid>/stat: the CPU on which
 class Placement:
     """Watches the rounds of workers. Where a worker may run is changed for a move only, and then put back."""
 
-    def __init__(self) -> None:
+    def __init__(self, control: Control) -> None:
+        self._control = control
         self._waited = 0.0
         self._rounds = 0
         self._busy: list[int] = []
         self._next, self._pause = 0.0, PAUSE
 
-    def note(self, waited: float, lines: Sequence[Any], workers: Sequence[WorkerProcess]) -> None:
-        """A round has ended; the parent waited so many seconds for it. `lines` are those of the control page."""
+    def note(self, waited: float, workers: Sequence[WorkerProcess]) -> None:
+        """A round has ended; the parent waited so many seconds for it."""
         self._waited += waited
         self._rounds += 1
         if self._rounds < ROUNDS:
             return
-        now = [line[BUSY_NS] for line in lines]
+        now = [self._control.line(worker.index)[BUSY_NS] for worker in workers]
         busy = [1e-9 * (b - a) for a, b in zip(self._busy, now, strict=bool(self._busy))]
         waited, self._waited, self._rounds, self._busy = self._waited, 0.0, 0, now
         if not busy:

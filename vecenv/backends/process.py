@@ -39,6 +39,7 @@ from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
 from vecenv.backends.layout import Layout
 from vecenv.backends.limits import check_descriptors
+from vecenv.backends.placement import Placement
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
 from vecenv.backends.watchdog import Hung, Watchdog
@@ -91,6 +92,7 @@ class ProcessBackend(Backend):
         n = len(env_fns)
         self.num_workers = num_workers
         self.control = Control(num_workers)
+        self._placement = None if self._affinity or eager or num_workers == 1 else Placement(self.control)
         self.own_fd(self.control.fd)
         self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
         bounds = np.linspace(0, n, num_workers + 1).round().astype(int).tolist()
@@ -212,6 +214,11 @@ class ProcessBackend(Backend):
             extra = read_value(blob, worker.start + j, "step")
             extras[j] = Extra(failure=extra) if isinstance(extra, Failure) else extra
         return extras
+
+    def note_wait(self, seconds: float) -> None:
+        """The parent has waited so long for a round."""
+        if self._placement is not None:
+            self._placement.note(seconds, self.workers)
 
     # Calls.
 

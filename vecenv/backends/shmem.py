@@ -35,7 +35,6 @@ from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
 from vecenv.backends.limits import usable_cpus
-from vecenv.backends.placement import Placement
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
@@ -166,7 +165,6 @@ class ShmemBackend(ProcessBackend):
         self._poller.register(self._bell[0], select.POLLIN)
         self._bells: dict[int, Bell] = {}
         self._round_time = 0.0
-        self._placement = None if self._affinity or eager or num_workers == 1 else Placement()
         self._spins = SPARE_SPINS if usable_cpus() > num_workers else SHARED_SPINS
         return super().start(env_fns, num_workers, eager)
 
@@ -238,8 +236,7 @@ class ShmemBackend(ProcessBackend):
             self.poll_until(done, deadline)
         waited = time.perf_counter() - begin
         self._round_time += 0.1 * (waited - self._round_time)
-        if self._placement is not None:
-            self._placement.note(waited, self._lines, self.workers)
+        self.note_wait(waited)
 
     def poll_until(
         self,

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +83,14 @@ class SubprocServer(Server):
         self.link.write(ch.ANSWERS, 0, bytes(mail), *parts, self.extras_payload(extras) if extras else b"")
 
 
+class Port(NamedTuple):
+    """The memory of a worker's block in the parent's arena."""
+
+    mail: memoryview
+    action: bytes | memoryview
+    outputs: list[memoryview]
+
+
 class SubprocBackend(ProcessBackend):
     """Workers that share nothing with the parent but a socket."""
 
@@ -92,51 +101,79 @@ class SubprocBackend(ProcessBackend):
 
     def _reserve(self, layout: Layout) -> Arena:
         arena = Arena.build(layout, len(self._makers))
-        self._outputs = arena.outputs()
+        self._outputs = [(array, array[0].nbytes) for array in arena.outputs()]
+        blocks = [slice(worker.start, worker.stop) for worker in self.workers]
+        self._ports = [
+            Port(
+                mail=arena.mail[block].data,
+                action=b"" if arena.action is None else _bytes_of(arena.action[block]),
+                outputs=[_bytes_of(array[block]) for array, size in self._outputs if size],
+            )
+            for block in blocks
+        ]
         return arena
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = np.zeros(self._n, dtype=np.uint8)
         asked[slice(None) if ids is None else ids] = ops
+        all_ops = asked.tobytes()
         with shield:
-            for worker in self.workers:
-                block = slice(worker.start, worker.stop)
-                mine = asked[block]
-                if mine.any():
-                    self._send_round(worker, block, mine, payloads)
-
-    def _send_round(self, worker: WorkerProcess, block: slice, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
-        actions = b""
-        if self.arena.action is not None:
-            actions = self.arena.action[block].tobytes()
-        mine = {i - worker.start: payloads[i] for i in worker.ids if i in payloads} if payloads else {}
-        rest = pickle.dumps(mine) if mine else b""
-        if worker.alive:
-            self._post(worker, ch.ROUND, 0, asked.tobytes(), actions, rest)
-        np.copyto(self.arena.mail[block], asked, where=asked > 0)
+            for worker, port in zip(self.workers, self._ports, strict=True):
+                mine = all_ops[worker.start : worker.stop]
+                if not any(mine):
+                    continue
+                if worker.alive:
+                    rest = _block_of(payloads, worker) if payloads else b""
+                    self._post(worker, ch.ROUND, 0, mine, port.action, rest)
+                if box.all_ask(mine):
+                    port.mail[:] = mine
+                else:
+                    block = slice(worker.start, worker.stop)
+                    np.copyto(self.arena.mail[block], asked[block], where=asked[block] > 0)
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
+        begin = time.perf_counter()
         for _ in range(PARENT_SPINS):
-            self._poll(0.0)
-            if done():
-                return
+            if self._poller.poll(0):
+                self._poll(0.0)
+                if done():
+                    break
             os.sched_yield()
-        self.poll_until(done, deadline)
+        else:
+            self.poll_until(done, deadline)
+        self.note_wait(time.perf_counter() - begin)
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
-        payload = memoryview(frame.payload)
-        count = len(worker.ids)
-        mail = np.frombuffer(payload[:count], dtype=np.uint8)
-        answered = np.flatnonzero(mail)
-        rows: Any = slice(worker.start, worker.stop) if len(answered) == count else answered + worker.start
-        end = count
-        for array in self._outputs:
-            size = len(answered) * array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-            array[rows] = _rows(payload[end : end + size], array, len(answered))
-            end += size
+        payload, end = memoryview(frame.payload), len(worker.ids)
+        mail = frame.payload[:end]
+        port = self._ports[worker.index]
+        if box.IDLE not in mail:
+            answered: Any = worker.ids
+            for view in port.outputs:
+                start, end = end, end + len(view)
+                view[:] = payload[start:end]
+        else:
+            answered = [worker.start + j for j, answer in enumerate(mail) if answer]
+            for array, size in self._outputs:
+                start, end = end, end + len(answered) * size
+                array[answered] = _rows(payload[start:end], array, len(answered))
         if end < len(payload):
-            self._load_extras(worker, frame.payload[end:], set(answered.tolist()))
-        self.arena.mail[rows] = mail[answered]
+            self._load_extras(worker, frame.payload[end:], {i - worker.start for i in answered})
+        if answered is worker.ids:
+            port.mail[:] = mail
+            return
+        for i in answered:
+            self._mail[i] = mail[i - worker.start]
+
+
+def _block_of(payloads: Mapping[int, Any], worker: WorkerProcess) -> bytes:
+    mine = {i - worker.start: payloads[i] for i in worker.ids if i in payloads}
+    return pickle.dumps(mine) if mine else b""
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array, byte by byte."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _rows(data: Any, like: np.ndarray, count: int) -> np.ndarray:
