@@ -19,6 +19,8 @@ from vecenv.ids import as_ids
 from vecenv.results import HandOver, Step
 from vecenv.seeding import spread_seeds
 
+BOOL = np.dtype(np.bool_)
+
 
 class Rounds(EnvAccess):
     """Sends rounds and collects them; the state is set up by BaseVectorEnv."""
@@ -60,7 +62,8 @@ class Rounds(EnvAccess):
                 del payloads[i]
             if kwargs:
                 payloads.update(args)
-            ops = np.full(len(asked), ops, dtype=np.uint8)
+            op, ops = ops, np.empty(len(asked), dtype=np.uint8)
+            ops.fill(op)
             ops[resets] = box.RESET_KWARGS if kwargs else box.RESET
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
@@ -114,7 +117,7 @@ class Rounds(EnvAccess):
     def _reset_rows(self, ids: np.ndarray | None, reset: Any) -> np.ndarray:
         """Which rows of a round are resets, as a mask."""
         mask = np.asarray(reset)
-        if mask.dtype == np.bool_ and mask.shape == (self.env_num,):
+        if mask.dtype is BOOL and mask.shape == (self.env_num,):
             if ids is None:
                 return mask
             mask = np.flatnonzero(mask)
@@ -252,4 +255,4 @@ class Rounds(EnvAccess):
 
 
 def _rows_of(ids: np.ndarray | None) -> Any:
-    return slice(None) if ids is None else ids
+    return ... if ids is None else ids

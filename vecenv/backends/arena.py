@@ -44,6 +44,11 @@ def all_ask(mail: bytes) -> bool:
     return not mail.translate(None, _ALL_OPS)
 
 
+def only(j: int, mail: bytes) -> bytes:
+    """What is asked of env j alone."""
+    return bytes(j) + mail[j : j + 1] + bytes(len(mail) - j - 1)
+
+
 @dataclass
 class Arena:
     """The arrays of a batch, or of a block of its envs."""

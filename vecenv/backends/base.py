@@ -80,7 +80,7 @@ class Backend(ABC):
 
     def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
         """The extras of envs that have answered (None for all); their post boxes become idle."""
-        boxes: Any = slice(None) if ids is None else list(ids)
+        boxes: Any = ... if ids is None else list(ids)
         if not self._extras:
             self.arena.mail[boxes] = box.IDLE
             return {}

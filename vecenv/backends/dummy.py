@@ -40,7 +40,7 @@ class DummyBackend(Backend):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = time.perf_counter()
-        rows = slice(None) if ids is None else ids
+        rows: Any = ... if ids is None else ids
         asked = np.zeros(len(self.arena.mail), dtype=np.uint8)
         asked[rows] = ops
         extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])

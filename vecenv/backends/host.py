@@ -17,7 +17,7 @@ from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.layout import Layout
-from vecenv.backends.rows import Extra, RowWriter
+from vecenv.backends.rows import FLAGS, REWARDS, Extra, RowWriter
 from vecenv.errors import EnvContractError, VectorEnvError
 
 
@@ -73,51 +73,70 @@ class EnvHost:
         """Write into `block` from now on."""
         spaces = [getattr(env, "observation_space", None) for env in self.envs]
         self._rows = RowWriter(layout, spaces, block, copy_objects=self._local)
-        self._writers = self._rows.step_writers
         self._steps = [env.step for env in self.envs]
-
-    def step(self, j: int, action: Any) -> Extra | None:
-        """Step env j and write its row; what does not fit the row is returned."""
-        self._mark(j)
-        try:
-            return self._writers[j](self._steps[j](action))
-        except BaseException as error:
-            return self._failed(error, j, "step")
 
     def run(self, ops: bytes, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> dict[int, Extra]:
         """A round of one operation an env (see `arena`), with a row of `action` for each env.
 
-        The loop that decides how fast everything is.
+        The loop that decides how fast everything is: what a well-behaved env returns passes one test and is written
+        here. Whatever else it is, `write_step` knows.
         """
-        extras = {}
-        progress = self.progress
+        extras: dict[int, Extra] = {}
+        progress, rows, ndarray = self.progress, self._rows, np.ndarray
+        dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
+        terminations, truncations = rows.terminated, rows.truncated
         actions = [None] * len(ops) if action is None else list(action.copy())  # the env's to keep
         self._used = mark = self._used + len(ops)
-        for j, (op, step, write, row) in enumerate(zip(ops, self._steps, self._writers, actions, strict=True)):
+        for j, (op, step, own_action, row) in enumerate(zip(ops, self._steps, actions, rows.obs_rows, strict=True)):
             if op == box.STEP:
                 progress[0] = mark + j
                 try:
-                    extra = write(step(row))
+                    result = step(own_action)
+                    if result.__class__ is tuple and len(result) == 5:
+                        obs, reward, terminated, truncated, info = result
+                        if (
+                            obs.__class__ is ndarray
+                            and obs.dtype is dtype
+                            and obs.shape == shape
+                            and (reward.__class__ is float or reward.__class__ in REWARDS)
+                            and (terminated is False or terminated.__class__ in FLAGS)
+                            and (truncated is False or truncated.__class__ in FLAGS)
+                            and info.__class__ is dict
+                        ):
+                            row[...] = obs
+                            rewards[j] = reward
+                            terminations[j] = terminated
+                            truncations[j] = truncated
+                            if info:
+                                extras[j] = Extra(rows.own(info))
+                            continue
+                    extra = rows.write_step(j, result)
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
             elif box.IDLE < op < box.DONE:
-                extra = self.run_one(j, op, None, payload)
+                extra = self._run_one(j, op, payload)
             else:
                 continue
             if extra is not None:
                 extras[j] = extra
         return extras
 
-    def run_one(self, j: int, op: int, action: Any, payload: Callable[[int, int], Any]) -> Extra | None:
-        """One operation on env j; `payload(j, op)` gives what does not fit the arena, or a Failure."""
-        if op == box.STEP:
-            return self.step(j, action)
+    def _run_one(self, j: int, op: int, payload: Callable[[int, int], Any]) -> Extra | None:
+        """One of the rarer operations on env j; `payload(j, op)` gives what does not fit the arena, or a Failure."""
         if op == box.RESET:
             return self.reset(j, {})
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)
         return self.step(j, loaded) if op == box.STEP_OBJECT else self.reset(j, loaded)
+
+    def step(self, j: int, action: Any) -> Extra | None:
+        """Step env j and write its row; what does not fit the row is returned."""
+        self._mark(j)
+        try:
+            return self._rows.write_step(j, self._steps[j](action))
+        except BaseException as error:
+            return self._failed(error, j, "step")
 
     def reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
         """Reset env j and write its row."""

@@ -31,8 +31,8 @@ class Extra(NamedTuple):
     failure: Failure | None = None
 
 
-_REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
-_FLAGS = frozenset({bool, np.bool_})
+REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
+FLAGS = frozenset({bool, np.bool_})
 
 
 class RowWriter:
@@ -42,48 +42,22 @@ class RowWriter:
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, copy_objects: bool) -> None:
-        self._own = _own_info if copy_objects else _as_it_is
+        self.own = _own_info if copy_objects else _as_it_is
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), copy_objects)
             for j, space in enumerate(spaces)
         ]
-        self._reward: Any = block.reward.data
-        self._terminated: Any = block.terminated.data
-        self._truncated: Any = block.truncated.data
         self._reward_shape: list[tuple[int, ...] | None] = [None] * len(spaces)
-        self.step_writers = [self._step_writer(j, layout.obs, block.obs) for j in range(len(spaces))]
-        """For each env, `write_step` with as little work as its layout allows."""
-
-    def _step_writer(self, j: int, tree: Any, rows: Any) -> Callable[[Any], Extra | None]:
-        careful = self.write_step
-        if not isinstance(tree, Leaf) or not tree.shape:
-            return lambda result: careful(j, result)
-        row, dtype, shape, ndarray, own = rows[j], tree.dtype, tree.shape, np.ndarray, self._own
-        rewards, terminations, truncations = self._reward, self._terminated, self._truncated
-
-        def write(result: Any) -> Extra | None:
-            # One test for all that well-behaved envs return; whatever else it is, `write_step` knows.
-            try:
-                obs, reward, terminated, truncated, info = result
-                fits = obs.dtype is dtype and obs.shape == shape and obs.__class__ is ndarray
-            except (TypeError, ValueError, AttributeError):
-                return careful(j, result)
-            if (
-                fits
-                and (reward.__class__ is float or reward.__class__ in _REWARDS)
-                and (terminated.__class__ is bool or terminated.__class__ in _FLAGS)
-                and (truncated.__class__ is bool or truncated.__class__ in _FLAGS)
-                and info.__class__ is dict
-            ):
-                row[...] = obs
-                rewards[j] = reward
-                terminations[j] = terminated
-                truncations[j] = truncated
-                return Extra(own(info)) if info else None
-            return careful(j, result)
-
-        return write
+        # What `EnvHost.run` needs to write the row of a well-behaved env by itself. The dtype is None where an
+        # observation is not one array: nothing fits then, and `write_step` writes all.
+        leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
+        self.dtype = None if leaf is None else leaf.dtype
+        self.shape = None if leaf is None else leaf.shape
+        self.obs_rows: list[Any] = [None] * len(spaces) if leaf is None else list(block.obs)
+        self.reward: Any = block.reward.data
+        self.terminated: Any = block.terminated.data
+        self.truncated: Any = block.truncated.data
 
     def write_step(self, j: int, result: Any) -> Extra | None:
         """Take what `step` of env j returned; returns what does not fit the row, or None."""
@@ -95,15 +69,15 @@ class RowWriter:
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
         vector = None
-        if reward.__class__ not in _REWARDS:
+        if reward.__class__ not in REWARDS:
             reward, vector = self._odd_reward(j, reward)
-        self._reward[j] = reward
-        self._terminated[j] = terminated if terminated.__class__ in _FLAGS else _odd_flag("terminated", terminated)
-        self._truncated[j] = truncated if truncated.__class__ in _FLAGS else _odd_flag("truncated", truncated)
+        self.reward[j] = reward
+        self.terminated[j] = terminated if terminated.__class__ in FLAGS else _odd_flag("terminated", terminated)
+        self.truncated[j] = truncated if truncated.__class__ in FLAGS else _odd_flag("truncated", truncated)
         if info.__class__ is not dict:
             info = _odd_info("step", info)
         if info or objects is not None or vector is not None:
-            return Extra(self._own(info) or None, objects, vector)
+            return Extra(self.own(info) or None, objects, vector)
         return None
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
@@ -113,11 +87,11 @@ class RowWriter:
         obs, info = result
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
-        self._reward[j] = 0.0
-        self._terminated[j] = self._truncated[j] = False
+        self.reward[j] = 0.0
+        self.terminated[j] = self.truncated[j] = False
         if info.__class__ is not dict:
             info = _odd_info("reset", info)
-        return Extra(self._own(info) or None, objects) if info or objects is not None else None
+        return Extra(self.own(info) or None, objects) if info or objects is not None else None
 
     def _odd_reward(self, j: int, reward: Any) -> tuple[float, np.ndarray | None]:
         """The reward as (scalar, vector or None), for all that is not a plain number."""

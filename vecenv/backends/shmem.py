@@ -125,14 +125,13 @@ class ShmemServer(Server):
         """Do what the post boxes ask for."""
         asked, action = self._mail.tobytes(), self._block.action
         done = self._everyone if box.all_ask(asked) else [j for j, op in enumerate(asked) if box.IDLE < op < box.DONE]
-        if not self.eager:
-            if done:
-                self._publish(done, self.host.run(asked, action, self._payload))
+        if not done:
+            return
+        if not self.eager or len(done) == 1:
+            self._publish(done, self.run(asked, action, self._payload))
             return
         for j in done:
-            row = None if action is None else action[j].copy()
-            extra = self.host.run_one(j, asked[j], row, self._payload)
-            self._publish([j], {} if extra is None else {j: extra})
+            self._publish([j], self.run(box.only(j, asked), action, self._payload))
 
     def _payload(self, j: int, op: int) -> Any:
         while j not in self._payloads:

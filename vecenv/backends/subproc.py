@@ -66,13 +66,11 @@ class SubprocServer(Server):
             return self.load_payload(j, op, payloads[j])
 
         done = self._everyone if box.all_ask(ops) else [j for j, op in enumerate(ops) if op]
-        if not self.eager:
-            self._answer(done, self.host.run(ops, action, load))
+        if not self.eager or len(done) == 1:
+            self._answer(done, self.run(ops, action, load))
             return
         for j in done:
-            row = None if action is None else action[j].copy()
-            extra = self.host.run_one(j, ops[j], row, load)
-            self._answer([j], {} if extra is None else {j: extra})
+            self._answer([j], self.run(box.only(j, ops), action, load))
 
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
         mail = bytearray(self.count)
