@@ -149,7 +149,7 @@ class EnvAccess:
         """Set the attribute where `get_env_attr` finds it, or on the innermost env if it is new."""
         self._call(id, "set_env_attr", (key, value))
 
-    def call(self, name: str, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
+    def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """Call the method `name` of the envs `id`, in all workers at once; what is not a method is
         returned (as gymnasium's `call`).
         """

@@ -156,16 +156,20 @@ class BaseVectorEnv(Rounds):
         obs, _, _, _, info = self._collect(ids, asked)
         return obs, info
 
-    def step(self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None) -> Step:
+    def step(
+        self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, autoreset: bool = False
+    ) -> Step:
         """Step the envs `id` (default all) and return (obs, rew, terminated, truncated, info).
 
         Row j belongs to env id[j]; with `wait_num` or `timeout` rows come as envs finish and `info[j]["env_id"]`
         tells which. `action` has one row an env, of any array library; None sends nothing and only waits for what is
         in flight. Envs in `reset` (ids or a mask, among `id`) are reset instead of stepped, in the same round; their
-        action is ignored.
+        action is ignored. With `autoreset` an env whose episode this step ends is reset in the same round too: its row
+        has the first observation of the next episode and the reward and flags of the last step, and its info is that of
+        the reset, with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs).
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
-        (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts. There is no autoreset.
+        (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
         """
         if action is None and reset is None:
             self._check_open()
@@ -175,10 +179,19 @@ class BaseVectorEnv(Rounds):
                     "action must be not-None for non-async: pass one action for each env"
                 )
         else:
-            self.send(action, id, env_id=env_id, reset=reset)
+            self.send(action, id, env_id=env_id, reset=reset, autoreset=autoreset)
         return self.recv()
 
-    def send(self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, **kwargs: Any) -> None:
+    def send(
+        self,
+        action: Any,
+        id: Any = None,
+        *,
+        env_id: Any = None,
+        reset: Any = None,
+        autoreset: bool = False,
+        **kwargs: Any,
+    ) -> None:
         """The first half of `step`: check everything, start the envs, return at once.
 
         `kwargs` go to the envs in `reset`. `send(None, reset=ids)` only resets. Nothing is sent if anything is wrong:
@@ -197,7 +210,12 @@ class BaseVectorEnv(Rounds):
         else:
             ids = None if id is None and env_id is None else self._as_ids(id, env_id)
             resets = None if reset is None else self._reset_rows(ids, reset)
-            self._send_steps(ids, action, resets, kwargs)
+            if autoreset and not self._backend.autoresets:
+                raise TypeError(
+                    f"{type(self._backend).__name__} cannot reset an env in the round of its last step "
+                    "(autoreset=True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
+                )
+            self._send_steps(ids, action, resets, autoreset, kwargs)
         self._order.append(ids)
         self._dispatch_time += time.perf_counter() - begin
 

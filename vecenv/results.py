@@ -95,10 +95,15 @@ class HandOver:
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
         if extras:
-            infos = [{**(extras[i].info or {}), "env_id": i} if i in extras else {"env_id": i} for i in asked]
+            infos = [_info(i, extras[i]) if i in extras else {"env_id": i} for i in asked]
         else:
             infos = [{"env_id": i} for i in asked]
         return np.fromiter(infos, object, len(infos))
+
+
+def _info(i: int, extra: Extra) -> dict[str, Any]:
+    final = {} if extra.final is None else {"final_obs": extra.final.obs, "final_info": dict(extra.final.info)}
+    return {**(extra.info or {}), **final, "env_id": i}
 
 
 def _row(leaf: np.ndarray, i: int) -> Any:

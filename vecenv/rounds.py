@@ -43,7 +43,12 @@ class Rounds(EnvAccess):
     # What is sent.
 
     def _send_steps(
-        self, ids: np.ndarray | None, action: Any, resets: np.ndarray | None, kwargs: dict[str, Any]
+        self,
+        ids: np.ndarray | None,
+        action: Any,
+        resets: np.ndarray | None,
+        autoreset: bool,
+        kwargs: dict[str, Any],
     ) -> None:
         asked = self._all_ids if ids is None else ids.tolist()
         batch = batch_actions(action, asked, self._action_leaf)
@@ -54,6 +59,8 @@ class Rounds(EnvAccess):
         payloads: dict[int, Any] = {}
         if isinstance(batch, list):
             ops, payloads = box.STEP_OBJECT, dict(zip(asked, batch, strict=True))
+        if autoreset:
+            ops |= box.AUTORESET
         chosen = [] if resets is None else resets.nonzero()[0].tolist()
         if chosen:
             chosen = chosen if ids is None else ids[resets].tolist()
@@ -178,6 +185,7 @@ class Rounds(EnvAccess):
         if self._strict:
             rows = asked if ids is None else ids
             self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
+            self._unreset[[i for i, extra in extras.items() if extra.final is not None]] = False
         if self._resets_in_flight:
             self._forget_resets(asked)
         return self._hand_over.rows(ids, asked, extras)

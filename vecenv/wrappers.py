@@ -78,12 +78,19 @@ class VectorEnvNormObs(VectorEnvWrapper):
     def step(
         self, action: Any, id: Any = None, **kwargs: Any
     ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        obs, *rest = self.venv.step(action, id, **kwargs)
-        return (self._norm_obs(obs), *rest)
+        return self._norm_step(*self.venv.step(action, id, **kwargs))
 
     def recv(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        obs, *rest = self.venv.recv()
-        return (self._norm_obs(obs), *rest)
+        return self._norm_step(*self.venv.recv())
+
+    def _norm_step(
+        self, obs: Any, rew: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: np.ndarray
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        obs = self._norm_obs(obs)
+        for row in info:
+            if "final_obs" in row:
+                row["final_obs"] = _zip_map(lambda rms, leaf: rms.norm(leaf), self.obs_rms, row["final_obs"])
+        return obs, rew, terminated, truncated, info
 
     def _norm_obs(self, obs: Any) -> Any:
         if self.obs_rms is None:

@@ -32,6 +32,8 @@ STEP = 1  # with the action in the arena
 RESET = 2  # without arguments
 STEP_OBJECT = 3  # with the action in the payload of the round
 RESET_KWARGS = 4  # with the keyword arguments in the payload of the round
+AUTORESET = 64  # added to a step: reset the env as well if the step ends its episode
+STEP_RESET = STEP | AUTORESET
 DONE = 128  # the row holds all there is
 DONE_EXTRA = 129  # there is an `Extra` besides the row
 

@@ -37,6 +37,8 @@ class Backend(ABC):
     """
 
     num_workers: int = 0
+    autoresets: bool = False
+    """Whether it knows steps with `arena.AUTORESET`."""
     lost: dict[int, BaseException]
     """Envs that do not exist any more, with the reason; `restart` brings them back."""
 

@@ -20,6 +20,8 @@ from vecenv.backends.layout import Layout
 class DummyBackend(Backend):
     """Calls the host; a round is done when `send` returns."""
 
+    autoresets = True
+
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
         self.num_workers = 1
         self._busy = 0.0

@@ -17,7 +17,7 @@ from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.layout import Layout
-from vecenv.backends.rows import FLAGS, REWARDS, Extra, RowWriter
+from vecenv.backends.rows import FLAGS, REWARDS, Extra, Final, RowWriter
 from vecenv.errors import EnvContractError, VectorEnvError
 
 
@@ -88,29 +88,30 @@ class EnvHost:
         actions = [None] * len(ops) if action is None else list(action.copy())  # the env's to keep
         self._used = mark = self._used + len(ops)
         for j, (op, step, own_action, row) in enumerate(zip(ops, self._steps, actions, rows.obs_rows, strict=True)):
-            if op == box.STEP:
+            if op == box.STEP or op == box.STEP_RESET:
                 progress[0] = mark + j
                 try:
                     result = step(own_action)
-                    if result.__class__ is tuple and len(result) == 5:
-                        obs, reward, terminated, truncated, info = result
-                        if (
-                            obs.__class__ is ndarray
-                            and obs.dtype is dtype
-                            and obs.shape == shape
-                            and (reward.__class__ is float or reward.__class__ in REWARDS)
-                            and (terminated is False or terminated.__class__ in FLAGS)
-                            and (truncated is False or truncated.__class__ in FLAGS)
-                            and info.__class__ is dict
-                        ):
-                            row[...] = obs
-                            rewards[j] = reward
-                            terminations[j] = terminated
-                            truncations[j] = truncated
-                            if info:
-                                extras[j] = Extra(rows.own(info))
-                            continue
-                    extra = rows.write_step(j, result)
+                    if (
+                        result.__class__ is tuple
+                        and len(result) == 5
+                        and (obs := result[0]).__class__ is ndarray
+                        and obs.dtype is dtype
+                        and obs.shape == shape
+                        and ((reward := result[1]).__class__ is float or reward.__class__ in REWARDS)
+                        and ((terminated := result[2]) is False or terminated.__class__ in FLAGS)
+                        and ((truncated := result[3]) is False or truncated.__class__ in FLAGS)
+                        and (info := result[4]).__class__ is dict
+                    ):
+                        row[...] = obs
+                        rewards[j] = reward
+                        terminations[j] = terminated
+                        truncations[j] = truncated
+                        extra = Extra(rows.own(info)) if info else None
+                    else:
+                        extra = rows.write_step(j, result)
+                    if op != box.STEP and (terminations[j] or truncations[j]):
+                        extra = self._next_episode(j, extra)
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
             elif box.IDLE < op < box.DONE:
@@ -124,22 +125,33 @@ class EnvHost:
     def _run_one(self, j: int, op: int, payload: Callable[[int, int], Any]) -> Extra | None:
         """One of the rarer operations on env j; `payload(j, op)` gives what does not fit the arena, or a Failure."""
         if op == box.RESET:
-            return self.reset(j, {})
+            return self._reset(j, {})
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)
-        return self.step(j, loaded) if op == box.STEP_OBJECT else self.reset(j, loaded)
+        return self._reset(j, loaded) if op == box.RESET_KWARGS else self._step(j, loaded, op)
 
-    def step(self, j: int, action: Any) -> Extra | None:
-        """Step env j and write its row; what does not fit the row is returned."""
+    def _step(self, j: int, action: Any, op: int) -> Extra | None:
         self._mark(j)
         try:
-            return self._rows.write_step(j, self._steps[j](action))
+            extra = self._rows.write_step(j, self._steps[j](action))
+            if op & box.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
+                return self._next_episode(j, extra)
+            return extra
         except BaseException as error:
             return self._failed(error, j, "step")
 
-    def reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
-        """Reset env j and write its row."""
+    def _next_episode(self, j: int, last: Extra | None) -> Extra:
+        """Reset env j, whose episode is over: of the row of its last step only the observation changes."""
+        rows, last = self._rows, last or Extra()
+        final = Final(rows.read_obs(j, last.objects), last.info or {})
+        outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
+        self._mark(j)
+        first = rows.write_reset(j, self.envs[j].reset()) or Extra()
+        rows.reward[j], rows.terminated[j], rows.truncated[j] = outcome
+        return Extra(first.info, first.objects, last.reward, final=final)
+
+    def _reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
         self._mark(j)
         try:
             return self._rows.write_reset(j, self.envs[j].reset(**kwargs))

@@ -59,6 +59,7 @@ class ProcessBackend(Backend):
     """
 
     server: type[Server]
+    autoresets = True
 
     def __init__(
         self,

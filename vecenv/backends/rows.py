@@ -20,6 +20,13 @@ from vecenv.errors import EnvContractError, ObservationError
 Put = Callable[[Any, "list[Any] | None"], None]
 
 
+class Final(NamedTuple):
+    """The end of an episode, of an env that was reset in the round of its last step."""
+
+    obs: Any
+    info: Mapping[str, Any]
+
+
 class Extra(NamedTuple):
     """What does not fit the row of an env."""
 
@@ -29,6 +36,7 @@ class Extra(NamedTuple):
     reward: np.ndarray | None = None
     """A reward that is a vector."""
     failure: Failure | None = None
+    final: Final | None = None
 
 
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
@@ -42,6 +50,7 @@ class RowWriter:
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, copy_objects: bool) -> None:
+        self._obs = block.obs
         self.own = _own_info if copy_objects else _as_it_is
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
@@ -79,6 +88,11 @@ class RowWriter:
         if info or objects is not None or vector is not None:
             return Extra(self.own(info) or None, objects, vector)
         return None
+
+    def read_obs(self, j: int, objects: Sequence[Any] | None) -> Any:
+        """The observation in the row of env j, apart from the arena; `objects` are the values of its object leaves."""
+        values = iter(objects or ())
+        return nest.map(lambda leaf: next(values) if leaf.dtype == object else leaf[j].copy(), self._obs)
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""

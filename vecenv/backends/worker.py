@@ -165,7 +165,7 @@ class Server(ABC):
             return pickle.loads(blob)
         except BaseException as error:
             env_id, name, what = self.first_id + j, "reset", "arguments"
-            if op == box.STEP_OBJECT:
+            if op & ~box.AUTORESET == box.STEP_OBJECT:
                 name, what = "step", "action"
             told = TypeError(f"the {what} for env {env_id} cannot be read in the worker: {_told(error)}")
             return capture(told, env_id, name, local=False)

@@ -1,0 +1,195 @@
+"""step(..., autoreset=True): the last step of an episode and the first observation of the next, in one round."""
+
+import numpy as np
+import pytest
+from cases import LocalWorker, Plays, counting
+from gymnasium import spaces
+
+from vecenv import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs
+from vecenv.testing import CountingEnv
+
+
+class FailsInSecondReset(CountingEnv):
+    def reset(self, **kwargs):
+        if self.episode == 0 and self.env_id == 1:
+            raise RuntimeError("no second episode")
+        return super().reset(**kwargs)
+
+
+class TakesDicts(CountingEnv):
+    def __init__(self, env_id=0):
+        super().__init__(env_id, length=2)
+        self.action_space = spaces.Dict({"go": spaces.Discrete(5)})
+
+    def step(self, action):
+        return super().step(action["go"])
+
+
+class PaysTwice(CountingEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward, 2 * reward]), *rest
+
+
+def rows(obs, k):
+    """One comparable object for each env of a batch."""
+    if isinstance(obs, dict):
+        return [{key: rows(value, k)[j] for key, value in obs.items()} for j in range(k)]
+    if isinstance(obs, tuple):
+        return [tuple(rows(value, k)[j] for value in obs) for j in range(k)]
+    return [plain(obs[j]) for j in range(k)]
+
+
+def plain(obs):
+    """One observation, comparable."""
+    if isinstance(obs, dict):
+        return {key: plain(value) for key, value in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(plain(value) for value in obs)
+    return np.asarray(obs).tolist()
+
+
+@pytest.mark.parametrize("form", ["array", "dict", "object"])
+def test_it_is_a_step_and_a_reset_of_the_envs_that_it_ended(backend, form):
+    fns = counting(5, length=3, form=form)
+    with backend(fns, num_workers=2) as venv, DummyVectorEnv(fns) as model:
+        venv.reset(seed=7)
+        model.reset(seed=7)
+        ends = 0
+        for t in range(8):
+            actions = np.arange(5) + t
+            obs, rew, terminated, truncated, info = venv.step(actions, autoreset=True)
+            want, want_rew, want_terminated, want_truncated, want_info = model.step(actions)
+            done = want_terminated | want_truncated
+            expected, infos = rows(want, 5), [dict(row) for row in want_info]
+            if done.any():
+                ids = np.flatnonzero(done)
+                first, first_info = model.reset(ids)
+                for row, i in zip(rows(first, len(ids)), ids, strict=True):
+                    ends += 1
+                    assert plain(info[i].pop("final_obs")) == expected[i]
+                    assert info[i].pop("final_info") == {k: v for k, v in infos[i].items() if k != "env_id"}
+                    expected[i] = row
+                for row in first_info:
+                    infos[row["env_id"]] = row
+            assert rows(obs, 5) == expected
+            assert info.tolist() == infos
+            assert np.array_equal(rew, want_rew)
+            assert np.array_equal(terminated, want_terminated)
+            assert np.array_equal(truncated, want_truncated)
+        assert ends == 10
+
+
+def test_a_final_observation_is_the_callers_to_keep(backend):
+    with backend(counting(2, length=2), num_workers=1) as venv:
+        venv.reset()
+        venv.step([0, 0], autoreset=True)
+        final = [row["final_obs"] for row in venv.step([1, 1], autoreset=True)[4]]
+        kept = [obs.copy() for obs in final]
+        for _ in range(3):
+            venv.step([2, 2], autoreset=True)
+        assert np.array_equal(final, kept)
+        assert all(obs.flags.writeable for obs in final)
+
+
+def test_actions_that_are_no_arrays_reset_as_well(backend):
+    with backend([lambda i=i: TakesDicts(i) for i in range(2)], num_workers=1) as venv:
+        venv.reset()
+        venv.step([{"go": 1}, {"go": 1}], autoreset=True)
+        obs, _, terminated, _, info = venv.step([{"go": 3}, {"go": 4}], autoreset=True)
+        assert terminated.all()
+        assert [row["final_obs"][-1] for row in info] == [3, 4]
+        assert obs[:, -1].tolist() == [-1, -1]
+
+
+def test_vector_rewards_are_those_of_the_step(backend):
+    with backend([lambda i=i: PaysTwice(i, length=1) for i in range(2)], num_workers=1) as venv:
+        venv.reset()
+        _, rew, terminated, _, info = venv.step([0, 0], autoreset=True)
+        assert terminated.all()
+        assert np.array_equal(rew, [[1 / 1024, 2 / 1024], [1 + 1 / 1024, 2 + 2 / 1024]])
+        assert all("final_obs" in row for row in info)
+
+
+def test_partial_and_mixed_rounds_reset_only_what_they_stepped(backend):
+    with backend(counting(4, length=2), num_workers=2) as venv:
+        venv.reset()
+        venv.step([0] * 4)
+        _, _, terminated, _, info = venv.step([5, 5, 5], [3, 0, 2], reset=[0], autoreset=True)
+        assert terminated.tolist() == [True, False, True]
+        assert ["final_obs" in row for row in info] == [True, False, True]
+        assert [row["env_id"] for row in info] == [3, 0, 2]
+        _, _, terminated, _, info = venv.step([5], [1])
+        assert terminated.tolist() == [True]
+        assert "final_obs" not in info[0]
+
+
+def test_async_rounds_reset_as_well(backend):
+    with backend(counting(4, length=1), wait_num=2) as venv:
+        venv.reset()
+        seen = []
+        _, _, terminated, _, info = venv.step([0] * 4, autoreset=True)
+        while True:
+            assert terminated.all()
+            assert all("final_obs" in row for row in info)
+            seen += [row["env_id"] for row in info]
+            if len(seen) >= 4:
+                break
+            _, _, terminated, _, info = venv.step(None)
+        assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_strict_takes_the_next_episode_as_begun(backend):
+    with backend(counting(2, length=1), num_workers=1, strict=True) as venv:
+        venv.reset()
+        venv.step([0, 0], autoreset=True)
+        venv.step([0, 0])
+        with pytest.raises(RuntimeError, match="env 0 has not been reset"):
+            venv.step([0, 0])
+
+
+def test_a_reset_that_fails_is_a_failure_of_its_env_and_loses_no_other_row(backend):
+    with backend([lambda i=i: FailsInSecondReset(i, length=1) for i in range(3)], num_workers=2) as venv:
+        venv.reset()
+        with pytest.raises(RuntimeError, match="no second episode") as caught:
+            venv.step([0, 0, 0], autoreset=True)
+        partial = caught.value.partial
+        assert partial.env_id.tolist() == [0, 2]
+        assert partial.terminated.all()
+        assert all("final_obs" in row for row in partial.info)
+        assert venv.failed_id == [1]
+
+
+def test_a_failure_that_is_absorbed_is_no_end_that_was_followed_by_a_reset(backend):
+    fns = [lambda i=i: FailsInSecondReset(i, length=1) for i in range(2)]
+    with backend(fns, num_workers=1, on_error="restart") as venv:
+        venv.reset()
+        _, _, terminated, truncated, info = venv.step([0, 0], autoreset=True)
+        assert (terminated | truncated).all()
+        assert "final_obs" in info[0]
+        assert info[1]["restarted"]
+        assert "final_obs" not in info[1]
+
+
+def test_a_backend_that_cannot_refuses_before_anything_is_sent():
+    with BaseVectorEnv(counting(2), LocalWorker) as venv:
+        venv.reset()
+        with pytest.raises(TypeError, match="PerEnvBackend cannot reset an env in the round of its last step"):
+            venv.step([0, 0], autoreset=True)
+        assert venv.step([1, 1])[0][:, -1].tolist() == [1, 1]
+
+
+def test_normalised_observations_have_normalised_final_ones():
+    script = [np.array([x], np.float32) for x in (0.0, 4.0)]
+
+    class Ends(Plays):
+        def step(self, action):
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, True, False, info
+
+    fns = [lambda: Ends(spaces.Box(-9, 9, (1,), np.float32), script)] * 2
+    with VectorEnvNormObs(DummyVectorEnv(fns)) as venv:
+        venv.reset()
+        info = venv.step([0, 0], autoreset=True)[4]
+        raw = np.array([4.0], np.float32)
+        assert np.array_equal(info[0]["final_obs"], venv.get_obs_rms().norm(raw))
