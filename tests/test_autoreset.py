@@ -1,5 +1,6 @@
 """step(..., autoreset=True): the last step of an episode and the first observation of the next, in one round."""
 
+import gymnasium
 import numpy as np
 import pytest
 from cases import LocalWorker, Plays, counting
@@ -29,6 +30,25 @@ class PaysTwice(CountingEnv):
     def step(self, action):
         obs, reward, *rest = super().step(action)
         return obs, np.array([reward, 2 * reward]), *rest
+
+
+class ReusesItsArrays(gymnasium.Env):
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Sequence(spaces.Box(0, 9, (1,), np.int64))
+
+    def __init__(self):
+        self.own, self.seen = np.zeros(1, np.int64), np.zeros(1, np.int64)
+
+    def _now(self, t):
+        self.own[:] = self.seen[:] = t
+        return (self.seen,), {"own": self.own}
+
+    def reset(self, *, seed=None, options=None):
+        return self._now(0)
+
+    def step(self, action):
+        obs, info = self._now(1)
+        return obs, 0.0, True, False, info
 
 
 def rows(obs, k):
@@ -92,6 +112,15 @@ def test_a_final_observation_is_the_callers_to_keep(backend):
         assert all(obs.flags.writeable for obs in final)
 
 
+def test_final_infos_and_objects_are_apart_from_what_the_env_writes_over(backend):
+    with backend([ReusesItsArrays], num_workers=1) as venv:
+        venv.reset()
+        obs, _, _, _, info = venv.step([0], autoreset=True)
+        assert info[0]["final_info"]["own"].tolist() == [1]
+        assert [value.tolist() for value in info[0]["final_obs"]] == [[1]]
+        assert [value.tolist() for value in obs[0]] == [[0]]
+
+
 def test_actions_that_are_no_arrays_reset_as_well(backend):
     with backend([lambda i=i: TakesDicts(i) for i in range(2)], num_workers=1) as venv:
         venv.reset()
@@ -148,27 +177,30 @@ def test_strict_takes_the_next_episode_as_begun(backend):
             venv.step([0, 0])
 
 
-def test_a_reset_that_fails_is_a_failure_of_its_env_and_loses_no_other_row(backend):
+def test_a_reset_that_fails_is_a_failure_of_its_env_and_loses_no_row(backend):
     with backend([lambda i=i: FailsInSecondReset(i, length=1) for i in range(3)], num_workers=2) as venv:
         venv.reset()
         with pytest.raises(RuntimeError, match="no second episode") as caught:
             venv.step([0, 0, 0], autoreset=True)
         partial = caught.value.partial
-        assert partial.env_id.tolist() == [0, 2]
+        assert partial.env_id.tolist() == [0, 1, 2]
         assert partial.terminated.all()
-        assert all("final_obs" in row for row in partial.info)
+        assert ["final_obs" in row for row in partial.info] == [True, False, True]
+        assert partial.obs[:, 2].tolist() == [0, 1, 0]
+        assert partial.info[1]["t"] == 1
         assert venv.failed_id == [1]
+        assert "env 1, reset()" in "".join(caught.value.__notes__)
 
 
-def test_a_failure_that_is_absorbed_is_no_end_that_was_followed_by_a_reset(backend):
+def test_the_step_before_a_reset_whose_failure_is_absorbed_is_kept(backend):
     fns = [lambda i=i: FailsInSecondReset(i, length=1) for i in range(2)]
     with backend(fns, num_workers=1, on_error="restart") as venv:
         venv.reset()
         _, _, terminated, truncated, info = venv.step([0, 0], autoreset=True)
         assert (terminated | truncated).all()
         assert "final_obs" in info[0]
-        assert info[1]["restarted"]
-        assert "final_obs" not in info[1]
+        assert info[1] == {"t": 1, "env_id": 1}
+        assert venv.failed_id == [1]
 
 
 def test_a_backend_that_cannot_refuses_before_anything_is_sent():

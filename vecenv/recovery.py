@@ -96,12 +96,12 @@ class Recovery:
         for i, extra in extras.items():
             failure = extra.failure
             if failure is not None:
-                failure.op = "reset" if i in resets else "step"
+                failure.op = "reset" if i in resets or failure.stepped else "step"
                 self.errors[i] = failure.exception(self._backend.pid(i))
                 if i in resets and (not failure.began or self._may_absorb(i)):
                     extra = self._reset_again(i, resets[i])
                 elif i not in resets and self._may_absorb(i):
-                    extra = self._truncated_row(i)
+                    extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
             if extra.failure is not None:
                 failed.append(i)
             settled[i] = extra

@@ -178,14 +178,14 @@ class Rounds(EnvAccess):
         extras = self._backend.take(taken)
         if self._backend.lost:
             self._recovery.note_lost()
+        if self._strict:
+            rows = _rows_of(ids)
+            self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
+            self._unreset[[i for i, extra in extras.items() if extra.final is not None]] = False
         if extras and any(extra.failure is not None for extra in extras.values()):
             extras, failed = self._recovery.settle(extras, self._resets_in_flight)
             if failed:
                 self._raise_failures(failed, asked, extras)
-        if self._strict:
-            rows = asked if ids is None else ids
-            self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
-            self._unreset[[i for i, extra in extras.items() if extra.final is not None]] = False
         if self._resets_in_flight:
             self._forget_resets(asked)
         return self._hand_over.rows(ids, asked, extras)
@@ -200,7 +200,8 @@ class Rounds(EnvAccess):
     def _raise_failures(self, failed: list[int], asked: list[int], extras: Mapping[int, Extra]) -> None:
         """Raise the first failure (a cause before its consequences); the results of the other envs are in `partial`."""
         partial = None
-        if good := [i for i in asked if i not in set(failed)]:
+        lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
+        if good := [i for i in asked if i not in lost]:
             rows = self._hand_over.rows(np.array(good), good, {i: extras[i] for i in good if i in extras})
             partial = Partial(np.array(good), *rows)
         errors = self._recovery.errors

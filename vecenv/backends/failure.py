@@ -34,6 +34,8 @@ class Failure:
     """The exception itself, if it was raised in this process."""
     began: bool = True
     """False if the operation had certainly not begun."""
+    stepped: bool = False
+    """The step went well and its row is there; what failed is the reset after it."""
 
     def exception(self, pid: int | None = None) -> BaseException:
         """The exception to raise in the caller's process: the env's own class, or EnvStepError."""

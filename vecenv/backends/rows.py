@@ -89,10 +89,15 @@ class RowWriter:
             return Extra(self.own(info) or None, objects, vector)
         return None
 
-    def read_obs(self, j: int, objects: Sequence[Any] | None) -> Any:
-        """The observation in the row of env j, apart from the arena; `objects` are the values of its object leaves."""
-        values = iter(objects or ())
-        return nest.map(lambda leaf: next(values) if leaf.dtype == object else leaf[j].copy(), self._obs)
+    def final(self, j: int, extra: Extra) -> Final:
+        """What env j has just returned, apart from the arena and from the arrays that the env may write into."""
+        values = iter(copy.deepcopy(extra.objects or []))
+        obs = nest.map(lambda leaf: next(values) if leaf.dtype == object else leaf[j].copy(), self._obs)
+        return Final(obs, _own_info(extra.info or {}))
+
+    def write_obs(self, j: int, obs: Any) -> None:
+        """Put an observation that was written before into the row once more."""
+        self._put[j](obs, [])
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""

@@ -1,0 +1,27 @@
+"""PPO of Stable-Baselines3 on eight CartPole environments in worker processes; needs vecenv[sb3].
+
+python examples/sb3_ppo.py [--fast]
+"""
+
+import argparse
+
+import gymnasium as gym
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecMonitor
+
+from vecenv import SB3VecEnv, ShmemVectorEnv
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--fast", action="store_true", help="few steps, to see that it works")
+fast = parser.parse_args().fast
+
+envs = VecMonitor(SB3VecEnv(ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)))
+try:
+    model = PPO("MlpPolicy", envs, n_steps=64, batch_size=128, seed=0, device="cpu")
+    model.learn(512 if fast else 50_000)
+    mean, std = evaluate_policy(model, envs, n_eval_episodes=8)
+finally:
+    envs.close()
+
+print(f"{model.num_timesteps} steps, then a mean return of {mean:.1f} over 8 episodes (deviation {std:.1f})")

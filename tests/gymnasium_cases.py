@@ -1,0 +1,141 @@
+"""Envs and helpers of the tests of the gymnasium facade. Workers import it, so it stays light."""
+
+import functools
+import os
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from vecenv import AsyncVectorEnv, SyncVectorEnv
+
+OURS = {
+    "sync": SyncVectorEnv,
+    "async": AsyncVectorEnv,
+    "async-subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
+}
+NEAR_AND_FAR = ["sync", "async"]
+"""Where it matters only whether the envs are in this process; that the backends agree is tested elsewhere."""
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+class Tells(gym.Env):
+    """The info of each step is the next of a list; the observation counts the steps, the last of `length` ends it."""
+
+    observation_space = spaces.Box(0, 100, (2,), np.float32)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, *infos, length=100):
+        self.infos, self.length, self.t = infos, length, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        info = self.infos[(self.t - 1) % len(self.infos)] if self.infos else {}
+        return self._obs(), 1.0, self.t == self.length, False, dict(info)
+
+    def _obs(self):
+        return np.full(2, self.t, np.float32)
+
+    def pid(self):
+        return os.getpid()
+
+
+class OneBuffer(Tells):
+    """Returns the same array each time, and writes into it; so does its info."""
+
+    def __init__(self, length=2):
+        super().__init__(length=length)
+        self.buffer, self.own = np.zeros(2, np.float32), np.zeros(1)
+
+    def _obs(self):
+        self.buffer[:] = self.t
+        return self.buffer
+
+    def step(self, action):
+        result = super().step(action)
+        self.own[:] = self.t
+        return (*result[:4], {"own": self.own})
+
+    def reset(self, **kwargs):
+        obs, _ = super().reset(**kwargs)
+        self.own[:] = -1
+        return obs, {"own": self.own}
+
+
+class Echo(gym.Env):
+    """Observes its last action, for any space; its method `last` tells it too."""
+
+    def __init__(self, space):
+        self.observation_space = self.action_space = space
+        self.action = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.first = self.observation_space.sample()
+        return self.first, {}
+
+    def step(self, action):
+        self.action = action
+        return action, 0.0, False, False, {}
+
+
+class Remembers(gym.Env):
+    """Keeps the arguments of its resets, and fails or is slow as it is told by attributes."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(3)
+    metadata = {"render_modes": []}
+
+    def __init__(self):
+        self.resets, self.failure = [], None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets.append((seed, options))
+        return self.np_random.random(1, dtype=np.float32), {}
+
+    def step(self, action):
+        if self.failure is not None:
+            raise self.failure
+        return np.zeros(1, np.float32), float(action), False, False, {}
+
+    def add(self, a, b=0):
+        return a + b
+
+
+class Untimed(gym.Wrapper):
+    """Takes the time, which differs from run to run, out of the statistics of an episode."""
+
+    def step(self, action):
+        *result, info = self.env.step(action)
+        if "episode" in info:
+            info["episode"] = {key: value for key, value in info["episode"].items() if key != "t"}
+        return (*result, info)
+
+
+def assert_same(left, right, where="result"):
+    """Two results are equal with their types, dtypes, shapes and keys."""
+    if isinstance(right, dict):
+        assert isinstance(left, dict), where
+        assert left.keys() == right.keys(), where
+        for key in right:
+            assert_same(left[key], right[key], f"{where}[{key!r}]")
+    elif isinstance(right, (tuple, list)):
+        assert isinstance(left, (tuple, list)), where
+        assert len(left) == len(right), where
+        for i, (a, b) in enumerate(zip(left, right, strict=True)):
+            assert_same(a, b, f"{where}[{i}]")
+    elif isinstance(right, np.ndarray):
+        assert isinstance(left, np.ndarray), where
+        assert (left.dtype, left.shape) == (right.dtype, right.shape), where
+        if right.dtype == object:
+            assert_same(left.tolist(), right.tolist(), where)
+        else:
+            np.testing.assert_array_equal(left, right, where)
+    else:
+        assert left == right, where

@@ -1,0 +1,128 @@
+"""Wrappers of single envs that change what an action or an end is."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from cases import Records, equal_bits
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+
+from vecenv import ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated
+from vecenv.testing import CountingEnv
+
+PLANE = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 3], np.float32))
+
+
+class TestContinuousToDiscrete:
+    def test_choices_are_evenly_spaced_from_low_to_high(self):
+        env = ContinuousToDiscrete(Records(PLANE), [3, 4])
+        assert env.action_space == spaces.MultiDiscrete([3, 4])
+        assert [values.tolist() for values in env.mesh] == [[-1, 0, 1], [0, 1, 2, 3]]
+        env.step(np.array([2, 1]))
+        assert equal_bits(env.unwrapped.actions[0], np.array([1, 1], np.float32))
+
+    def test_a_batch_of_actions_is_one_of_rows(self):
+        env = ContinuousToDiscrete(Records(PLANE), 2)
+        assert equal_bits(
+            env.action(np.array([[0, 0], [1, 1], [0, 1]])), np.array([[-1, 0], [1, 3], [-1, 3]], np.float32)
+        )
+
+    def test_every_choice_is_an_action_of_the_env(self):
+        env = ContinuousToDiscrete(gym.make("Pendulum-v1"), 7)
+        assert env.action_space == spaces.MultiDiscrete([7])
+        assert all(env.env.action_space.contains(env.action(np.array([i]))) for i in range(7))
+
+    def test_what_cannot_be_a_grid_is_refused(self):
+        with pytest.raises(TypeError, match=r"Box action space, got Discrete\(2\)"):
+            ContinuousToDiscrete(gym.make("CartPole-v1"), 2)
+        for space, message in [
+            (spaces.Box(-1, 1, (2, 2)), "one dimension"),
+            (spaces.Box(0, 9, (2,), np.int64), "of floats"),
+            (spaces.Box(-np.inf, np.inf, (2,)), "finite bounds"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                ContinuousToDiscrete(Records(space), 2)
+
+    @pytest.mark.parametrize("action_per_dim", [0, [2], [2, 2, 2], [2, 0], [2, 1.5], [True, 2]])
+    def test_a_bad_number_of_choices_is_refused(self, action_per_dim):
+        with pytest.raises(ValueError, match="action_per_dim"):
+            ContinuousToDiscrete(Records(PLANE), action_per_dim)
+
+    @pytest.mark.parametrize("action", [[0, 2], [-1, 0], [0], [0, 0, 0], [0.0, 1.0], 1])
+    def test_an_action_that_does_not_exist_is_refused(self, action):
+        env = ContinuousToDiscrete(Records(PLANE), 2)
+        with pytest.raises(ValueError, match="action"):
+            env.step(np.array(action))
+        assert env.unwrapped.actions == []
+
+
+class TestMultiDiscreteToDiscrete:
+    def test_numbers_count_the_combinations_with_the_last_dimension_fastest(self):
+        env = MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([2, 3])))
+        assert env.action_space == spaces.Discrete(6)
+        for number in range(6):
+            env.step(number)
+        assert [action.tolist() for action in env.unwrapped.actions] == [[i, j] for i in range(2) for j in range(3)]
+
+    def test_a_batch_of_actions_is_one_of_rows(self):
+        env = MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([2, 3])))
+        assert env.action(np.array([0, 5])).tolist() == [[0, 0], [1, 2]]
+
+    def test_actions_have_the_start_and_dtype_of_the_space(self):
+        space = spaces.MultiDiscrete(np.array([2, 3]), dtype=np.int32, start=np.array([10, 20]))
+        env = MultiDiscreteToDiscrete(Records(space))
+        assert equal_bits(env.action(np.int64(4)), np.array([11, 21], np.int32))
+        assert all(space.contains(env.action(i)) for i in range(6))
+
+    def test_what_has_no_combinations_is_refused(self):
+        with pytest.raises(TypeError, match="MultiDiscrete action space, got Discrete"):
+            MultiDiscreteToDiscrete(gym.make("CartPole-v1"))
+        with pytest.raises(ValueError, match="one dimension"):
+            MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete(np.full((2, 2), 3))))
+        with pytest.raises(ValueError, match="combinations"):
+            MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([10] * 19)))
+
+    @pytest.mark.parametrize("action", [6, -1, 1.0])
+    def test_an_action_that_does_not_exist_is_refused(self, action):
+        env = MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([2, 3])))
+        with pytest.raises(ValueError, match=r"integer|out of bounds"):
+            env.step(action)
+        assert env.unwrapped.actions == []
+
+
+class TestTruncatedAsTerminated:
+    def test_every_end_is_a_termination(self):
+        env = TruncatedAsTerminated(TimeLimit(CountingEnv(length=2), 3))
+        told = []
+        for _ in range(2):
+            env.reset()
+            told += [env.step(0)[2:4] for _ in range(2)]
+        assert told == [(False, False), (True, False), (False, False), (True, True)]
+
+    def test_what_is_no_gymnasium_env_is_refused(self):
+        with pytest.raises(TypeError, match=r"gymnasium\.Env"):
+            TruncatedAsTerminated(object())
+
+
+def test_wrapped_envs_step_in_vector_envs(backend):
+    def make():
+        return TruncatedAsTerminated(
+            MultiDiscreteToDiscrete(
+                ContinuousToDiscrete(gym.make("Pendulum-v1", max_episode_steps=2), action_per_dim=5)
+            )
+        )
+
+    with backend([make] * 3) as venv:
+        assert venv.action_space == [spaces.Discrete(5)] * 3
+        venv.reset(seed=0)
+        venv.step([0, 2, 4])
+        assert venv.get_env_attr("last_u") == [-2, 0, 2]
+        assert venv.step([0, 2, 4])[2].tolist() == [True] * 3
+
+
+def test_the_spec_of_a_wrapped_env_makes_it_again():
+    env = TruncatedAsTerminated(
+        MultiDiscreteToDiscrete(ContinuousToDiscrete(gym.make("Pendulum-v1"), action_per_dim=[3]))
+    )
+    assert str(gym.make(env.spec)) == str(env)
+    assert gym.make(env.spec).action_space == spaces.Discrete(3)

@@ -1,0 +1,222 @@
+"""GymEnv: names, repeated actions, and observations in pixels, alone and in workers."""
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from cases import equal_bits
+from gymnasium import spaces
+from gymnasium.wrappers import FlattenObservation, TimeLimit
+
+from vecenv import GymEnv
+from vecenv.testing import CountingEnv
+
+
+class Pictures(CountingEnv):
+    """Draws into one array, and takes the size of its frames."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.canvas = np.zeros((4, 4, 3), np.uint8)
+
+    def render(self, height=2, width=3):
+        self.canvas[...] = self.t
+        return self.canvas[:height, :width]
+
+
+class TestNames:
+    def test_it_is_a_gymnasium_env_like_the_one_it_names(self):
+        env, other = GymEnv("Pendulum-v1", g=2.0), gym.make("Pendulum-v1", g=2.0)
+        assert isinstance(env, gym.Env)
+        assert (env.observation_space, env.action_space) == (other.observation_space, other.action_space)
+        assert equal_bits(env.reset(seed=3)[0], other.reset(seed=3)[0])
+        action = np.array([0.5], np.float32)
+        for _ in range(5):
+            got, want = env.step(action), other.step(action)
+            assert equal_bits(got[0], want[0])
+            assert got[1:] == want[1:]
+        assert (env.frame_skip, env.from_pixels) == (1, False)
+        env.close()
+
+    def test_available_envs_are_those_registered_now(self):
+        assert "MyOwn-v0" not in GymEnv.available_envs
+        gym.register("MyOwn-v0", entry_point=CountingEnv)
+        try:
+            assert "MyOwn-v0" in GymEnv.available_envs
+            assert GymEnv.available_envs == sorted(gym.registry)
+            assert GymEnv("MyOwn-v0", length=2).unwrapped.length == 2
+        finally:
+            del gym.registry["MyOwn-v0"]
+
+    def test_atari_envs_are_found_without_an_import(self):
+        program = (
+            "from vecenv import GymEnv; import gymnasium\n"
+            "assert 'ALE/Pong-v5' not in gymnasium.registry\n"
+            "env = GymEnv('ALE/Pong-v5'); print(env.from_pixels, list(env.reset(seed=0)[0]), env.spec.id)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "True ['pixels'] ALE/Pong-v5\n"
+
+    def test_without_ale_py_the_error_says_what_to_install(self):
+        program = (
+            "import sys; sys.modules['ale_py'] = None\n"
+            "from vecenv import GymEnv\n"
+            "try: GymEnv('ALE/Pong-v5')\n"
+            "except ImportError as error: print(error)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
+
+    def test_what_is_no_env_is_refused(self):
+        with pytest.raises(TypeError, match="id of an env or an env, got 3"):
+            GymEnv(3)
+        with pytest.raises(TypeError, match=r"\['g'\] are arguments for gymnasium.make"):
+            GymEnv(CountingEnv(), g=2.0)
+        with pytest.raises(gym.error.NameNotFound):
+            GymEnv("NoSuch-v0", frame_skip=2)
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            GymEnv("no_such_module:NoSuch-v0")
+
+
+class TestFrameSkip:
+    def test_rewards_are_summed_and_the_last_observation_counts(self):
+        env = GymEnv(CountingEnv(length=6), frame_skip=4)
+        env.reset()
+        obs, reward, terminated, truncated, info = env.step(7)
+        assert (obs[2], obs[4], reward) == (4, 7, (1 + 2 + 3 + 4) / 1024)
+        assert (terminated, truncated, info) == (False, False, {})
+
+    def test_the_end_of_an_episode_ends_it(self):
+        env = GymEnv(CountingEnv(length=6), frame_skip=4)
+        for episode, end in enumerate([(True, False), (False, True)]):
+            env.reset()
+            env.step(0)
+            obs, reward, *flags, _ = env.step(0)
+            assert (obs[1], obs[2], reward, tuple(flags)) == (episode, 6, (5 + 6) / 1024, end)
+        assert env.unwrapped.calls == 2 * 7
+
+    def test_the_time_limit_counts_what_the_env_sees(self):
+        env = GymEnv("Pendulum-v1", frame_skip=60)
+        env.reset(seed=0)
+        ends = [env.step(np.zeros(1, np.float32))[3] for _ in range(4)]
+        assert ends == [False, False, False, True]
+
+    def test_an_env_that_skips_by_itself_skips_once(self):
+        env = GymEnv("ALE/Pong-v5", frame_skip=3, repeat_action_probability=0.0)
+        env.reset(seed=0)
+        frames = [env.step(0)[4]["episode_frame_number"] for _ in range(3)]
+        assert np.diff(frames).tolist() == [3, 3]
+        assert env.frame_skip == 3
+        env.close()
+
+    def test_without_frame_skip_an_env_that_skips_by_itself_keeps_its_own(self):
+        env = GymEnv("ALE/Pong-v5")
+        env.reset(seed=0)
+        assert env.step(0)[4]["episode_frame_number"] == 4
+        env.close()
+
+    def test_a_given_env_that_skips_by_itself_skips_once(self):
+        made = gym.make("ALE/Pong-v5", frameskip=4)
+        env = GymEnv(made, frame_skip=4)
+        env.reset(seed=0)
+        assert env.step(0)[4]["episode_frame_number"] == 4
+        with pytest.raises(ValueError, match="skips frames by itself: frameskip=4"):
+            GymEnv(made, frame_skip=2)
+        with pytest.raises(ValueError, match="contradicts frameskip=2"):
+            GymEnv("ALE/Pong-v5", frame_skip=4, frameskip=2)
+        made.close()
+
+    @pytest.mark.parametrize("frame_skip", [0, -1, 2.0, True, "4"])
+    def test_a_bad_frame_skip_is_refused(self, frame_skip):
+        with pytest.raises(ValueError, match="frame_skip must be a positive integer"):
+            GymEnv("Pendulum-v1", frame_skip=frame_skip)
+
+
+class TestPixels:
+    def test_pixels_replace_the_observation(self):
+        env = GymEnv("CartPole-v1", from_pixels=True)
+        assert env.observation_space == spaces.Dict({"pixels": spaces.Box(0, 255, (400, 600, 3), np.uint8)})
+        obs, _ = env.reset(seed=0)
+        assert obs["pixels"].std() > 0
+        assert equal_bits(obs["pixels"], env.render())
+        assert env.observation_space.contains(env.step(1)[0])
+        assert (env.from_pixels, env.pixels_only) == (True, True)
+        env.close()
+
+    def test_pixels_come_beside_the_observation(self):
+        env = GymEnv(CountingEnv(), from_pixels=True, pixels_only=False)
+        obs, _ = env.reset(seed=5)
+        assert obs.keys() == env.observation_space.keys() == {"observation", "pixels"}
+        assert obs["observation"][3] == 5
+
+    def test_pixels_come_beside_the_parts_of_a_dict(self):
+        env = GymEnv(CountingEnv(form="dict"), from_pixels=True, pixels_only=False)
+        assert env.reset()[0].keys() == env.observation_space.keys() == {"who", "when", "pixels"}
+
+    def test_only_the_last_of_the_repeated_frames_is_rendered(self):
+        env = GymEnv(Pictures(length=9), from_pixels=True, frame_skip=3)
+        env.reset()
+        frames = [env.step(0)[0]["pixels"] for _ in range(3)]
+        assert [frame.max() for frame in frames] == [3, 6, 9]  # and the env's one canvas is not handed out
+
+    def test_render_kwargs_are_for_the_envs_own_render(self):
+        env = GymEnv(TimeLimit(Pictures(), 9), from_pixels=True, render_kwargs={"width": 4})
+        assert env.observation_space["pixels"].shape == env.reset()[0]["pixels"].shape == (2, 4, 3)
+        with pytest.raises(TypeError, match=r"'camera'.*arguments of the constructor"):
+            GymEnv(Pictures(), from_pixels=True, render_kwargs={"camera": 1})
+
+    @pytest.mark.parametrize("from_pixels", [True, False])
+    def test_an_env_that_observes_pictures_gives_them_as_pixels(self, from_pixels):
+        env = GymEnv("ALE/Pong-v5", from_pixels=from_pixels)
+        assert env.from_pixels
+        obs, _ = env.reset(seed=0)
+        assert obs.keys() == {"pixels"}
+        assert obs["pixels"].shape == (210, 160, 3)
+        assert env.observation_space.contains(obs)
+        env.close()
+
+    def test_an_env_with_a_part_named_pixels_stays_as_it_is(self):
+        inner = GymEnv(CountingEnv(), from_pixels=True)
+        env = GymEnv(inner, from_pixels=True)
+        assert env.from_pixels
+        assert env.observation_space == inner.observation_space
+        assert env.reset()[0].keys() == {"pixels"}
+
+    def test_an_env_that_shows_nothing_is_refused(self):
+        with pytest.raises(ValueError, match='render_mode="rgb_array", got None'):
+            GymEnv(gym.make("CartPole-v1"), from_pixels=True)
+        with pytest.raises(ValueError, match="got 'ansi'"):
+            GymEnv("FrozenLake-v1", from_pixels=True, render_mode="ansi")
+        blind = CountingEnv()
+        blind.render = lambda: None
+        with pytest.raises(ValueError, match="returned None"):
+            GymEnv(blind, from_pixels=True)
+
+
+class TestInVectorEnvs:
+    def test_pixels_in_workers_are_those_of_one_env(self, backend):
+        with backend([lambda: GymEnv("CartPole-v1", from_pixels=True, pixels_only=False, frame_skip=2)] * 2) as venv:
+            env = GymEnv("CartPole-v1", from_pixels=True, pixels_only=False, frame_skip=2)
+            obs, _ = venv.reset(seed=4)
+            want, _ = env.reset(seed=5)
+            assert obs["pixels"].shape == (2, 400, 600, 3)
+            for _ in range(3):
+                assert equal_bits(obs["pixels"][1], want["pixels"])
+                assert equal_bits(obs["observation"][1], want["observation"])
+                obs, rew, *_ = venv.step([1, 0])
+                want, reward, *_ = env.step(0)
+                assert rew[1] == reward == 2
+            assert venv.get_env_attr("frame_skip") == [2, 2]
+            env.close()
+
+    def test_atari_in_workers(self, process_backend):
+        with process_backend([lambda: GymEnv("ALE/Pong-v5", frame_skip=2)] * 2) as venv:
+            obs, _ = venv.reset(seed=0)
+            assert obs["pixels"].shape == (2, 210, 160, 3)
+            assert venv.step([0, 0])[4][1]["episode_frame_number"] == 2
+
+    def test_wrappers_go_around_it(self):
+        env = FlattenObservation(GymEnv(CountingEnv(), from_pixels=True))
+        assert env.reset()[0].shape == (2 * 3 * 3,)

@@ -1,0 +1,178 @@
+"""The calls in two halves: what is refused while one is pending, and waits that time out without a loss."""
+
+import functools
+import multiprocessing
+
+import pytest
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium_cases import OURS, Remembers
+
+from vecenv import AsyncVectorEnv, WorkerTimeoutError
+from vecenv.testing import CountingEnv, Gates, HangsOnStep, RaisesOnReset
+
+
+@pytest.fixture(params=OURS)
+def envs(request):
+    envs = OURS[request.param]([Remembers] * 3)
+    yield envs
+    envs.close()
+
+
+def start(envs, call):
+    if call == "call":
+        envs.call_async("add", 1, b=2)
+    else:
+        getattr(envs, f"{call}_async")(*([[1, 2, 0]] if call == "step" else []))
+
+
+@pytest.mark.parametrize("call", ["reset", "step", "call"])
+def test_the_two_halves_are_the_whole(envs, call):
+    envs.reset(seed=3)
+    start(envs, call)
+    result = getattr(envs, f"{call}_wait")()
+    if call == "reset":
+        assert result[0].shape == (3, 1)
+    elif call == "step":
+        assert result[1].tolist() == [1.0, 2.0, 0.0]
+    else:
+        assert result == (3, 3, 3)
+
+
+@pytest.mark.parametrize("call", ["reset", "step", "call"])
+def test_waiting_for_what_was_not_started_is_refused(envs, call):
+    with pytest.raises(NoAsyncCallError, match=f"`{call}_wait` without any prior call to `{call}_async`") as caught:
+        getattr(envs, f"{call}_wait")()
+    assert caught.value.name == call
+    other = "step" if call == "reset" else "reset"
+    start(envs, other)
+    with pytest.raises(NoAsyncCallError):
+        getattr(envs, f"{call}_wait")()
+    getattr(envs, f"{other}_wait")()
+
+
+@pytest.mark.parametrize("pending", ["reset", "step", "call"])
+def test_while_a_call_is_pending_all_others_are_refused(envs, pending):
+    envs.reset()
+    start(envs, pending)
+    for use in (
+        envs.reset,
+        lambda: envs.step([0, 0, 0]),
+        lambda: envs.call("add", 1),
+        lambda: envs.set_attr("failure", None),
+        envs.render,
+        lambda: envs.np_random_seed,
+    ):
+        with pytest.raises(AlreadyPendingCallError, match=f"waiting for a pending call to `{pending}` to complete"):
+            use()
+    getattr(envs, f"{pending}_wait")()
+    assert envs.step([1, 1, 1])[1].tolist() == [1.0] * 3
+
+
+def test_the_exception_of_a_call_comes_when_it_is_waited_for(envs):
+    envs.call_async("typo")
+    with pytest.raises(AttributeError, match="typo"):
+        envs.call_wait()
+    assert envs.call("add", 1) == (1, 1, 1)
+
+
+def test_closing_while_a_call_is_pending_warns(envs):
+    envs.reset()
+    envs.step_async([0, 0, 0])
+    with pytest.warns(UserWarning, match="Calling `close` while waiting for a pending call to `step` to complete"):
+        envs.close(timeout=1.0)
+    assert envs.closed
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memory):
+    """In each phase of a step: while the others have answered, while the resets of SAME_STEP mode are running."""
+    with Gates(2, length=1, infos=False) as gates:
+        envs = AsyncVectorEnv(gates.env_fns, shared_memory, autoreset_mode=mode, num_workers=2)
+        timed_out = functools.partial(pytest.raises, multiprocessing.TimeoutError)
+        envs.reset_async(seed=4)
+        gates.open(0)
+        with timed_out():
+            envs.reset_wait(timeout=0.01)
+        gates.open(1)
+        assert envs.reset_wait(timeout=30)[0][:, 3].tolist() == [4, 5]
+        envs.step_async([6, 7])
+        gates.open(1)
+        with timed_out():
+            envs.step_wait(timeout=0)
+        gates.open(0)
+        if mode == "SameStep":
+            for gate in (0, 1):
+                with timed_out():
+                    envs.step_wait(timeout=0.01)
+                gates.open(gate)
+        obs, rewards, terminations, _, infos = envs.step_wait(timeout=30)
+        last = infos["final_obs"] if mode == "SameStep" else obs
+        assert [row[-1] for row in last] == [6, 7]
+        assert obs[:, 2].tolist() == ([0, 0] if mode == "SameStep" else [1, 1])
+        assert terminations.all()
+        assert rewards.tolist() == [1 / 1024, 1 + 1 / 1024]
+        envs.close()
+
+
+def test_closing_does_not_wait_for_an_env_that_hangs():
+    envs = AsyncVectorEnv([HangsOnStep], step_timeout=0.3)
+    envs.reset()
+    with pytest.raises(WorkerTimeoutError):
+        envs.step([0])
+    envs.close()
+    envs.close()
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kind):
+    """SAME_STEP mode: the other envs go on, and the next step tries the reset again."""
+    make = OURS[kind]
+    env_fns = [
+        lambda: RaisesOnReset(0, at=1, length=2),
+        lambda: CountingEnv(1, length=2),
+        lambda: CountingEnv(2, length=9),
+    ]
+    envs = make(env_fns, autoreset_mode="SameStep")
+    envs.reset()
+    envs.step([1, 1, 1])
+    with pytest.raises(ValueError, match="boom in reset") as caught:
+        envs.step([2, 2, 2])
+    partial = caught.value.partial
+    assert partial.env_id.tolist() == [0, 1, 2]
+    assert partial.terminated.tolist() == [True, True, False]
+    assert [row.get("final_obs", obs)[-1] for row, obs in zip(partial.info, partial.obs, strict=True)] == [2, 2, 2]
+    with pytest.raises(ValueError, match="boom in reset") as caught:
+        envs.step([3, 3, 3])
+    assert caught.value.partial.env_id.tolist() == [1, 2]
+    assert caught.value.partial.obs[:, 2].tolist() == [1, 3]
+    envs.close()
+
+
+def test_after_an_interrupt_the_pending_step_can_be_waited_for():
+    """A Ctrl-C in a wait: no answer is lost, and none is taken for another one's."""
+
+    class Interrupts:
+        def __init__(self, venv):
+            self.venv, self.armed = venv, True
+
+        def __getattr__(self, name):
+            return getattr(self.venv, name)
+
+        def __len__(self):
+            return len(self.venv)
+
+        def recv(self):
+            if self.armed:
+                self.armed = False
+                raise KeyboardInterrupt
+            return self.venv.recv()
+
+    envs = AsyncVectorEnv([Remembers] * 2)
+    envs.reset()
+    envs.venv = Interrupts(envs.venv)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step([1, 2])
+    assert envs.step_wait()[1].tolist() == [1.0, 2.0]
+    assert envs.step([2, 0])[1].tolist() == [2.0, 0.0]
+    envs.close()

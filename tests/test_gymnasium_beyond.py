@@ -1,0 +1,156 @@
+"""What these vector envs do beyond gymnasium's: the 0.29 form, seeds for every episode, random starts, restarts."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Tells
+
+from vecenv import AsyncVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, VectorEnvWrapper
+from vecenv.seeding import next_seed, seed_chain
+from vecenv.testing import CountingEnv, ExitsOnStep
+
+
+@pytest.fixture(params=NEAR_AND_FAR)
+def make(request):
+    return OURS[request.param]
+
+
+class TestFinalInfoAsAList:
+    def test_code_written_for_gymnasium_0_29_works(self, make):
+        """As in CleanRL before its move to gymnasium 1.0."""
+        env_fns = [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1", max_episode_steps=5))] * 3
+        envs = make(env_fns, autoreset_mode="SameStep", final_info_format="list")
+        envs.reset(seed=1)
+        lengths = []
+        for _ in range(5):
+            obs, _, _, truncations, infos = envs.step([0, 1, 0])
+            for info in infos.get("final_info", ()):
+                if info and "episode" in info:
+                    lengths.append(int(info["episode"]["l"]))
+            real_next_obs = obs.copy()
+            for i, trunc in enumerate(truncations):
+                if trunc:
+                    real_next_obs[i] = infos["final_observation"][i]
+        assert lengths == [5, 5, 5]
+        assert not np.array_equal(real_next_obs, obs)
+        envs.close()
+
+    def test_the_keys_and_masks_are_those_of_0_29(self, make):
+        envs = make([lambda: Tells({"x": 1}, length=1), Tells], autoreset_mode="SameStep", final_info_format="list")
+        envs.reset()
+        *_, infos = envs.step([0, 0])
+        assert infos["final_info"].tolist() == [{"x": 1}, None]
+        assert infos["final_observation"][0].tolist() == [1, 1]
+        assert infos["final_observation"][1] is None
+        assert infos["_final_info"].tolist() == infos["_final_observation"].tolist() == [True, False]
+        assert "final_obs" not in infos
+        envs.close()
+
+
+class TestSeedsOfEpisodes:
+    @pytest.mark.parametrize(("mode", "resets"), [("NextStep", [2, 1]), ("SameStep", [3, 2])])
+    def test_every_autoreset_has_the_next_seed_of_its_env(self, make, mode, resets):
+        env_fns = [lambda i=i: CountingEnv(i, length=2 + i) for i in range(2)]
+        envs = make(env_fns, autoreset_mode=mode, seed_episodes=True)
+        batches = [envs.reset(seed=7)[0], *(envs.step([0, 0])[0] for _ in range(7))]
+        for i in range(2):
+            seen = dict.fromkeys(int(batch[i, 3]) for batch in batches)
+            assert list(seen) == seed_chain(7 + i, resets[i])
+        envs.close()
+
+    def test_any_episode_can_be_played_again_by_itself(self):
+        envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, seed_episodes=True)
+        envs.reset(seed=7)
+        while True:
+            obs, _, terminations, _, _ = envs.step([1, 1])
+            if terminations[0]:
+                obs, *_ = envs.step([1, 1])
+                break
+        env = gym.make("CartPole-v1")
+        first, _ = env.reset(seed=envs.np_random_seed[0])
+        assert first.tolist() == obs[0].tolist()
+        envs.close()
+
+    def test_without_a_seed_from_the_caller_they_are_drawn(self, make):
+        envs = make([Remembers] * 2, seed_episodes=True)
+        envs.reset()
+        (first, second) = (resets[0][0] for resets in envs.get_attr("resets"))
+        assert isinstance(first, int)
+        assert first != second
+        envs.reset()
+        assert envs.get_attr("resets")[0][1][0] == next_seed(first)
+        envs.reset(seed=[5, None])
+        assert envs.get_attr("resets")[0][2][0] == 5
+        assert envs.get_attr("resets")[1][2][0] == next_seed(next_seed(second))
+        envs.close()
+
+    def test_a_refused_step_uses_no_seed(self):
+        envs = SyncVectorEnv([lambda: CountingEnv(0, length=1)] * 1, seed_episodes=True)
+        envs.reset(seed=7)
+        envs.step([0])
+        with pytest.raises(ValueError, match="got 2 actions"):
+            envs.step([0, 0])
+        assert envs.step([0])[0][0, 3] == next_seed(7)
+        envs.close()
+
+
+class TestRandomStarts:
+    def start(self, make, most, seed=5, **options):
+        env_fns = [lambda i=i: CountingEnv(i, length=4) for i in range(8)]
+        envs = make(env_fns, random_initial_steps=most, **options)
+        obs, infos = envs.reset(seed=seed)
+        return envs, obs, infos
+
+    def test_envs_start_at_different_times_in_the_same_way_for_the_same_seed(self, make):
+        results = []
+        for seed in (5, 5, 6):
+            envs, obs, _ = self.start(make, 3, seed)
+            results.append(obs.tolist())
+            assert set(obs[:, 2].tolist()) <= {0, 1, 2, 3}
+            assert len(set(obs[:, 2].tolist())) > 1
+            envs.close()
+        assert results[0] == results[1]
+        assert results[0] != results[2]
+
+    def test_more_steps_than_an_episode_has_go_into_the_next(self, make):
+        envs, obs, infos = self.start(make, 15)
+        assert obs[:, 2].max() < 4
+        assert obs[:, 1].max() > 0
+        assert infos["episode"].tolist() == [0] * 8
+        later, *_ = envs.step([0] * 8)
+        assert (later[:, 2] == obs[:, 2] + 1).all()
+        envs.close()
+
+    def test_a_masked_reset_makes_no_random_steps(self, make):
+        envs, _, _ = self.start(make, 3)
+        obs, _ = envs.reset(options={"reset_mask": np.arange(8) < 4})
+        assert (obs[:4, 2] == 0).all()
+        envs.close()
+
+    def test_it_works_below_wrappers_and_without_seeds(self):
+        venv = VectorEnvWrapper(ShmemVectorEnv([lambda i=i: CountingEnv(i, length=4) for i in range(8)]))
+        envs = GymnasiumVectorEnv(venv, random_initial_steps=15, seed_episodes=True)
+        first, _ = envs.reset()
+        second, _ = envs.reset()
+        assert (second[:, 3] != first[:, 3]).all()
+        assert first[:, 2].tolist() != second[:, 2].tolist() or first[:, 1].tolist() != second[:, 1].tolist()
+        envs.close()
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_dead_worker_is_a_truncated_episode_if_so_asked(shared_memory, mode):
+    env_fns = [lambda: ExitsOnStep(0, at=2, infos=False), lambda: CountingEnv(1, infos=False)]
+    envs = AsyncVectorEnv(env_fns, shared_memory, autoreset_mode=mode, on_error="restart", num_workers=2)
+    envs.reset(seed=3)
+    envs.step([0, 0])
+    obs, _, _, truncations, infos = envs.step([0, 0])
+    assert truncations.tolist() == [True, False]
+    restarted = infos["final_info"]["restarted"] if mode == "SameStep" else infos["restarted"]
+    assert restarted.tolist() == [True, False]
+    if mode == "NextStep":
+        obs, *_ = envs.step([0, 0])
+    assert obs[0, 2] == 0
+    assert obs[1, 2] == (2 if mode == "SameStep" else 3)
+    assert envs.venv.stats()["restarts"] == 1
+    envs.close()

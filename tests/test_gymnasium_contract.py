@@ -1,0 +1,296 @@
+"""What code written for gymnasium's vector envs relies on: attributes, arguments, what is refused and how."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Tells, assert_same
+
+from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv
+from vecenv.testing import CountingEnv
+
+
+@pytest.fixture(params=NEAR_AND_FAR)
+def make(request):
+    """Makes a vector env of each kind, which is closed after the test."""
+    made = []
+
+    def make(env_fns, **options):
+        made.append(OURS[request.param](env_fns, **options))
+        return made[-1]
+
+    yield make
+    for envs in made:
+        envs.close()
+
+
+def cartpole(**options):
+    return lambda: gym.make("CartPole-v1", **options)
+
+
+class TestAttributes:
+    def test_it_is_a_gymnasium_vector_env_with_the_expected_attributes(self, make):
+        envs = make([cartpole(render_mode="rgb_array")] * 3)
+        assert isinstance(envs, gym.vector.VectorEnv)
+        assert envs.unwrapped is envs
+        assert (envs.num_envs, envs.render_mode, envs.spec, envs.closed) == (3, "rgb_array", None, False)
+        assert envs.single_action_space == gym.spaces.Discrete(2)
+        assert envs.action_space == gym.spaces.MultiDiscrete([2, 2, 2])
+        assert envs.observation_space.shape == (3, 4)
+        assert repr(envs) == f"{type(envs).__name__}(num_envs=3)"
+
+    @pytest.mark.parametrize("mode", AutoresetMode)
+    def test_metadata_is_a_copy_that_names_the_autoreset_mode(self, make, mode):
+        """The metadata of the env class must not be written to (gymnasium #1623)."""
+        for given in (mode, mode.value):
+            envs = make([cartpole()] * 2, autoreset_mode=given)
+            assert envs.metadata["autoreset_mode"] is mode
+            assert envs.autoreset_mode is mode
+            assert envs.metadata["render_fps"] == 50
+        assert "autoreset_mode" not in gym.make("CartPole-v1").unwrapped.metadata
+
+    def test_seeds_of_the_envs_are_a_tuple_that_a_reset_without_seed_leaves(self, make):
+        envs = make([cartpole()] * 3)
+        envs.reset(seed=42)
+        assert envs.np_random_seed == (42, 43, 44)
+        first = [rng.bit_generator.state for rng in envs.np_random]
+        envs.reset()
+        assert envs.np_random_seed == (42, 43, 44)
+        assert [rng.bit_generator.state for rng in envs.np_random] != first
+
+    def test_render_returns_a_tuple_of_frames(self, make):
+        envs = make([lambda i=i: CountingEnv(i) for i in range(3)])
+        envs.reset()
+        frames = envs.render()
+        assert isinstance(frames, tuple)
+        assert [frame[0, 0, 0] for frame in frames] == [0, 1, 2]
+
+
+class TestSeedsAndOptions:
+    @pytest.mark.parametrize(
+        ("seed", "expected"),
+        [
+            (7, [7, 8, 9]),
+            (np.int64(7), [7, 8, 9]),
+            ([3, None, 5], [3, None, 5]),
+            (np.array([3, 4, 5], np.uint8), [3, 4, 5]),
+            ((np.int32(1), 2, 3), [1, 2, 3]),
+            (None, [None] * 3),
+        ],
+    )
+    def test_seeds_may_be_numpy_integers_and_arrays(self, make, seed, expected):
+        envs = make([Remembers] * 3)
+        envs.reset(seed=seed, options={"a": 1})
+        assert envs.get_attr("resets") == tuple([(s, {"a": 1})] for s in expected)
+
+    @pytest.mark.parametrize("seed", [[1, 2], np.arange(4), [1, 2, -3], 1.5, "1", [1, 2, 3.5], True])
+    def test_bad_seeds_are_refused_before_any_env_is_touched(self, make, seed):
+        envs = make([Remembers] * 3)
+        with pytest.raises(ValueError, match="seed"):
+            envs.reset(seed=seed)
+        assert envs.get_attr("resets") == ([], [], [])
+        envs.reset()
+
+    @pytest.mark.parametrize(
+        ("mask", "error", "message"),
+        [
+            ([True, False, True], TypeError, "must be a numpy array"),
+            (np.array([True]), ValueError, r"must have shape `\(3,\)`, got \(1,\)"),
+            (np.array([1, 0, 1]), TypeError, "must have `dtype=np.bool_`, got int64"),
+            (np.zeros(3, bool), ValueError, "at least one True value"),
+        ],
+    )
+    def test_bad_masks_are_refused_and_the_vector_env_goes_on(self, make, mask, error, message):
+        envs = make([Remembers] * 3)
+        with pytest.raises(error, match=message):
+            envs.reset(options={"reset_mask": mask})
+        assert envs.get_attr("resets") == ([], [], [])
+        envs.reset()
+
+    def test_a_masked_reset_returns_the_latest_observations_of_the_others(self, make):
+        envs = make([lambda i=i: CountingEnv(i) for i in range(3)], autoreset_mode="Disabled")
+        envs.reset(seed=5)
+        before, *_ = envs.step([7, 7, 7])
+        kept = before[1].copy()
+        before[:] = -99  # the caller's own
+        obs, infos = envs.reset(seed=[1, 2, 3], options={"reset_mask": np.array([True, False, True]), "t": 2})
+        assert obs.tolist() == [[0, 1, 2, 1, -1], kept.tolist(), [2, 1, 2, 3, -1]]
+        assert_same(infos, {"episode": np.array([1, 0, 1]), "_episode": np.array([True, False, True])})
+
+
+class TestSteps:
+    @pytest.mark.parametrize("count", [2, 4])
+    @pytest.mark.parametrize("kind", [list, np.array])
+    def test_a_wrong_number_of_actions_is_refused_and_no_env_has_moved(self, make, count, kind):
+        envs = make([Tells] * 3)
+        envs.reset()
+        with pytest.raises(ValueError, match=f"got {count} actions for 3 envs"):
+            envs.step(kind([1] * count))
+        assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize("action", [1, np.int64(1), np.array(1), None])
+    def test_a_single_action_is_a_type_error(self, make, action):
+        envs = make([Tells] * 3)
+        envs.reset()
+        with pytest.raises(TypeError, match="one action an env"):
+            envs.step(action)
+        assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 1, 1]
+
+    def test_results_have_the_documented_types_and_belong_to_the_caller(self, make):
+        envs = make([Tells] * 3)
+        first, _ = envs.reset()
+        obs, rewards, terminations, truncations, infos = envs.step(iter([1, 2, 3]))
+        assert [array.dtype.name for array in (obs, rewards, terminations, truncations)] == [
+            "float32",
+            "float64",
+            "bool",
+            "bool",
+        ]
+        assert infos == {}
+        for array in (obs, rewards, terminations, truncations):
+            array[...] = 1  # vector wrappers write into what they get
+        later, rewards_later, *_ = envs.step([1, 1, 1])
+        assert (first == 0).all()
+        assert (obs == 1).all()
+        assert (later == 2).all()
+        assert not np.shares_memory(rewards, rewards_later)
+
+    def test_without_copies_the_same_writeable_array_comes_back_each_time(self, make):
+        envs = make([Tells] * 3, copy=False)
+        obs, _ = envs.reset()
+        later, rewards, terminations, *_ = envs.step([1, 1, 1])
+        assert np.shares_memory(obs, later)
+        assert obs.flags.writeable
+        assert (obs == 1).all()
+        _, rewards_later, terminations_later, *_ = envs.step([1, 1, 1])
+        assert not np.shares_memory(rewards, rewards_later)
+        assert not np.shares_memory(terminations, terminations_later)
+
+    def test_a_step_of_a_finished_env_is_refused_when_autoreset_is_disabled(self, make):
+        envs = make([lambda: Tells(length=1), Tells, Tells], autoreset_mode="Disabled")
+        envs.reset()
+        envs.step([1, 1, 1])
+        with pytest.raises(ResetNeeded, match=r"envs \[0\] are over"):
+            envs.step([1, 1, 1])
+        obs, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
+        assert obs[:, 0].tolist() == [0, 1, 1]
+        assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 2, 2]
+
+    @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+    @pytest.mark.parametrize("mask", [None, np.array([True, False])])
+    def test_a_manual_reset_clears_the_pending_one(self, make, mode, mask):
+        envs = make([lambda: Tells(length=1), Tells], autoreset_mode=mode)
+        envs.reset()
+        envs.step([1, 1])
+        envs.reset(options=None if mask is None else {"reset_mask": mask})
+        obs, rewards, *_ = envs.step([1, 1])
+        assert rewards.tolist() == [1.0, 1.0]
+        assert obs[0].tolist() == [1, 1]
+
+
+class TestCalls:
+    def test_call_calls_methods_and_returns_what_is_none(self, make):
+        envs = make([Remembers] * 2)
+        assert envs.call("add", 1, b=2) == (3, 3)
+        assert envs.call("failure") == (None, None)
+        assert envs.get_attr("metadata") == ({"render_modes": []},) * 2
+
+    def test_set_attr_takes_one_value_for_all_or_one_for_each(self, make):
+        envs = make([cartpole()] * 3)
+        envs.set_attr("gravity", [1.0, 2.0, 3.0])
+        assert envs.get_attr("gravity") == (1.0, 2.0, 3.0)
+        envs.set_attr("gravity", 4.0)
+        assert envs.get_attr("gravity") == (4.0,) * 3
+        with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
+            envs.set_attr("gravity", (1.0, 2.0))
+        assert envs.get_attr("gravity") == (4.0,) * 3
+
+    @pytest.mark.parametrize("name", ["reset", "step", "close"])
+    def test_call_refuses_what_has_a_method_of_its_own(self, name):
+        with AsyncVectorEnv([Tells] * 2).venv as venv:
+            envs = GymnasiumVectorEnv(venv)
+            with pytest.raises(ValueError, match=f"use `{name}` directly"):
+                envs.call(name)
+
+    def test_sync_shows_its_envs_and_lets_call_reset_them(self):
+        envs = SyncVectorEnv([Remembers] * 2)
+        envs.call("reset")
+        assert [len(env.resets) for env in envs.envs] == [1, 1]
+        envs.close()
+
+
+class TestEnd:
+    def test_close_is_idempotent_and_nothing_works_afterwards(self, make):
+        envs = make([Tells] * 2)
+        envs.close()
+        envs.close()
+        assert envs.closed
+        assert envs.venv.is_closed
+        for use in (envs.reset, lambda: envs.step([0, 0]), envs.step_wait, envs.render, lambda: envs.call("t")):
+            with pytest.raises(ClosedEnvironmentError, match=r"after a call to `close\(\)`"):
+                use()
+
+    def test_close_takes_the_arguments_of_gymnasium(self, make):
+        make([Tells] * 2).close(timeout=1.0, terminate=False)
+        make([Tells] * 2).close(terminate=True)
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"worker": print}, ValueError, "EnvWorker of your own"),
+            ({"max_concurrency": 0}, ValueError, "`max_concurrency` must be a positive or None, got 0"),
+            ({"max_concurrency": 2.0}, ValueError, "`max_concurrency` must be an integer or None, got <class 'float'>"),
+            ({"max_concurrency": 1, "num_workers": 2}, ValueError, "max_concurrency=1"),
+            ({"wait_num": 1}, TypeError, "all envs step together"),
+            ({"timeout": 1.0}, TypeError, r"step_wait\(timeout\)"),
+            ({"observation_mode": "alike"}, ValueError, "Invalid `observation_mode`, expected: 'same' or 'different'"),
+            ({"observation_mode": (1, 2)}, TypeError, "Expected both elements of observation_mode to be Spaces"),
+            ({"autoreset_mode": "never"}, ValueError, "never"),
+            ({"final_info_format": "tuple"}, ValueError, "final_info_format"),
+            ({"final_info_format": "list"}, ValueError, "SAME_STEP"),
+            ({"random_initial_steps": -1}, ValueError, "random_initial_steps"),
+            ({"context": "thread"}, ValueError, "thread"),
+            ({"unknown": 1}, TypeError, "unknown"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused_before_an_env_is_made(self, options, error, message):
+        with pytest.raises(error, match=message):  # and not the ZeroDivisionError of an env_fn
+            AsyncVectorEnv([lambda: 1 / 0] * 2, **options)
+
+    @pytest.mark.parametrize("daemon", [True, False])
+    def test_envs_may_start_processes_whatever_daemon_says(self, daemon):
+        envs = AsyncVectorEnv([Parent] * 2, daemon=daemon)
+        assert envs.call("child_says") == ("hello\n", "hello\n")
+        envs.close()
+
+    @pytest.mark.parametrize("most", [1, 2, 9])
+    def test_max_concurrency_is_the_number_of_workers(self, most):
+        envs = AsyncVectorEnv([Tells] * 4, max_concurrency=most)
+        assert envs.venv.num_workers == min(most, 4)
+        envs.close()
+
+    def test_a_venv_that_does_not_wait_for_all_is_refused(self):
+        with DummyVectorEnv([Tells] * 2, wait_num=1) as venv, pytest.raises(ValueError, match="without wait_num"):
+            GymnasiumVectorEnv(venv)
+
+    def test_a_venv_that_does_not_batch_observations_is_refused(self):
+        env_fns = [lambda: CountingEnv(form="dict")] * 2
+        with DummyVectorEnv(env_fns, stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs"):
+            GymnasiumVectorEnv(venv)
+
+
+class Parent(Tells):
+    """Starts a process."""
+
+    def child_says(self):
+        import multiprocessing
+
+        queue = multiprocessing.get_context("fork").SimpleQueue()
+        child = multiprocessing.get_context("fork").Process(target=queue.put, args=("hello\n",))
+        child.start()
+        said = queue.get()
+        child.join()
+        return said

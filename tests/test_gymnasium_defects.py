@@ -1,0 +1,285 @@
+"""What goes wrong in gymnasium's own vector envs and must not here: each test is one such case."""
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium_cases import OURS, Echo, OneBuffer, Remembers, Tells, assert_same
+
+from vecenv import (
+    AsyncVectorEnv,
+    GymnasiumVectorEnv,
+    ShmemVectorEnv,
+    VectorEnvNormObs,
+    WorkerDiedError,
+)
+from vecenv.testing import Gates, RaisesInConstructor
+
+PROCESSES = {name: make for name, make in OURS.items() if name != "sync"}
+
+
+@pytest.fixture(params=OURS)
+def make(request):
+    return OURS[request.param]
+
+
+@pytest.fixture(params=PROCESSES)
+def make_async(request):
+    return PROCESSES[request.param]
+
+
+class Unpicklable(Exception):
+    def __init__(self, env_id, lock):
+        super().__init__(env_id)
+        self.lock = lock
+
+
+class TakesTwo(Exception):
+    """Cannot be made of its message alone."""
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+
+
+class Fails(Tells):
+    """Raises in the step with action 4."""
+
+    def step(self, action):
+        if action == 4:
+            raise self.error()
+        return super().step(action)
+
+    def error(self):
+        return TakesTwo(3, "because")
+
+
+class FailsUnpicklably(Fails):
+    def error(self):
+        return Unpicklable(1, threading.Lock())
+
+
+class OneRow(Tells):
+    """Rewards of the shape (1,)."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return (obs, np.array([reward * self.t]), *rest)
+
+
+def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step(make):
+    envs = make([lambda: Tells(length=2)] * 2)
+    envs.reset()
+    for _ in range(2):
+        *_, terminations, _, _ = envs.step([1, 1])
+    assert terminations.all()
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    obs, rewards, *_ = envs.step([1, 1])
+    assert (rewards.tolist(), obs[:, 0].tolist()) == ([1.0, 0.0], [1, 0])
+    envs.close()
+
+
+def test_a_step_that_timed_out_is_not_taken_for_the_next_one(make_async):
+    with Gates(2) as gates:
+        envs = make_async(gates.env_fns, num_workers=2)
+        envs.reset_async()
+        gates.open()
+        envs.reset_wait()
+        envs.step_async([1, 2])
+        gates.open(0)
+        for _ in range(2):
+            with pytest.raises(multiprocessing.TimeoutError, match="nothing is lost"):
+                envs.step_wait(timeout=0.01)
+        gates.open(1)
+        assert envs.step_wait(timeout=30)[0][:, -1].tolist() == [1, 2]
+        gates.open()
+        assert envs.step([7, 8])[0][:, -1].tolist() == [7, 8]
+        envs.close()
+
+
+def test_a_wrong_number_of_actions_does_not_shift_later_answers(make):
+    envs = make([lambda: Echo(spaces.Discrete(10))] * 3)
+    envs.reset()
+    with pytest.raises(ValueError, match="got 2 actions for 3 envs"):
+        envs.step([5, 5])
+    assert envs.step([7, 8, 9])[0].tolist() == [7, 8, 9]
+    envs.close()
+
+
+@pytest.mark.parametrize("name", ["typo", "add"])
+def test_a_failed_call_breaks_nothing(make, name):
+    envs = make([Remembers] * 2)
+    envs.reset()
+    with pytest.raises((AttributeError, TypeError)):
+        envs.call(name)
+    assert envs.step([1, 2])[1].tolist() == [1.0, 2.0]
+    envs.close()
+
+
+@pytest.mark.parametrize("env_class", [Fails, FailsUnpicklably])
+def test_an_exception_leaves_the_others_usable_and_a_reset_heals(make, env_class):
+    """Neither one whose constructor needs other arguments nor one that cannot be pickled is in the way."""
+    envs = make([env_class] * 3)
+    envs.reset()
+    with pytest.raises(Exception, match=r"because|Unpicklable|1") as caught:
+        envs.step([1, 4, 1])
+    assert caught.value.partial.env_id.tolist() == [0, 2]
+    assert caught.value.partial.obs[:, 0].tolist() == [1, 1]
+    with pytest.raises(type(caught.value)):
+        envs.step([1, 1, 1])
+    obs, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert obs[:, 0].tolist() == [1, 0, 1]
+    assert envs.step([1, 1, 1])[0][:, 0].tolist() == [2, 1, 2]
+    envs.close()
+
+
+def test_the_traceback_of_the_env_comes_with_the_exception(make_async):
+    envs = make_async([Fails] * 2)
+    envs.reset()
+    with pytest.raises(Exception, match="because") as caught:
+        envs.step([1, 4])
+    assert "raise self.error()" in str(caught.value.__cause__) or "raise self.error()" in str(caught.value)
+    envs.close()
+
+
+def test_a_killed_worker_is_a_clear_error_and_close_works(make_async):
+    envs = make_async([Tells] * 4, num_workers=2)
+    envs.reset()
+    os.kill(envs.call("pid")[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        envs.step([1] * 4)
+    envs.reset()
+    assert envs.step([1] * 4)[0][:, 0].tolist() == [1] * 4
+    envs.close()
+
+
+def test_an_env_fn_that_raises_is_seen_as_what_it_raised(make):
+    with pytest.raises(ValueError, match="boom in __init__"):
+        make([Tells, RaisesInConstructor])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Text(5), spaces.OneOf((spaces.Discrete(5), spaces.Box(0, 1, (2,)))), spaces.Sequence(spaces.Discrete(4))],
+)
+def test_text_and_other_unstackable_observations_are_those_of_this_step(make, space):
+    """With shared memory gymnasium returns the initial ones forever, or refuses the space."""
+    space.seed(1)
+    envs = make([lambda: Echo(space)] * 2)
+    obs, _ = envs.reset()
+    assert obs in envs.observation_space
+    for _ in range(3):
+        actions = envs.action_space.sample()
+        obs, *_ = envs.step(actions)
+        assert_same(obs, actions)
+    envs.close()
+
+
+def test_a_reused_options_dict_resets_the_same_envs_again(make):
+    envs = make([Remembers] * 3)
+    options = {"reset_mask": np.array([True, False, True]), "a": 1}
+    envs.reset()
+    for _ in range(2):
+        envs.reset(options=options)
+    assert list(options) == ["reset_mask", "a"]
+    assert [len(resets) for resets in envs.get_attr("resets")] == [3, 1, 3]
+    assert envs.get_attr("resets")[0][-1] == (None, {"a": 1})
+    envs.close()
+
+
+def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_reuses_its_arrays(make):
+    envs = make([OneBuffer, lambda: OneBuffer(length=9)], autoreset_mode="SameStep")
+    envs.reset()
+    envs.step([0, 0])
+    obs, *_, infos = envs.step([0, 0])
+    assert obs.tolist() == [[0, 0], [2, 2]]
+    assert infos["final_obs"][0].tolist() == [2, 2]
+    assert infos["final_info"]["own"].tolist() == [[2], [0]]
+    assert infos["own"].tolist() == [[-1], [2]]
+    envs.step([0, 0])
+    assert infos["final_obs"][0].tolist() == [2, 2]
+    envs.close()
+
+
+def test_a_probability_of_one_third_is_not_rounded_to_zero(make):
+    """FrozenLake's resets say prob=1, an int, and its steps 0.333."""
+    envs = make([lambda: gym.make("FrozenLake-v1")] * 4)
+    _, infos = envs.reset(seed=3)
+    seen = set(infos["prob"].tolist())
+    for action in np.random.default_rng(0).integers(0, 4, (40, 4)):
+        seen |= set(envs.step(action)[-1]["prob"].round(3).tolist())
+    assert seen == {1, 0.333}
+    envs.close()
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled(shared_memory):
+    envs = AsyncVectorEnv([lambda: Tells(length=1)] * 2, shared_memory=shared_memory, autoreset_mode="Disabled")
+    envs.reset()
+    envs.step([1, 1])
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.step([1, 1])
+    assert envs.get_attr("t") == (1, 1)
+    envs.close()
+
+
+def test_rewards_of_shape_one_are_numbers(make):
+    """gymnasium #1445"""
+    envs = make([lambda: OneRow(length=2)] * 2)
+    envs.reset()
+    assert [envs.step([1, 1])[1].tolist() for _ in range(3)] == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", ["same", "different"])
+def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
+    def env_fn():
+        (tmp_path / f"{os.getpid()}-{len(list(tmp_path.iterdir()))}").touch()
+        return Tells()
+
+    envs = AsyncVectorEnv([env_fn] * 3, observation_mode=mode, num_workers=1)
+    made = [path.name.split("-")[0] for path in tmp_path.iterdir()]
+    assert len(made) == 3
+    assert str(os.getpid()) not in made
+    envs.close()
+
+
+def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade(make):
+    envs = make([Remembers] * 3)
+    envs.reset()
+    _, rew, *_, info = envs.venv.step([2, 1], id=[2, 0])
+    assert (rew.tolist(), [row["env_id"] for row in info]) == ([2.0, 1.0], [2, 0])
+    assert envs.venv.call("add", 1, id=[1]) == [1]
+    envs.close()
+
+
+def test_normalised_observations_work_with_same_step_autoreset():
+    """gymnasium's own observation wrappers refuse this mode."""
+    venv = VectorEnvNormObs(ShmemVectorEnv([lambda: Tells(length=2)] * 2))
+    envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
+    envs.reset()
+    envs.step([0, 0])
+    obs, *_, infos = envs.step([0, 0])
+    assert np.abs(obs).max() < 2
+    assert infos["final_obs"][0].max() < 2
+    masked, _ = envs.reset(options={"reset_mask": np.array([True, False])})
+    assert masked[1].tolist() == obs[1].tolist()
+    envs.close()
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(9), spaces.Dict(a=spaces.Discrete(9), b=spaces.Box(-9, 9, (2,)))])
+def test_actions_may_be_tensors(make, space):
+    torch = pytest.importorskip("torch")
+    envs = make([lambda: Echo(space)] * 2)
+    envs.reset()
+    if isinstance(space, spaces.Discrete):
+        assert envs.step(torch.tensor([3, 4]))[0].tolist() == [3, 4]
+    else:
+        actions = {"a": torch.tensor([3, 4]), "b": torch.ones(2, 2, requires_grad=True)}
+        obs, *_ = envs.step(actions)
+        assert (obs["a"].tolist(), obs["b"].tolist()) == ([3, 4], [[1, 1], [1, 1]])
+    envs.close()

@@ -1,0 +1,112 @@
+"""How the infos of the envs become one dict of arrays with masks."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium_cases import OURS, Tells, assert_same
+
+from vecenv.facades.vector_infos import vector_infos
+
+
+class Original(gym.vector.VectorEnv):
+    """gymnasium's own way to batch infos."""
+
+    def __init__(self, n):
+        self.num_envs = n
+
+    def batch(self, rows):
+        infos = {}
+        for i, info in rows:
+            infos = self._add_info(infos, info, i)
+        return infos
+
+
+LIKE = [
+    {"a": 1},
+    {"a": 1.5, "b": True},
+    {"a": np.float32(2), "b": np.int8(3), "c": np.bool_(True)},
+    {"a": np.arange(3), "b": np.zeros((2, 2), np.uint8), "c": np.array("text")},
+    {"a": "text", "b": None, "c": [1, 2], "d": (1,), "e": object},
+    {"a": {"b": {"c": 1}, "d": "text"}, "e": {}},
+    {"final_obs": np.zeros(3), "final_info": {"final_obs": 3}},
+    {1: 2, ("x",): 3},
+    {},
+]
+
+
+@pytest.mark.parametrize("info", LIKE, ids=str)
+@pytest.mark.parametrize("ids", [[0, 1, 2], [1], [0, 2]])
+def test_infos_of_one_kind_are_batched_as_by_gymnasium(info, ids):
+    rows = [(i, info) for i in ids]
+    expected = Original(3).batch(rows)
+    assert_same(vector_infos(rows, 3), expected)
+    assert list(vector_infos(rows, 3)) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1, 2.7], float, [1.0, 2.7, 0.0]),
+        ([True, 7], int, [1, 7, 0]),
+        ([False, 2.5], float, [0.0, 2.5, 0.0]),
+        ([np.float32(0.5), 0.1], float, [0.5, 0.1, 0.0]),
+        ([np.int8(3), 300], int, [3, 300, 0]),
+        ([2**70, 1], object, [2**70, 1, None]),
+        ([2**53 + 1, 0.5], object, [2**53 + 1, 0.5, None]),
+        ([np.uint64(2**63), np.int64(-1)], float, [2.0**63, -1.0, 0.0]),
+        ([1, "text"], object, [1, "text", None]),
+        ([1, None], object, [1, None, None]),
+        ([{"a": 1}, 3], object, [{"a": 1}, 3, None]),
+        ([3, {"a": 1}], object, [3, {"a": 1}, None]),
+        ([1, [1, 2]], object, [1, [1, 2], None]),
+        ([np.datetime64("2020"), 1], object, [np.datetime64("2020"), 1, None]),
+    ],
+    ids=str,
+)
+def test_values_that_differ_in_type_stay_what_they_are(values, dtype, expected):
+    """gymnasium takes the type of the first env for all: 2.7 after 1 becomes 2, 7 after True becomes True."""
+    infos = vector_infos(enumerate(values_of("x", values)), 3)
+    assert infos["x"].dtype == dtype
+    assert infos["x"].tolist() == expected
+    assert infos["_x"].tolist() == [True, True, False]
+
+
+def test_nan_is_a_number_like_others():
+    infos = vector_infos(enumerate(values_of("x", [1, float("nan")])), 2)
+    np.testing.assert_array_equal(infos["x"], [1.0, np.nan])
+    infos = vector_infos(enumerate(values_of("x", [np.ones(2, np.float32), np.array([0.5, np.nan])])), 2)
+    np.testing.assert_array_equal(infos["x"], [[1, 1], [0.5, np.nan]])
+
+
+def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are():
+    infos = vector_infos(enumerate(values_of("x", [np.ones(2, int), np.full(2, 0.5)])), 2)
+    assert infos["x"].tolist() == [[1, 1], [0.5, 0.5]]
+    infos = vector_infos(enumerate(values_of("x", [np.array("ab"), np.array("abcd")])), 2)
+    assert infos["x"].tolist() == ["ab", "abcd"]
+    for values in ([np.ones(2), np.ones(3)], [np.ones(3), np.ones(1)], [np.array([2**53 + 1]), np.array([0.5])]):
+        infos = vector_infos(enumerate(values_of("x", values)), 3)
+        assert infos["x"].dtype == object
+        assert [infos["x"][i].tolist() for i in range(2)] == [value.tolist() for value in values]
+        assert infos["x"][2] is None
+
+
+def test_a_key_that_looks_like_a_mask_does_not_replace_the_mask():
+    infos = vector_infos([(0, {"x": 5, "_x": 7}), (1, {"_x": 7})], 3)
+    assert infos["x"].tolist() == [5, 0, 0]
+    assert infos["_x"].tolist() == [True, False, False]
+    assert vector_infos([(0, {"_y": 7})], 2)["_y"].tolist() == [7, 0]
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_differing_infos_of_real_steps_raise_nothing_and_lose_nothing(kind):
+    envs = OURS[kind]([lambda: Tells({"x": 1}), lambda: Tells({"x": 2.7}, {"x": "late"}), Tells])
+    envs.reset()
+    *_, infos = envs.step([0, 0, 0])
+    assert infos["x"].tolist() == [1.0, 2.7, 0.0]
+    *_, infos = envs.step([0, 0, 0])
+    assert infos["x"].tolist() == [1, "late", None]
+    envs.close()
+
+
+def values_of(key, values):
+    return [{key: value} for value in values]

@@ -1,0 +1,150 @@
+"""make_vec, and how gym.make_vec comes to make ours."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium_cases import Tells
+
+import vecenv
+from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, SyncVectorEnv
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    """An id whose vector entry point is ours."""
+    gym.register(
+        "Ours-v0",
+        entry_point="gymnasium.envs.classic_control:CartPoleEnv",
+        vector_entry_point="vecenv.facades.make_vec:Ours-v0",
+        max_episode_steps=7,
+    )
+    yield
+    del gym.registry["Ours-v0"]
+
+
+def steps_to_the_end(envs):
+    envs.reset(seed=1)
+    for t in range(1, 30):
+        *_, truncations, _ = envs.step(np.arange(envs.num_envs) % 2)
+        if truncations.all():
+            return t
+    raise AssertionError("no episode was truncated")
+
+
+@pytest.mark.parametrize(
+    ("backend", "facade", "engine"),
+    [
+        ("dummy", SyncVectorEnv, "DummyVectorEnv"),
+        ("subproc", AsyncVectorEnv, "SubprocVectorEnv"),
+        ("shmem", AsyncVectorEnv, "ShmemVectorEnv"),
+    ],
+)
+def test_make_vec_makes_each_backend(backend, facade, engine):
+    envs = vecenv.make_vec("CartPole-v1", 3, backend=backend)
+    assert type(envs) is facade
+    assert type(envs.venv).__name__ == engine
+    assert repr(envs) == f"{facade.__name__}(CartPole-v1, num_envs=3)"
+    envs.reset()
+    assert envs.step([0, 1, 0])[0].shape == (3, 4)
+    envs.close()
+
+
+def test_arguments_go_where_they_belong():
+    envs = vecenv.make_vec(
+        "CartPole-v1",
+        2,
+        backend="dummy",
+        wrappers=[
+            lambda env: gym.wrappers.TransformReward(env, lambda reward: 5 * reward),
+            gym.wrappers.TimeAwareObservation,
+        ],
+        vector_kwargs={"autoreset_mode": "Disabled", "seed_episodes": True},
+        render_mode="rgb_array",
+        max_episode_steps=3,
+    )
+    assert envs.render_mode == "rgb_array"
+    assert envs.autoreset_mode is gym.vector.AutoresetMode.DISABLED
+    assert envs.single_observation_space.shape == (5,)
+    envs.reset()
+    assert envs.step([0, 1])[1].tolist() == [5.0, 5.0]
+    envs.step([0, 1])
+    assert envs.step([0, 1])[3].all()
+    envs.close()
+
+
+@pytest.mark.parametrize("make", [vecenv.make_vec, gym.make_vec])
+def test_the_spec_makes_the_same_again(make):
+    first = vecenv.make_vec("CartPole-v1", 3, backend="subproc", max_episode_steps=4)
+    assert EnvSpec.from_json(first.spec.to_json()).kwargs == first.spec.kwargs
+    again = make(first.spec)
+    assert isinstance(again.venv, SubprocVectorEnv)
+    assert again.num_envs == 3
+    assert steps_to_the_end(again) == steps_to_the_end(first) == 4
+    for envs in (first, again):
+        envs.close()
+
+
+def test_the_spec_keeps_wrappers_and_vector_arguments():
+    first = vecenv.make_vec(
+        "CartPole-v1", 2, wrappers=[gym.wrappers.TimeAwareObservation], vector_kwargs={"num_workers": 1}
+    )
+    again = vecenv.make_vec(first.spec)
+    assert again.single_observation_space.shape == (5,)
+    assert again.venv.num_workers == 1
+    for envs in (first, again):
+        envs.close()
+
+
+@pytest.mark.parametrize("mode", [None, "vector_entry_point"])
+def test_gym_make_vec_makes_ours_by_the_entry_point_of_a_spec(mode):
+    envs = gym.make_vec("Ours-v0", num_envs=2, vectorization_mode=mode, backend="dummy")
+    assert isinstance(envs, SyncVectorEnv)
+    assert repr(envs) == "SyncVectorEnv(Ours-v0, num_envs=2)"
+    assert steps_to_the_end(envs) == 7
+    again = gym.make_vec(envs.spec)
+    assert isinstance(again, SyncVectorEnv)
+    for made in (envs, again):
+        made.close()
+    default = gym.make_vec("Ours-v0", num_envs=2)
+    assert isinstance(default.venv, ShmemVectorEnv)
+    default.close()
+
+
+def test_gym_make_vec_makes_ours_where_the_classes_are_replaced(monkeypatch):
+    """As a program that cannot be changed otherwise is moved over."""
+    monkeypatch.setattr(gym.vector, "AsyncVectorEnv", AsyncVectorEnv)
+    envs = gym.make_vec("Ours-v0", 2, "async", {"shared_memory": False}, [gym.wrappers.TimeAwareObservation])
+    assert isinstance(envs.venv, SubprocVectorEnv)
+    assert steps_to_the_end(envs) == 7
+    envs.close()
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "registers_it.py").write_text(
+        "import gymnasium\ngymnasium.register('Named-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    envs = vecenv.make_vec("registers_it:Named-v0", 2)
+    assert envs.spec.id == "Named-v0"
+    envs.close()
+    del gym.registry["Named-v0"]
+
+
+def test_envs_registered_in_the_program_are_known_to_the_workers():
+    gym.register("Local-v0", entry_point=Tells)
+    envs = vecenv.make_vec("Local-v0", 2)
+    assert envs.reset()[0].shape == (2, 2)
+    envs.close()
+    del gym.registry["Local-v0"]
+
+
+def test_what_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"backend must be one of \['dummy', 'subproc', 'shmem'\], got 'ray'"):
+        vecenv.make_vec("CartPole-v1", 2, backend="ray")
+    with pytest.raises(gym.error.Error, match="Nothing"):
+        vecenv.make_vec("Nothing-v0", 2)
+    with pytest.raises(AttributeError, match="no environment of this id"):
+        vecenv.facades.make_vec.Nothing  # noqa: B018
+    with pytest.raises(TypeError, match="wait_num"):
+        vecenv.make_vec("CartPole-v1", 2, vector_kwargs={"wait_num": 1})

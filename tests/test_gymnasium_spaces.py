@@ -1,0 +1,199 @@
+"""Spaces: which the envs of a batch may have, and spaces of a user's own, registered with gymnasium or not."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import utils
+from gymnasium_cases import NEAR_AND_FAR, OURS, Echo, Tells, assert_same
+
+
+@pytest.fixture(params=NEAR_AND_FAR)
+def make(request):
+    return OURS[request.param]
+
+
+class Word(gym.Space):
+    """A space of a user's own, not registered anywhere."""
+
+    def __init__(self, length=3):
+        super().__init__()
+        self.length = length
+
+    def sample(self, mask=None, probability=None):
+        return "w" * self.length
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+    def __eq__(self, other):
+        return isinstance(other, Word) and self.length == other.length
+
+
+class Pair(Word):
+    """A space of a user's own for which all of gymnasium's functions are registered: two batches of letters."""
+
+
+@utils.batch_space.register(Pair)
+def _batch_space(space, n=1):
+    return spaces.Tuple([Pair(space.length)] * 2)
+
+
+@utils.create_empty_array.register(Pair)
+def _create_empty_array(space, n=1, fn=np.zeros):
+    return {"joined": [None] * n}
+
+
+@utils.concatenate.register(Pair)
+def _concatenate(space, items, out):
+    out["joined"][:] = [item.upper() for item in items]
+    return out
+
+
+class Reversed(spaces.Box):
+    """A Box whose users see the batch in another order, and give actions in it."""
+
+
+@utils.concatenate.register(Reversed)
+def _reversed(space, items, out):
+    return np.stack(list(items)[::-1], out=out)
+
+
+class Holds(Tells):
+    def __init__(self, space, action_space=None):
+        super().__init__()
+        self.observation_space = space
+        self.action_space = action_space or self.action_space
+
+    def _obs(self):
+        return self.observation_space.sample()
+
+
+def low_high(high):
+    return spaces.Box(0, high, (2,), np.float32)
+
+
+class TestObservationModes:
+    @pytest.mark.parametrize(
+        ("mode", "found", "message"),
+        [
+            ("same", [low_high(1), low_high(2)], "not equivalent.*use `observation_mode='different'` instead"),
+            ("different", [low_high(1), spaces.Box(0, 1, (3,))], "do not share a common shape and dtype"),
+            ("different", [low_high(1), spaces.Discrete(3)], "do not share a common shape and dtype"),
+            ((spaces.Box(0, 1, (2, 5)), spaces.Box(0, 1, (5,))), [low_high(1)] * 2, "do not share a common shape"),
+        ],
+    )
+    def test_envs_that_do_not_fit_are_refused_and_closed(self, make, mode, found, message):
+        with pytest.raises(RuntimeError, match=message):
+            make([lambda space=space: Holds(space) for space in found], observation_mode=mode)
+
+    def test_different_bounds_are_batched_row_by_row(self, make):
+        envs = make([lambda high=high: Holds(low_high(high)) for high in (1, 2, 3)], observation_mode="different")
+        assert envs.observation_space.high.tolist() == [[1, 1], [2, 2], [3, 3]]
+        assert envs.single_observation_space == low_high(1)
+        obs, _ = envs.reset()
+        assert obs in envs.observation_space
+        envs.close()
+
+    def test_a_pair_of_spaces_is_taken_as_batched_and_single(self, make):
+        batched, single = spaces.Box(-9, 9, (2, 2), np.float32), spaces.Box(-9, 9, (2,), np.float32)
+        envs = make([lambda: Holds(low_high(1))] * 2, observation_mode=(batched, single))
+        assert (envs.observation_space, envs.single_observation_space) == (batched, single)
+        assert envs.reset()[0] in batched
+        envs.close()
+
+    def test_unequal_action_spaces_are_refused(self, make):
+        found = [lambda n=n: Holds(low_high(1), spaces.Discrete(n)) for n in (2, 3)]
+        with pytest.raises(RuntimeError, match=r"different from `Discrete\(2\)`: env 1 has `Discrete\(3\)`"):
+            make(found)
+
+    def test_an_env_without_a_space_is_refused(self, make):
+        with pytest.raises(TypeError, match="env 1 has the observation_space None"):
+            make([Tells, lambda: Holds(None)])
+
+
+class TestSpacesOfAUsersOwn:
+    def test_one_that_is_registered_nowhere_gives_tuples(self, make):
+        envs = make([lambda: Echo(Word())] * 2)
+        assert envs.action_space == spaces.Tuple((Word(), Word()))
+        assert envs.reset()[0] == ("www", "www")
+        assert envs.step(("a", "b"))[0] == ("a", "b")
+        envs.close()
+
+    def test_registered_functions_decide_what_a_batch_is(self, make):
+        envs = make([lambda: Holds(Pair())] * 3)
+        assert envs.observation_space == spaces.Tuple((Pair(), Pair()))
+        first, _ = envs.reset()
+        assert first == {"joined": ["WWW"] * 3}
+        later, *_ = envs.step([0, 0, 0])
+        assert later == first
+        assert later is not first
+        envs.close()
+
+    def test_without_copies_the_registered_functions_write_to_one_batch(self, make):
+        envs = make([lambda: Holds(Pair())] * 3, copy=False)
+        assert envs.reset()[0] is envs.step([0, 0, 0])[0]
+        envs.close()
+
+    @pytest.mark.parametrize("wrap", [lambda space: space, lambda space: spaces.Dict(a=space, b=spaces.Discrete(3))])
+    def test_a_registered_subclass_of_a_box_is_not_taken_for_a_box(self, make, wrap):
+        envs = make([lambda i=i: Numbered(i, wrap(Reversed(0, 9, (1,), np.float32))) for i in range(3)])
+        obs, _ = envs.reset()
+        boxes = obs["a"] if isinstance(obs, dict) else obs
+        assert boxes.tolist() == [[2], [1], [0]]
+        envs.close()
+
+
+class Numbered(Holds):
+    def __init__(self, i, space):
+        super().__init__(space)
+        self.i = i
+
+    def _obs(self):
+        row = np.full(1, self.i, np.float32)
+        return {"a": row, "b": 1} if isinstance(self.observation_space, spaces.Dict) else row
+
+
+BATCHES = [
+    spaces.Box(-1, 1, (3,), np.float16),
+    spaces.Box(0, 255, (), np.uint8),
+    spaces.Discrete(5, start=-2),
+    spaces.MultiBinary((2, 2)),
+    spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    spaces.Dict(a=spaces.Discrete(3), b=spaces.Dict(c=spaces.Box(0, 1, (2,)))),
+    spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1, (2,)))),
+    spaces.Tuple((spaces.Text(4), spaces.Box(0, 1, (2,)))),
+    spaces.Dict(a=spaces.Sequence(spaces.Box(0, 1, (2,))), b=spaces.MultiBinary(2)),
+    spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+    spaces.OneOf((spaces.Discrete(3), spaces.Box(0, 1, (2,)))),
+    spaces.Sequence(spaces.Discrete(3), stack=True),
+]
+
+
+@pytest.mark.parametrize("space", BATCHES, ids=str)
+@pytest.mark.parametrize("kind", OURS)
+def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(space, kind):
+    space.seed(3)
+    theirs, ours = gym.vector.SyncVectorEnv([lambda: Echo(space)] * 3), OURS[kind]([lambda: Echo(space)] * 3)
+    ours.action_space.seed(1)
+    ours.reset()
+    theirs.reset()
+    for _ in range(2):
+        actions = ours.action_space.sample()
+        obs, *_ = ours.step(actions)
+        assert_same(obs, theirs.step(actions)[0])
+        assert obs in ours.observation_space
+    ours.close()
+    theirs.close()
+
+
+def test_dict_actions_may_be_a_list_of_dicts(make):
+    space = spaces.Dict(a=spaces.Discrete(9))
+    envs = make([lambda: Echo(space)] * 2)
+    envs.reset()
+    assert envs.step([{"a": 3}, {"a": 4}])[0]["a"].tolist() == [3, 4]
+    with pytest.raises(ValueError, match="got 1 actions for 2 envs"):
+        envs.step([{"a": 3}])
+    with pytest.raises(ValueError, match="got 3 actions for 2 envs"):
+        envs.step({"a": [1, 2, 3]})
+    envs.close()

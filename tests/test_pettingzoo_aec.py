@@ -1,0 +1,242 @@
+"""AECVectorEnv: batches of turn-based PettingZoo envs, one turn a step."""
+
+import numpy as np
+import pettingzoo
+import pytest
+from agent_envs import Herd, Relay, herd_in_turns, play_by_hand
+
+from vecenv import AECVectorEnv, EnvContractError
+
+KNIGHTS = "butterfly/knights_archers_zombies-v11"
+pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+
+def game(name, **kwargs):
+    return pettingzoo.make("aec", name, **kwargs) if "/" in name else herd_in_turns()
+
+
+def legal(mask, t):
+    """A legal action that depends on nothing but the mask and the turn."""
+    actions = np.flatnonzero(mask)
+    return int(actions[(5 * t + 3) % len(actions)])
+
+
+@pytest.mark.parametrize("name", ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2", "herd"])
+def test_turns_are_those_of_pettingzoos_own_loop(backend, name):
+    """Movers, observations, masks and returns of one episode, played by two envs alike."""
+    count = iter(range(1000))
+    n = game(name).action_space(game(name).possible_agents[0]).n
+
+    def mask_in(obs):
+        return obs["action_mask"] if isinstance(obs, dict) else np.ones(n)
+
+    turns, returns = play_by_hand(game(name), 1, lambda agent, obs, info: legal(mask_in(obs), next(count)))
+    with AECVectorEnv([lambda: game(name)] * 2, backend) as venv:
+        obs, infos = venv.reset(seed=[1, 1])
+        total = 0
+        for t, (agent, seen, _) in enumerate(turns):
+            assert infos["agent"].tolist() == [venv.agents.index(agent)] * 2
+            assert np.array_equal(obs[1], seen["observation"] if isinstance(seen, dict) else seen)
+            assert np.array_equal(infos["action_mask"][1], mask_in(seen))
+            obs, rewards, _, _, infos = venv.step([legal(mask, t) for mask in infos["action_mask"]])
+            total = total + rewards
+            assert infos["done"].tolist() == [t == len(turns) - 1] * 2
+    assert total.tolist() == [list(returns.values())] * 2
+
+
+def test_part_of_the_envs_can_be_stepped_and_reset(backend):
+    with AECVectorEnv(["classic/connect_four-v3"] * 3, backend) as venv:
+        venv.reset(seed=0)
+        obs, _, _, _, infos = venv.step([1, 2], [2, 0])
+        assert (infos["env_id"].tolist(), infos["agent"].tolist()) == ([2, 0], [1, 1])
+        assert obs[:, 5, :, 1].tolist() == [[0, 1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0, 0]]
+        assert venv.reset(id=[2])[1]["agent"].tolist() == [0]
+        assert venv.step([0, 0, 0])[4]["agent"].tolist() == [0, 1, 1]
+
+
+def test_returns_of_knights_that_die_equal_those_of_the_own_loop(backend):
+    acts = np.random.default_rng(0).integers(6, size=3000).tolist()
+    by_hand = iter(acts)
+    turns, returns = play_by_hand(game(KNIGHTS, max_cycles=250), 2, lambda *_: next(by_hand))
+    with AECVectorEnv([lambda: game(KNIGHTS, max_cycles=250)], backend) as venv:
+        _, infos = venv.reset(seed=2)
+        movers, total, ends = [], 0, np.zeros(len(venv.agents), int)
+        for action in acts:
+            movers.append(venv.agents[infos["agent"][0]])
+            assert infos["alive"][0, infos["agent"][0]]
+            _, rewards, terminations, truncations, infos = venv.step([action])
+            total, ends = total + rewards[0], ends + (terminations | truncations)[0]
+            if infos["done"][0]:
+                break
+    assert movers == [agent for agent, _, _ in turns]
+    assert total.tolist() == list(returns.values())
+    assert ends.tolist() == [1] * len(ends)  # each end is told once
+    counts = [movers.count(agent) for agent in returns]
+    assert min(counts) < max(counts) - 1  # somebody died in mid-episode
+
+
+def test_agents_with_unequal_spaces_have_dicts_of_batches(backend):
+    turns, returns = play_by_hand(Relay(), 0, lambda agent, obs, info: act_of(agent))
+    with AECVectorEnv([Relay] * 2, backend) as venv:
+        obs, infos = venv.reset(seed=0)
+        total = 0
+        for agent, seen, _ in turns:
+            assert list(obs) == venv.agents
+            assert obs[agent].tolist() == [seen.tolist()] * 2
+            assert not any(obs[other].any() for other in venv.agents if other != agent)
+            assert infos["agent"].tolist() == [venv.agents.index(agent)] * 2
+            assert infos["action_mask"].shape == (2, 5)  # the largest
+            n = {"runner_0": 3, "runner_1": 0, "runner_2": 5}[agent]
+            assert infos["action_mask"][0].tolist() == [j < n for j in range(5)]
+            obs, rewards, _, _, infos = venv.step({agent: [act_of(agent)] * 2})
+            total = total + rewards
+        assert infos["done"].all()
+    assert total.tolist() == [list(returns.values())] * 2
+    with AECVectorEnv([Relay], backend, possible_agents=venv.agents[::-1]) as venv:
+        assert list(venv.reset()[0]) == venv.agents == ["runner_2", "runner_1", "runner_0"]
+    assert [agent for agent, _, _ in turns].count("runner_0") == 2
+
+
+def act_of(agent):
+    return {"runner_0": 3, "runner_1": np.array([0.5, 0.25], np.float32), "runner_2": 2}[agent]
+
+
+def test_ends_are_told_once_and_rewards_pay_everybody(backend):
+    with AECVectorEnv([Relay], backend) as venv:
+        venv.reset(seed=0)
+        results = [venv.step({agent: [act_of(agent)]}) for agent in [*venv.agents, "runner_0", "runner_1"]]
+        assert results[0][1].tolist() == [[3, 0.25, 0.25]]
+        assert results[1][1].tolist() == [[0.25, 0.75, 0.25]]
+        assert [terminations[0].tolist() for _, _, terminations, _, _ in results[2:]] == [
+            [False, False, False],
+            [True, False, False],
+            [False, False, False],
+        ]
+        assert results[3][4]["active"].tolist() == [[True, True, True]]
+        assert results[4][4]["active"].tolist() == results[3][4]["alive"].tolist() == [[False, True, True]]
+        assert not any(truncations.any() for _, _, _, truncations, _ in results)
+
+
+def test_an_illegal_move_ends_the_game_and_the_offender_pays(backend):
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend) as venv:
+        venv.reset(seed=0)
+        venv.step([4, 4])
+        _, rewards, terminations, _, infos = venv.step([4, 0])
+        assert rewards.tolist() == [[0, -1], [0, 0]]
+        assert terminations.tolist() == [[True, True], [False, False]]
+        assert infos["done"].tolist() == [True, False]
+        obs, rewards, _, _, infos = venv.step([0, 1])
+        assert rewards.tolist() == [[0, 0], [0, 0]]
+        assert (infos["agent"].tolist(), infos["active"].tolist()) == ([0, 1], [[False, False], [True, True]])
+        assert not obs[0].any()
+
+
+def test_same_step_mode_hands_over_the_last_observation_and_whose_it_is(backend):
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend, autoreset_mode="SameStep") as venv:
+        venv.reset(seed=0)
+        venv.step([4, 4])
+        obs, rewards, _, _, infos = venv.step([4, 0])
+        assert (rewards[0].tolist(), infos["_final_obs"].tolist()) == ([0, -1], [True, False])
+        assert infos["final_obs"][0].sum() == 1
+        assert (infos["final_agent"][0], infos["agent"].tolist()) == (0, [0, 0])
+        assert not obs[0].any()
+        assert infos["action_mask"][0].all()
+        assert venv.step([4, 1])[0][0].sum() == 1
+
+
+def test_stepping_an_env_whose_agents_are_all_dead_is_an_error(backend):
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend, autoreset_mode="Disabled") as venv:
+        with pytest.raises(RuntimeError, match="env 0 was not reset"):
+            venv.step([0, 0])
+        venv.reset(seed=0)
+        venv.step([4], [1])
+        venv.step([4], [1])
+        with pytest.raises(RuntimeError, match=r"env 1 .*none of its agents \['player_1', 'player_2'\] is alive"):
+            venv.step([0, 0])
+        assert venv.step([0], [0])[4]["alive"].all()
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        ({"runner_1": [[0, 0]] * 2}, ValueError, "'runner_0', whose turn it is in env 0"),
+        ({"runner_0": [1, 1], "rabbit": [0, 0]}, ValueError, "'rabbit'"),
+        ({"runner_0": [1]}, ValueError, r"'runner_0'.*envs \[0, 1\]"),
+        ({"runner_0": [[1, 1], [1, 1]]}, ValueError, "'runner_0' for env 0"),
+        ([1, 1], TypeError, "dict"),
+    ],
+)
+def test_wrong_actions_are_refused_before_anything_is_sent(actions, error, message):
+    with AECVectorEnv([Relay] * 2, "dummy") as venv:
+        venv.reset(seed=0)
+        with pytest.raises(error, match=message):
+            venv.step(actions)
+        assert venv.get_env_attr("turn") == [0, 0]
+        assert venv.step({"runner_0": [1, 2]})[1][:, 0].tolist() == [1, 2]
+
+
+def test_wrong_batches_of_the_one_action_name_the_env():
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy") as venv:
+        venv.reset(seed=0)
+        for actions, error, message in (
+            ([0, 1, 2], ValueError, r"3 actions for 2 envs \[0, 1\]"),
+            ([[0, 1], [1, 2]], ValueError, "for env 0 has the shape"),
+            ([0.5, 1], TypeError, "not whole numbers"),
+        ):
+            with pytest.raises(error, match=message):
+                venv.step(actions)
+        assert not venv.step([0, 0])[4]["done"].any()
+
+
+def test_illegal_actions_are_refused_on_request():
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy", check_legal=True) as venv:
+        venv.reset(seed=0)
+        venv.step([4, 0])
+        with pytest.raises(ValueError, match=r"'player_2' in env 1 is illegal now.*\[1, 2, 3, 4, 5, 6, 7, 8\]"):
+            venv.step([0, 0])
+        assert not venv.step([0, 1])[4]["done"].any()
+    with AECVectorEnv([Relay], "dummy", check_legal=True) as venv:
+        venv.reset(seed=0)
+        with pytest.raises(ValueError, match="'runner_0' in env 0 is not in its space"):
+            venv.step({"runner_0": [0]})
+        assert venv.step({"runner_0": [3]})[1][0, 0] == 3
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_the_failure_of_an_env_loses_no_result_of_the_others(backend, mode):
+    class Trips(Relay):
+        def step(self, action):
+            if self.turn == 1:
+                raise OverflowError("fell")
+            super().step(action)
+
+    with AECVectorEnv([Relay, Trips], backend, autoreset_mode=mode) as venv:
+        venv.reset(seed=0)
+        venv.step({"runner_0": [1, 1]})
+        with pytest.raises(OverflowError, match="fell") as caught:
+            venv.step({"runner_1": [[0, 1], [0, 1]]})
+        partial = caught.value.partial
+        assert (partial.env_id.tolist(), partial.rew.tolist()) == ([0], [[0.25, 1, 0.25]])
+        assert partial.info["agent"].tolist() == [2]
+        with pytest.raises(RuntimeError, match=r"env 1 .*reset\(id=\[1\]\)"):
+            venv.step({"runner_2": [0, 0]})
+        assert venv.reset(id=[1])[1]["agent"].tolist() == [0]
+        assert venv.step({"runner_2": [0, 0], "runner_0": [1, 1]})[4]["agent"].tolist() == [0, 1]
+
+
+def test_a_parallel_env_is_refused():
+    with pytest.raises(TypeError, match="use ParallelVectorEnv"):
+        AECVectorEnv([Herd], "dummy")
+
+
+def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop(backend):
+    class Haunted(Relay):
+        def _was_dead_step(self, action):
+            pass
+
+    with AECVectorEnv([Haunted], backend) as venv:
+        venv.reset()
+        for agent in venv.agents:
+            venv.step({agent: [act_of(agent)]})
+        with pytest.raises(EnvContractError, match="env 0: agent 'runner_0' is dead"):
+            venv.step({"runner_0": [1]})

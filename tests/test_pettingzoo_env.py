@@ -1,0 +1,202 @@
+"""PettingZooEnv: turn-based games in the form of tianshou's PettingZooEnv, in every vector env."""
+
+import doctest
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+from agent_envs import Herd, Nameless, Relay, Zoo, herd_in_turns, play_by_hand
+
+from vecenv import PettingZooEnv
+
+GAMES = ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2"]
+KNIGHTS = "butterfly/knights_archers_zombies-v11"
+
+pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+
+def game(name):
+    return pettingzoo.make("aec", name) if "/" in name else herd_in_turns()
+
+
+def first_legal(mask, turn):
+    """A legal action that depends on nothing but the mask and the turn."""
+    legal = np.flatnonzero(mask)
+    return int(legal[(7 * turn) % len(legal)])
+
+
+def mask_of(obs, info, n):
+    if isinstance(obs, dict) and "action_mask" in obs:
+        return obs["action_mask"]
+    return info.get("action_mask", np.ones(n))
+
+
+@pytest.mark.parametrize("name", ["action_bytes", "flatten_agents", "pettingzoo_env", "pettingzoo_vector"])
+def test_the_examples_in_docstrings_are_true(name):
+    failed, tried = doctest.testmod(importlib.import_module(f"vecenv.envs.{name}"))
+    assert failed == 0
+    assert tried > 0
+
+
+def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(ImportError, match=r"'classic/rps-v2'.*pip install -U 'vecenv\[pettingzoo\]'"):
+        PettingZooEnv("classic/rps-v2")
+
+
+def test_the_programs_of_the_migration_guide_run():
+    page = (Path(__file__).parent.parent / "docs/migrate.md").read_text(encoding="utf-8")
+    section = page.partition("## From PettingZoo")[2].partition("\n## ")[0]
+    programs = re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
+    assert len(programs) == 2
+    for program in programs:
+        names: dict = {}
+        exec(program, names)
+        assert "rewards" in names
+
+
+@pytest.mark.parametrize("make", [Relay, herd_in_turns])
+@pytest.mark.filterwarnings("ignore:(Agents have|Observations are) different:UserWarning")
+def test_the_envs_of_these_tests_pass_pettingzoos_api_test(make):
+    from pettingzoo.test import api_test
+
+    assert api_test(make(), num_cycles=20) is None
+
+
+@pytest.mark.parametrize("make", [Zoo, Herd])
+def test_the_parallel_envs_of_these_tests_pass_pettingzoos_api_test(make):
+    from pettingzoo.test import parallel_api_test
+
+    assert parallel_api_test(make(), num_cycles=50) is None
+
+
+@pytest.mark.parametrize("name", [*GAMES, "herd"])
+def test_turns_are_those_of_pettingzoos_own_loop(backend, name):
+    """Agents, observations, masks and the sums of the rewards of one episode, for two envs that play alike."""
+    n = game(name).action_space(game(name).possible_agents[0]).n
+    count = iter(range(1000))
+    turns, returns = play_by_hand(
+        game(name), 3, lambda agent, obs, info: first_legal(mask_of(obs, info, n), next(count))
+    )
+    with backend([lambda: PettingZooEnv(game(name))] * 2) as venv:
+        obs, _ = venv.reset(seed=[3, 3])
+        total = 0
+        for t, (agent, seen, info) in enumerate(turns):
+            assert obs["agent_id"].tolist() == [agent, agent]
+            assert np.array_equal(obs["obs"][1], seen["observation"] if isinstance(seen, dict) else seen)
+            assert np.array_equal(obs["mask"][1], mask_of(seen, info, n))
+            obs, rew, terminated, truncated, _ = venv.step([first_legal(mask, t) for mask in obs["mask"]])
+            total = total + rew
+            assert (terminated | truncated).tolist() == [t == len(turns) - 1] * 2
+    assert total.tolist() == [list(returns.values())] * 2
+
+
+def test_dead_knights_have_no_turn_and_the_game_ends_with_the_last_one(backend):
+    rng = np.random.default_rng(0)
+    acts = rng.integers(6, size=3000).tolist()
+    by_hand = iter(acts)
+    turns, returns = play_by_hand(pettingzoo.make("aec", KNIGHTS, max_cycles=250), 2, lambda *_: next(by_hand))
+    with backend([lambda: PettingZooEnv(pettingzoo.make("aec", KNIGHTS, max_cycles=250))]) as venv:
+        obs, _ = venv.reset(seed=2)
+        movers, total, over, t = [], 0, False, 0
+        while not over:
+            movers.append(obs["agent_id"][0])
+            obs, rew, terminated, truncated, _ = venv.step([acts[t]])
+            total, over, t = total + rew[0], terminated[0] or truncated[0], t + 1
+    assert movers == [agent for agent, _, _ in turns]
+    assert total.tolist() == list(returns.values())
+    counts = [movers.count(agent) for agent in returns]
+    assert min(counts) < max(counts) - 1  # somebody died in mid-episode
+
+
+def test_an_illegal_move_ends_the_game_and_the_offender_pays(backend):
+    with backend([lambda: PettingZooEnv("classic/tictactoe-v3")] * 2) as venv:
+        venv.reset(seed=0)
+        venv.step([4, 4])
+        _, rew, terminated, _, _ = venv.step([4, 0])
+        assert rew.tolist() == [[0, -1], [0, 0]]
+        assert terminated.tolist() == [True, False]
+        obs, _ = venv.reset([0])
+        assert obs["agent_id"].tolist() == ["player_1"]
+        assert venv.step([0], [0])[1].tolist() == [[0, 0]]  # nothing is left of the last episode
+
+
+def test_a_step_after_the_end_is_an_error_that_names_the_env(backend):
+    with backend([lambda: PettingZooEnv("classic/rps-v2")] * 2) as venv:
+        with pytest.raises(RuntimeError, match=r"reset\(\)") as caught:
+            venv.step([0, 0])
+        assert "env 0" in "".join(caught.value.__notes__)
+
+
+def test_rewards_are_the_callers_to_keep():
+    env = PettingZooEnv(herd_in_turns())
+    env.reset(seed=0)
+    kept = [env.step(1)[1] for _ in range(6)]
+    assert [rewards.tolist() for rewards in kept] == [[0, 0, 0], [0, 0, 0], [2, 2, 2]] * 2
+    assert env.rewards.tolist() == [2, 2, 2]
+
+
+def test_it_is_a_gymnasium_env_whose_observations_are_in_its_space():
+    env = PettingZooEnv("classic/connect_four-v3")
+    assert isinstance(env, gymnasium.Env)
+    assert (env.agents, env.agent_idx) == (["player_0", "player_1"], {"player_0": 0, "player_1": 1})
+    obs, info = env.reset(seed=0)
+    assert obs in env.observation_space
+    assert env.step(3)[0] in env.observation_space
+    assert (obs["mask"].dtype, info) == (np.bool_, {})
+    env.close()
+
+
+def test_its_space_has_the_names_that_code_for_tianshou_looks_for():
+    space = PettingZooEnv("classic/connect_four-v3").observation_space
+    assert space["observation"] == space["obs"]
+    assert space["observation"].shape == (6, 7, 2)
+    assert space["action_mask"] == space["mask"]
+
+
+def test_without_stacking_every_row_is_the_dict_that_tianshou_has(backend):
+    with backend([lambda: PettingZooEnv("classic/rps-v2")] * 2, stack_obs=False) as venv:
+        obs, _ = venv.reset(seed=0)
+        assert (obs.shape, obs.dtype) == ((2,), object)
+        assert {key: np.asarray(value).tolist() for key, value in obs[1].items()} == {
+            "agent_id": "player_0",
+            "obs": 3,
+            "mask": [True, True, True],
+        }
+
+
+def test_there_is_no_mask_where_actions_are_not_discrete():
+    class Free(Relay):
+        _obs = dict.fromkeys(Relay.possible_agents, Relay._obs["runner_0"])
+        _act = dict.fromkeys(Relay.possible_agents, Relay._act["runner_1"])
+
+    env = PettingZooEnv(Free())
+    obs, _ = env.reset()
+    assert obs.keys() == {"agent_id", "obs"} == set(env.observation_space)
+    assert env.step(np.ones(2, np.float32))[1].tolist() == [2, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (Herd, TypeError, "is a ParallelEnv: use ParallelVectorEnv"),
+        (Relay, ValueError, "differ in their observation space; use AECVectorEnv"),
+        (lambda: gymnasium.make("CartPole-v1"), TypeError, "takes an AECEnv of PettingZoo"),
+        (lambda: pettingzoo.utils.parallel_to_aec(Nameless()), TypeError, "pass possible_agents="),
+        (lambda: "classic/no_such_game-v0", pettingzoo.env_registry.exceptions.NameNotFound, "no_such_game"),
+    ],
+)
+def test_an_env_that_does_not_fit_is_refused_when_it_is_made(make, error, message):
+    with pytest.raises(error, match=message):
+        PettingZooEnv(make())
+
+
+def test_possible_agents_can_be_given():
+    env = PettingZooEnv(pettingzoo.utils.parallel_to_aec(Nameless()), possible_agents=["cow_2", "cow_1", "cow_0"])
+    assert env.agents == ["cow_2", "cow_1", "cow_0"]
+    assert env.reset(seed=0)[0]["agent_id"] == "cow_0"

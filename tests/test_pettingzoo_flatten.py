@@ -1,0 +1,162 @@
+"""flatten_agents: the agents of a ParallelVectorEnv as rows of a gymnasium vector env."""
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+from agent_envs import Herd, Zoo
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from vecenv import AECVectorEnv, ParallelVectorEnv, flatten_agents
+
+ZEROS = np.zeros(6, int)
+
+
+def herds(n=2, backend="dummy", **options):
+    return flatten_agents(ParallelVectorEnv([Herd] * n, backend, **options))
+
+
+def test_rows_are_the_agents_of_env_0_then_those_of_env_1(backend):
+    envs = herds(backend=backend)
+    assert (envs.num_envs, envs.single_observation_space.shape, envs.observation_space.shape) == (6, (2,), (6, 2))
+    assert (envs.single_action_space, envs.action_space) == (spaces.Discrete(3), spaces.MultiDiscrete([3] * 6))
+    obs, infos = envs.reset(seed=[0, 20])
+    assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
+    assert obs in envs.observation_space
+    assert (infos["alive"].all(), infos["active"].any(), infos["action_mask"].shape) == (True, False, (6, 3))
+    obs, rewards, _, _, infos = envs.step(np.array([0, 1, 2, 2, 1, 0]))
+    assert rewards.tolist() == [1, 2, 3, 3, 2, 1]
+    assert infos["active"].tolist() == [True] * 6
+    assert (infos["t"].tolist(), infos["_t"].tolist()) == ([1, 0, 0] * 2, [True, False, False] * 2)
+    envs.close()
+    assert envs.env.is_closed
+
+
+def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends():
+    """The first agent is terminated in step 2, the second in step 3, the last is truncated in step 4."""
+    envs = herds(1)
+    envs.reset(seed=0)
+    steps = [envs.step(np.array([1, 1, 1])) for _ in range(5)]
+    assert [infos["active"].tolist() for *_, infos in steps] == [
+        [True, True, True],
+        [True, True, True],
+        [False, True, True],
+        [False, False, True],
+        [False, False, False],  # the reset
+    ]
+    assert [rewards.tolist() for _, rewards, *_ in steps] == [[2, 2, 2], [2, 2, 2], [0, 2, 2], [0, 0, 2], [0, 0, 0]]
+    assert [obs[0].tolist() for obs, *_ in steps] == [[1, 1], [1, 2], [0, 0], [0, 0], [2, 0]]
+    assert [(terminated | truncated).any() for _, _, terminated, truncated, _ in steps] == [False] * 3 + [True, False]
+    assert steps[3][2].tolist() == [True, True, False]
+    assert steps[3][3].tolist() == [False, False, True]
+    envs.close()
+
+
+def test_same_step_mode_has_gymnasiums_final_observations(backend):
+    envs = herds(backend=backend, autoreset_mode="SameStep")
+    assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    envs.reset(seed=[0, 20])
+    for _ in range(3):
+        envs.step(ZEROS)
+    obs, _, terminated, truncated, infos = envs.step(ZEROS)
+    assert (terminated | truncated).all()
+    assert obs.tolist() == [[2, 0]] * 3 + [[22, 0]] * 3
+    assert infos["_final_obs"].all()
+    assert [row.tolist() for row in infos["final_obs"]] == [[0, 0], [0, 0], [1, 4], [0, 0], [0, 0], [21, 4]]
+    assert infos["_final_info"].all()
+    assert infos["alive"].all()
+    envs.close()
+
+
+def test_gymnasiums_wrappers_count_one_episode_a_row():
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(herds())
+    envs.reset(seed=0)
+    found = [envs.step(np.array([1, 1, 1, 0, 0, 0]))[-1] for _ in range(4)][-1]["episode"]
+    assert found["r"].tolist() == [4, 6, 8, 2, 3, 4]
+    assert found["l"].tolist() == [4] * 6
+    envs.close()
+
+
+def test_a_reset_mask_resets_whole_envs(backend):
+    envs = herds(backend=backend, autoreset_mode="Disabled")
+    with pytest.raises(RuntimeError, match="first reset must be of all envs"):
+        envs.reset(options={"reset_mask": np.array([True] * 3 + [False] * 3)})
+    envs.reset(seed=[0, 20])
+    envs.step(ZEROS)
+    obs, infos = envs.reset(options={"reset_mask": np.array([False] * 3 + [True] * 3)})
+    assert obs.tolist() == [[1, 1]] * 3 + [[22, 0]] * 3
+    assert infos["_alive"].tolist() == [False] * 3 + [True] * 3
+    with pytest.raises(ValueError, match=r"some rows of env 1 but not all.*cow_0"):
+        envs.reset(options={"reset_mask": np.array([True] * 4 + [False] * 2)})
+    with pytest.raises(ValueError, match=r"shape \(6,\)"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
+    envs.close()
+
+
+def test_what_was_returned_does_not_change_later():
+    envs = herds()
+    obs, infos = envs.reset(seed=0)
+    kept = [obs, infos["alive"], infos["action_mask"]]
+    before = [array.copy() for array in kept]
+    for _ in range(4):
+        envs.step(ZEROS)
+        envs.reset(options={"reset_mask": np.array([False] * 3 + [True] * 3)})
+    assert all(np.array_equal(a, b) for a, b in zip(kept, before, strict=True))
+    envs.close()
+
+
+def test_dict_and_tuple_spaces_are_batched():
+    class Rich(Herd):
+        _obs = dict.fromkeys(Herd._obs, spaces.Dict({"x": Herd._obs["cow_0"], "y": spaces.Discrete(5)}))
+        _act = dict.fromkeys(Herd._act, spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float32)]))
+
+        def _see(self, agent):
+            return {"x": super()._see(agent), "y": self.t}
+
+        def step(self, actions):
+            return super().step({agent: move + push.sum() for agent, (move, push) in actions.items()})
+
+    with ParallelVectorEnv([Rich] * 2, "dummy") as venv:
+        envs = flatten_agents(venv)
+        obs, _ = envs.reset(seed=0)
+        assert obs in envs.observation_space
+        obs, rewards, *_ = envs.step((np.arange(6) % 3, np.full((6, 2), 0.25, np.float32)))
+        assert rewards.tolist() == [1.5, 2.5, 3.5] * 2
+        assert (obs["x"].shape, obs["y"].tolist()) == ((6, 2), [1] * 6)
+
+
+def test_real_knights_run_with_gymnasiums_wrappers(backend):
+    venv = ParallelVectorEnv(
+        [lambda: pettingzoo.make("parallel", "butterfly/knights_archers_zombies-v11", max_cycles=20)] * 2, backend
+    )
+    envs = gymnasium.wrappers.vector.NormalizeReward(flatten_agents(venv))
+    obs, _ = envs.reset(seed=0)
+    envs.action_space.seed(0)
+    ends = 0
+    for _ in range(25):
+        obs, _, _, truncated, _ = envs.step(envs.action_space.sample())
+        ends += truncated.sum()
+    assert (obs.shape, obs.dtype, ends) == ((8, 27, 5), np.float64, 8)
+    envs.close()
+
+
+def test_what_cannot_be_rows_is_refused():
+    with ParallelVectorEnv([Zoo], "dummy") as venv, pytest.raises(ValueError, match=r"one observation space.*ant"):
+        flatten_agents(venv)
+    with AECVectorEnv(["classic/rps-v2"], "dummy") as venv, pytest.raises(TypeError, match="takes a ParallelVectorEnv"):
+        flatten_agents(venv)
+    with (
+        ParallelVectorEnv([Herd] * 2, "dummy", wait_num=1) as venv,
+        pytest.raises(ValueError, match="without wait_num"),
+    ):
+        flatten_agents(venv)
+
+
+def test_a_wrong_number_of_actions_is_refused():
+    envs = herds()
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match=r"shape \(2,\) for 6 rows"):
+        envs.step(np.zeros(2, int))
+    assert envs.env.get_env_attr("t") == [0, 0]
+    envs.close()

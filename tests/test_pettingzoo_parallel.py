@@ -1,0 +1,353 @@
+"""ParallelVectorEnv: batches of simultaneous PettingZoo envs, with agents that die, come and differ."""
+
+import numpy as np
+import pettingzoo
+import pytest
+from agent_envs import Herd, Nameless, Zoo
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from vecenv import ClosedError, ParallelVectorEnv, ShmemVectorEnv, nest
+
+KNIGHTS = "butterfly/knights_archers_zombies-v11"
+FATAL_SEED = 0
+"""Of knights that die in mid-episode."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+
+def knights():
+    return pettingzoo.make("parallel", KNIGHTS, max_cycles=115)
+
+
+def batches(env, n, steps, seed=0):
+    """For each step a dict of batches of actions for all agents of `n` envs."""
+    rng = np.random.default_rng(seed)
+
+    def sample(space):
+        if isinstance(space, spaces.Dict):
+            return {key: sample(child) for key, child in space.spaces.items()}
+        if isinstance(space, spaces.Box):
+            return rng.uniform(space.low, space.high, (n, *space.shape)).astype(space.dtype)
+        return rng.integers(getattr(space, "nvec", getattr(space, "n", None)), size=(n, *space.shape))
+
+    return [{agent: sample(env.action_space(agent)) for agent in env.possible_agents} for _ in range(steps)]
+
+
+def all_do(venv, actions):
+    """The same batch of actions for every agent."""
+    return dict.fromkeys(venv.agents, actions)
+
+
+class ByHand:
+    """One env as PettingZoo steps it, and what a row of the batch has to be for it."""
+
+    def __init__(self, make, same_step=False):
+        self.env = make()
+        self.same_step = same_step
+
+    def reset(self, seed=None):
+        self.env.reset(seed=seed)
+        return self.env.agents
+
+    def step(self, actions, row):
+        env = self.env
+        if not env.agents:
+            obs, _ = env.reset()
+            return {"obs": obs, "active": [], "alive": list(env.agents), "done": False}
+        active = list(env.agents)
+        acts = {agent: nest.take(actions[agent], row) for agent in active}
+        obs, rewards, terminated, truncated, _ = env.step(acts)
+        return {
+            "obs": obs,
+            "reward": rewards,
+            "terminated": terminated,
+            "truncated": truncated,
+            "active": active,
+            "alive": list(env.agents),
+            "done": not env.agents,
+        }
+
+
+def seen(obs):
+    """An observation without its mask."""
+    return obs["observation"] if isinstance(obs, dict) and "observation" in obs else obs
+
+
+def assert_row(venv, results, row, want):
+    obs, rewards, terminations, truncations, infos = results
+    assert infos["done"][row] == want["done"]
+    for agent in venv.agents:
+        there = agent in want["active"] or agent in want["alive"]
+        assert infos["active"][agent][row] == (agent in want["active"])
+        assert infos["alive"][agent][row] == (agent in want["alive"])
+        assert rewards[agent][row] == (want.get("reward", {}).get(agent, 0) if there else 0)
+        acted = agent in want["active"]
+        assert terminations[agent][row] == (acted and want["terminated"][agent])
+        assert truncations[agent][row] == (acted and want["truncated"][agent])
+        got = list(nest.leaves(nest.take(obs[agent], row)))
+        if there:
+            expected = list(nest.leaves(seen(want["obs"][agent])))
+            assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True)), (agent, got, expected)
+        else:
+            assert not any(np.any(leaf) for leaf in got)
+            assert infos["action_mask"].get(agent, np.ones((9, 1)))[row].all()
+
+
+@pytest.mark.parametrize("make", [Zoo, Herd, knights])
+def test_steps_are_those_of_pettingzoos_own_envs(backend, make):
+    """Three envs through several episodes, with the autoreset of NEXT_STEP."""
+    by_hand = [ByHand(make) for _ in range(2)]
+    with ParallelVectorEnv([make] * 2, backend) as venv:
+        infos = venv.reset(seed=FATAL_SEED)[1]
+        assert [sorted(one.reset(seed=FATAL_SEED + i)) for i, one in enumerate(by_hand)] == [
+            sorted(agent for agent in venv.agents if infos["alive"][agent][i]) for i in range(2)
+        ]
+        assert not any(active.any() for active in infos["active"].values())
+        episodes, deaths = 0, 0
+        for actions in batches(venv, 2, 125 if make is knights else 20):
+            results = venv.step(actions)
+            for row, one in enumerate(by_hand):
+                assert_row(venv, results, row, one.step(actions, row))
+            episodes += results[-1]["done"].sum()
+            deaths += sum(ended.sum() for ended in results[2].values())
+    assert episodes >= 2
+    assert deaths > 0
+
+
+def test_batches_are_arrays_of_the_agents_own_spaces(backend):
+    with ParallelVectorEnv([Zoo] * 2, backend) as venv:
+        obs, _ = venv.reset(seed=7)
+        assert venv.agents == venv.possible_agents == Zoo.possible_agents == list(obs)
+        assert (obs["ant"].dtype, obs["ant"].tolist()) == (np.float32, [[7, 0], [8, 0]])
+        assert (obs["bee"].dtype, obs["bee"].shape) == (np.int64, (2, 3))
+        assert {key: (leaf.dtype, leaf.shape) for key, leaf in obs["cat"].items()} == {
+            "eyes": (np.uint8, (2, 2, 2)),
+            "mood": (np.int64, (2,)),
+        }
+        assert venv.observation_space("bee") == spaces.Box(-99, 99, (3,), np.int64)
+        assert venv.action_space("dog") == spaces.MultiDiscrete([3, 2])
+        _, rewards, terminations, truncations, _ = venv.step(batches(venv, 2, 1)[0])
+        kinds = {(batch.dtype.name, batch.shape) for part in (terminations, truncations) for batch in part.values()}
+        assert {(batch.dtype.name, batch.shape) for batch in rewards.values()} == {("float64", (2,))}
+        assert kinds == {("bool", (2,))}
+
+
+def test_masks_come_from_the_observation_or_the_info_or_are_all_true(backend):
+    with ParallelVectorEnv([Zoo, Zoo], backend) as venv:
+        masks = venv.reset(seed=0)[1]["action_mask"]
+        assert {agent: mask[1].tolist() for agent, mask in masks.items()} == {
+            "ant": [True, False, True],
+            "bee": [False, True, True, False],
+        }
+        assert masks["ant"].dtype == np.bool_
+        assert venv.step(batches(venv, 2, 1)[0])[4]["action_mask"]["bee"][0].tolist() == [False, True, True, True]
+    with ParallelVectorEnv([Herd], backend) as venv:
+        assert venv.reset(seed=0)[1]["action_mask"]["cow_1"].tolist() == [[True, True, True]]
+
+
+def test_infos_of_agents_come_without_what_has_a_place_of_its_own(backend):
+    with ParallelVectorEnv([Zoo] * 2, backend) as venv:
+        infos = venv.reset(seed=0)[1]
+        assert infos["info"].tolist() == [{"env_id": 0, "cat": {"t": 0}}, {"env_id": 1, "cat": {"t": 0}}]
+        assert infos["env_id"].tolist() == [0, 1]
+
+
+def test_same_step_mode_resets_at_once_and_hands_over_the_last_observation(backend):
+    with ParallelVectorEnv([Herd, Herd], backend, autoreset_mode=AutoresetMode.SAME_STEP) as venv:
+        venv.reset(seed=[0, 10])
+        venv.reset(id=[1], seed=[20])
+        actions = all_do(venv, np.zeros(2, int))
+        for t in range(3):
+            infos = venv.step(actions)[4]
+            assert "final_obs" not in infos, t
+        venv.reset(id=0, seed=0)  # behind the other by three steps
+        obs, rewards, _, truncations, infos = venv.step(actions)
+        assert infos["done"].tolist() == infos["_final_obs"].tolist() == [False, True]
+        assert infos["final_obs"]["cow_2"][1].tolist() == [21, 4]
+        assert obs["cow_2"].tolist() == [[1, 1], [22, 0]]
+        assert obs["cow_0"][1].tolist() == [22, 0]  # dead at the end, alive again
+        assert (rewards["cow_2"].tolist(), truncations["cow_2"].tolist()) == ([1, 1], [False, True])
+        assert (infos["active"]["cow_0"].tolist(), infos["alive"]["cow_0"].tolist()) == ([True, False], [True, True])
+        assert infos["final_info"].tolist() == [None, {"env_id": 1}]
+        assert venv.step(actions)[4]["active"]["cow_0"].tolist() == [True, True]
+
+
+def test_disabled_mode_leaves_the_reset_to_the_caller(backend):
+    with ParallelVectorEnv([Herd] * 2, backend, autoreset_mode="Disabled") as venv:
+        assert venv.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+        venv.reset(seed=0)
+        actions = all_do(venv, [0, 0])
+        for _ in range(4):
+            infos = venv.step(actions)[4]
+        assert infos["done"].all()
+        with pytest.raises(RuntimeError, match=r"env 0 .*cow_0.*reset\(id=\[0\]\)"):
+            venv.step(actions)
+        venv.reset(id=[0])
+        with pytest.raises(RuntimeError, match="env 1"):
+            venv.step(actions)
+        assert venv.step(all_do(venv, [0]), [0])[0]["cow_2"].tolist() == [[2, 1]]
+
+
+def test_part_of_the_envs_can_be_stepped_and_reset(backend):
+    with ParallelVectorEnv([Herd] * 4, backend) as venv:
+        venv.reset(seed=[0, 10, 20, 30])
+        obs, rewards, _, _, infos = venv.step(all_do(venv, [2, 1]), [3, 1])
+        assert obs["cow_0"].tolist() == [[31, 1], [11, 1]]
+        assert (rewards["cow_1"].tolist(), infos["env_id"].tolist()) == ([3, 2], [3, 1])
+        obs, infos = venv.reset(id=[2, 3], seed=[40, 45])
+        assert obs["cow_2"].tolist() == [[41, 0], [46, 0]]
+        assert venv.get_env_attr("t") == [0, 1, 0, 0]
+        assert venv.call("_see", "cow_0", id=[1])[0].tolist() == [11, 1]
+
+
+def test_seeds_and_options_reach_the_envs(backend):
+    with ParallelVectorEnv([Zoo] * 3, backend) as venv:
+        assert venv.seed(4) == [4, 5, 6]
+        assert venv.get_env_attr("seed_used") == [4, 5, 6]
+        samples = [venv.action_space("ant").sample() for _ in range(20)]
+        assert venv.reset(options={"t": 3}, id=[1])[0]["ant"].tolist() == [[6, 3]]
+        assert venv.reset(seed=[None, 9, 1])[0]["ant"][:, 0].tolist() == [5, 9, 1]
+        venv.seed(4)
+        assert samples == [venv.action_space("ant").sample() for _ in range(20)]
+
+
+def test_with_wait_num_rows_come_as_envs_finish():
+    with ParallelVectorEnv([Herd] * 4, "shmem", wait_num=2) as venv:
+        obs, infos = venv.reset(seed=[0, 10, 20, 30])
+        ids, counts = infos["env_id"], np.zeros(4, int)
+        for _ in range(30):
+            obs, _, _, _, infos = venv.step(all_do(venv, np.zeros(len(ids), int)), ids)
+            ids = infos["env_id"]
+            assert len(ids) >= 2
+            assert all(obs["cow_2"][row, 0] % 10 >= 1 for row in range(len(ids)))
+            counts[ids] += 1
+        venv.send(all_do(venv, np.zeros(len(ids), int)), ids)
+        with pytest.raises(RuntimeError, match="still stepping"):
+            venv.send(all_do(venv, np.zeros(len(ids), int)), ids)
+        assert len(venv.step(None)[4]["env_id"]) >= 2
+        assert counts.min() > 0
+
+
+def test_what_was_returned_does_not_change_later(backend):
+    with ParallelVectorEnv([Herd] * 2, backend) as venv:
+        obs, infos = venv.reset(seed=0)
+        kept = [*obs.values(), *infos["alive"].values(), *infos["action_mask"].values()]
+        before = [array.copy() for array in kept]
+        for _ in range(5):
+            venv.step(all_do(venv, [1, 1]))
+        assert all(np.array_equal(a, b) for a, b in zip(kept, before, strict=True))
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_failure_of_an_env_loses_no_result_of_the_others(backend, mode):
+    with ParallelVectorEnv([Zoo, lambda: Zoo(raises_at=2), Zoo], backend, autoreset_mode=mode) as venv:
+        venv.reset(seed=0)
+        acts = batches(venv, 3, 3)
+        venv.step(acts[0])
+        with pytest.raises(ValueError, match="the zoo is closed") as caught:
+            venv.step(acts[1])
+        partial = caught.value.partial
+        assert partial.env_id.tolist() == [0, 2]
+        assert partial.obs["dog"].tolist() == [2, 4]
+        assert partial.info["alive"]["dog"].tolist() == [True, True]
+        with pytest.raises(RuntimeError, match=r"env 1 .*reset\(id=\[1\]\)"):
+            venv.step(acts[2])
+        venv.reset(id=[1])
+        assert venv.step(acts[2])[4]["active"]["dog"].tolist() == [True, False, True]
+
+
+def test_with_restarts_a_failed_env_ends_its_episode_truncated(backend):
+    with ParallelVectorEnv([Zoo, lambda: Zoo(raises_at=2)], backend, on_error="restart") as venv:
+        venv.reset(seed=0)
+        acts = batches(venv, 2, 3)
+        venv.step(acts[0])
+        _, rewards, terminations, truncations, infos = venv.step(acts[1])
+        assert {agent: batch[1] for agent, batch in truncations.items()} == {
+            "cat": True,
+            "ant": True,
+            "bee": True,
+            "dog": False,
+        }
+        assert not any(batch[1] for part in (terminations, rewards, infos["alive"]) for batch in part.values())
+        assert infos["done"].tolist() == [False, True]
+        assert infos["info"][1]["restarted"]
+        assert venv.step(acts[2])[4]["alive"]["ant"].tolist() == [False, True]  # began again
+
+
+def test_a_failing_reset_in_same_step_mode_does_not_lose_the_step(backend):
+    class NeverAgain(Herd):
+        def reset(self, seed=None, options=None):
+            if getattr(self, "t", 0):
+                raise OSError("no second time")
+            return super().reset(seed, options)
+
+    with ParallelVectorEnv([Herd, NeverAgain], backend, autoreset_mode="SameStep") as venv:
+        venv.reset(seed=0)
+        for _ in range(3):
+            venv.step(all_do(venv, [0, 0]))
+        with pytest.raises(OSError, match="no second time") as caught:
+            venv.step(all_do(venv, [0, 0]))
+        partial = caught.value.partial
+        assert partial.rew["cow_2"].tolist() == [1, 1]
+        assert partial.info["done"].tolist() == [True, True]
+        assert venv.reset(id=[0])[0]["cow_0"].shape == (1, 2)
+
+
+def test_dead_agents_need_no_actions_and_what_is_given_is_ignored(backend):
+    with ParallelVectorEnv([Herd] * 2, backend) as venv:
+        venv.reset(seed=0)
+        for _ in range(2):
+            venv.step(all_do(venv, [0, 0]))
+        _, rewards, _, _, infos = venv.step({"cow_1": [2, 2], "cow_2": [1, 1]})
+        assert not infos["active"]["cow_0"].any()
+        assert (rewards["cow_0"].tolist(), rewards["cow_1"].tolist()) == ([0, 0], [3, 3])
+        assert venv.step({"cow_0": [7, 7], "cow_2": [1, 1]})[4]["done"].all()
+        assert venv.step({})[4]["alive"]["cow_0"].all()  # the step in which they are reset
+
+
+def test_possible_agents_can_be_given_where_the_env_has_none(backend):
+    with ParallelVectorEnv([Nameless] * 2, backend, possible_agents=["cow_2", "cow_0", "cow_1"]) as venv:
+        assert list(venv.reset(seed=0)[0]) == ["cow_2", "cow_0", "cow_1"]
+
+
+def test_agents_may_be_named_by_anything_hashable(backend):
+    class Numbered(Herd):
+        possible_agents = [("cow", 1), 7]
+        _obs = dict.fromkeys(possible_agents, Herd._obs["cow_0"])
+        _act = dict.fromkeys(possible_agents, Herd._act["cow_0"])
+
+        def step(self, actions):
+            self.t += 1
+            flags = dict.fromkeys(self.agents, False)
+            return {a: self._see(a) for a in self.agents}, {a: float(actions[a]) for a in self.agents}, flags, flags, {}
+
+    with ParallelVectorEnv([Numbered], backend) as venv:
+        venv.reset(seed=0)
+        assert venv.step({7: [2], ("cow", 1): [1]})[1] == {("cow", 1): [1.0], 7: [2.0]}
+
+
+def test_before_the_first_reset_and_after_close_nothing_can_be_stepped(backend):
+    venv = ParallelVectorEnv([Herd] * 2, backend)
+    with pytest.raises(RuntimeError, match=r"env 0 was not reset yet.*reset\(id=\[0\]\)"):
+        venv.step(all_do(venv, [0, 0]))
+    assert (len(venv), venv.is_closed) == (2, False)
+    assert repr(venv).startswith("ParallelVectorEnv(3 agents")
+    venv.close()
+    venv.close()
+    for call in (venv.reset, venv.recv, venv.seed, lambda: venv.step({})):
+        with pytest.raises(ClosedError, match="ParallelVectorEnv cannot be called after close"):
+            call()
+
+
+def test_frames_come_from_every_env(backend):
+    with ParallelVectorEnv([Zoo] * 2, backend) as venv:
+        venv.reset(options={"t": 2})
+        assert venv.render_mode == "rgb_array"
+        assert [frame.max() for frame in venv.render()] == [2, 2]
+
+
+def test_a_vector_env_class_is_a_backend_too():
+    with ParallelVectorEnv([Herd] * 2, ShmemVectorEnv, num_workers=1) as venv:
+        assert type(venv.venv) is ShmemVectorEnv
+        assert venv.reset(seed=0)[0]["cow_0"].shape == (2, 2)

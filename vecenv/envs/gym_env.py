@@ -1,0 +1,214 @@
+"""GymEnv: a gymnasium env by its name, with repeated actions and observations in pixels on request."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator
+
+
+class _AvailableEnvs:
+    """A property of the class: the ids change while modules register envs."""
+
+    def __get__(self, env: Any, cls: Any) -> list[str]:
+        return sorted(gymnasium.registry)
+
+
+class GymEnv(gymnasium.Wrapper):
+    """A gymnasium env made by its name (arguments of torchrl's GymEnv). It is a `gymnasium.Env` as any other.
+
+    Observations in pixels are a dict with the key `pixels`, uint8 (height, width, 3). An env that observes pictures by
+    itself, such as Atari's, has them under that key too; all other observations stay as they are.
+
+    Arguments:
+        env_name: the id of a registered env, `module:id` to import `module` first, or an env. Envs in `ALE/` are found
+            without an import.
+        frame_skip: give each action to the env this many times: the rewards are summed, the observation and info are
+            the last, and the end of the episode ends it. An env that takes `frameskip` itself (Atari) is made with
+            it, and skips no second time. None leaves the env as it is.
+        from_pixels: observe what `render` returns; the env is made with `render_mode="rgb_array"`.
+        pixels_only: with `from_pixels`, drop the env's own observation. False keeps it beside, as `observation` or
+            under the keys of its Dict.
+        render_kwargs: arguments for the env's own `render` when it is observed. Most envs take width and height when
+            they are made instead: pass those in `kwargs`.
+        kwargs: for `gymnasium.make`.
+
+    Attributes: `frame_skip` (int), `from_pixels` (also True where the env observes pictures by itself), `pixels_only`.
+    `GymEnv.available_envs` lists the ids that are registered now.
+
+    Raises ValueError for a `frame_skip` that is no positive integer or contradicts that of a given env, and where
+    nothing can be rendered; TypeError for what is neither name nor env; ImportError for an Atari env without ale-py.
+
+    >>> env = GymEnv("Pendulum-v1", frame_skip=4)
+    >>> obs, info = env.reset(seed=0)
+    >>> obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
+    >>> obs.shape, env.frame_skip, "CartPole-v1" in GymEnv.available_envs
+    ((3,), 4, True)
+    """
+
+    available_envs = _AvailableEnvs()
+
+    def __init__(
+        self,
+        env_name: str | gymnasium.Env[Any, Any],
+        *,
+        frame_skip: int | None = None,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        render_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.frame_skip = 1 if frame_skip is None else _check_frame_skip(frame_skip)
+        self.from_pixels, self.pixels_only = from_pixels, pixels_only
+        self._render_kwargs = dict(render_kwargs or {})
+        if isinstance(env_name, str):
+            if from_pixels:
+                kwargs.setdefault("render_mode", "rgb_array")
+            env, skips = _make(env_name, frame_skip, kwargs)
+        elif isinstance(env_name, gymnasium.Env):
+            if kwargs:
+                raise TypeError(
+                    f"{sorted(kwargs)} are arguments for gymnasium.make; the env given has been made already"
+                )
+            env, skips = env_name, _skips(env_name, frame_skip)
+        else:
+            raise TypeError(f"env_name must be the id of an env or an env, got {env_name!r}")
+        super().__init__(env)
+        self._repeats = 1 if skips else self.frame_skip
+        try:
+            self._observes(env.observation_space)
+        except BaseException:
+            if env is not env_name:
+                env.close()
+            raise
+
+    def _observes(self, own: Any) -> None:
+        """Settle what is observed, given the env's own space."""
+        self._is_picture = _is_picture(own)
+        self._renders = False
+        if self._is_picture:
+            self.from_pixels = True
+            self.observation_space = spaces.Dict({"pixels": own})
+        elif isinstance(own, spaces.Dict) and "pixels" in own.spaces:
+            self.from_pixels = True
+        elif self.from_pixels:
+            if self.env.render_mode != "rgb_array":
+                raise ValueError(f'from_pixels needs an env with render_mode="rgb_array", got {self.env.render_mode!r}')
+            self._renders = True
+            self.env.reset()  # most envs have nothing to show before
+            frame = self._frame()
+            parts = {} if self.pixels_only else own.spaces if isinstance(own, spaces.Dict) else {"observation": own}
+            self.observation_space = spaces.Dict({**parts, "pixels": spaces.Box(0, 255, frame.shape, np.uint8)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode: (obs, info)."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._observation(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Give the action to the env, `frame_skip` times or until the episode ends."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        for _ in range(self._repeats - 1):
+            if terminated or truncated:
+                break
+            obs, more, terminated, truncated, info = self.env.step(action)
+            reward = reward + more  # type: ignore[operator]
+        return self._observation(obs), reward, terminated, truncated, info
+
+    def _observation(self, obs: Any) -> Any:
+        if self._is_picture:
+            return {"pixels": obs}
+        if not self._renders:
+            return obs
+        own = {} if self.pixels_only else obs if isinstance(obs, dict) else {"observation": obs}
+        return {**own, "pixels": self._frame()}
+
+    def _frame(self) -> np.ndarray:
+        """What the env shows now, uint8 (height, width, 3), the caller's to keep."""
+        if not self._render_kwargs:
+            frame: Any = self.env.render()
+        else:
+            try:
+                frame = self.env.unwrapped.render(**self._render_kwargs)
+            except TypeError as error:
+                raise TypeError(
+                    f"render() of {self.env} was called with render_kwargs={self._render_kwargs}: {error}; sizes are "
+                    "often arguments of the constructor: GymEnv(name, width=..., height=...)"
+                ) from error
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
+            raise ValueError(
+                "from_pixels needs frames that are uint8 arrays (height, width, 3), "
+                f"render() of {self.env} returned {_described(frame)}"
+            )
+        return frame.copy(order="C")
+
+
+def _check_frame_skip(frame_skip: Any) -> int:
+    if isinstance(frame_skip, (bool, np.bool_)) or not isinstance(frame_skip, (int, np.integer)) or frame_skip < 1:
+        raise ValueError(f"frame_skip must be a positive integer or None, got {frame_skip!r}")
+    return int(frame_skip)
+
+
+def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], bool]:
+    """The env, and whether it skips frames by itself."""
+    module, _, env_id = name.rpartition(":")
+    if not module and env_id.startswith("ALE/") and env_id not in gymnasium.registry:
+        module = "ale_py"
+    if module:
+        _import_module(module, name)
+    skips = frame_skip is not None and _takes_frameskip(env_id)
+    if skips and kwargs.setdefault("frameskip", frame_skip) != frame_skip:
+        raise ValueError(f"frame_skip={frame_skip} contradicts frameskip={kwargs['frameskip']!r}; pass frame_skip only")
+    return gymnasium.make(env_id, **kwargs), skips
+
+
+def _import_module(module: str, name: str) -> None:
+    """Import what registers the env `name`."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "ale_py":
+            raise
+        raise ImportError(f"{name} needs ale-py: pip install 'vecenv[atari]'") from error
+
+
+def _takes_frameskip(env_id: str) -> bool:
+    """Whether the constructor of the env has an argument `frameskip`."""
+    try:
+        entry_point = gymnasium.spec(env_id).entry_point
+    except gymnasium.error.Error:  # not a full id: gymnasium.make knows what to do, or to say
+        return False
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    return creator is not None and "frameskip" in inspect.signature(creator).parameters
+
+
+def _skips(env: gymnasium.Env[Any, Any], frame_skip: int | None) -> bool:
+    """Whether the env was made so that it skips as many frames by itself; ValueError if it skips others."""
+    own = 1 if env.spec is None else env.spec.kwargs.get("frameskip", 1)
+    if frame_skip in (None, own):
+        return True
+    if own != 1:
+        raise ValueError(f"frame_skip={frame_skip}, but the env given skips frames by itself: frameskip={own}")
+    return False
+
+
+def _is_picture(space: Any) -> bool:
+    """Whether an observation is a picture in colour (the rule of torchrl)."""
+    return (
+        isinstance(space, spaces.Box)
+        and len(space.shape) == 3
+        and space.shape[-1] == 3
+        and space.dtype == np.uint8
+        and bool((space.low == 0).all() and (space.high == 255).all())
+    )
+
+
+def _described(frame: Any) -> str:
+    if isinstance(frame, np.ndarray):
+        return f"{frame.dtype} {frame.shape}"
+    return "None" if frame is None else f"a {type(frame).__name__}"

@@ -1,0 +1,1 @@
+"""Other vector APIs over the engine: the only files that speak them."""

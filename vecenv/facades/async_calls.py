@@ -1,0 +1,143 @@
+"""AsyncCalls: the part of a gymnasium VectorEnv that is not about stepping: its one pending call, attributes, close."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import Any
+
+import numpy as np
+from gymnasium import logger
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import VectorEnv
+
+from vecenv.facades.engine import wait_for_all
+
+RESET, STEP, CALL = "reset", "step", "call"
+
+
+class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
+    """Used through GymnasiumVectorEnv only.
+
+    At most one call is pending: `x_async` was called and `x_wait` not yet, or it timed out. Anything else is refused
+    until then, with the errors of gymnasium's AsyncVectorEnv.
+    """
+
+    venv: Any
+    _pending: str | None
+    """The call that waits for its `x_wait`: "reset", "step" or "call"."""
+    _called: tuple[Any, ...] | Exception
+    """What the pending `call_async` returned or raised."""
+    _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
+
+    # The pending call.
+
+    def _begin(self, name: str) -> None:
+        """`name` is about to do something: is that possible now?"""
+        if self.closed:
+            raise self._closed_error()
+        if self._pending is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
+            )
+
+    def _expect(self, call: str) -> None:
+        """`{call}_wait` was called: is there something to wait for?"""
+        if self.closed:
+            raise self._closed_error()
+        if self._pending != call:
+            raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
+
+    def _await(self, call: str, deadline: float | None) -> None:
+        """Wait for the engine until the deadline (of time.monotonic); then the call is still pending."""
+        if deadline is not None and not wait_for_all(self.venv, deadline - time.monotonic()):
+            raise multiprocessing.TimeoutError(
+                f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
+            )
+
+    def _closed_error(self) -> ClosedEnvironmentError:
+        return ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+    # Attributes and methods of the envs.
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call the method `name` of every env, found through wrappers; what is not a method is returned.
+
+        ValueError for `reset`, `step` and `close`, which have methods of their own; AttributeError, with the env named,
+        for an unknown name. To call some of the envs: `.venv.call(name, ..., id=ids)`.
+        """
+        self._begin("call_async")
+        self._check_callable(name)
+        return tuple(self.venv.call(name, *args, **kwargs))
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """The first half of `call`. It returns when the envs have answered; `call_wait` has the answers."""
+        self._begin("call_async")
+        self._check_callable(name)
+        try:
+            self._called = tuple(self.venv.call(name, *args, **kwargs))
+        except Exception as error:
+            self._called = error
+        self._pending = CALL
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """The second half of `call`: the answers, or the exception of an env."""
+        self._expect(CALL)
+        self._pending, called = None, self._called
+        self._called = ()
+        if isinstance(called, Exception):
+            raise called
+        return called
+
+    def _check_callable(self, name: str) -> None:
+        if name in self._refused_calls:
+            raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute `name` of every env; a method is called (as in gymnasium)."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env: a list or tuple has one value for each, anything else is the value of all.
+
+        ValueError if there are not as many values as envs, before anything is set.
+        """
+        self._begin("set_attr")
+        if not isinstance(values, (list, tuple)):
+            self.venv.set_env_attr(name, values)
+            return
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        for i, value in enumerate(values):
+            self.venv.set_env_attr(name, value, id=i)
+
+    def render(self) -> tuple[Any, ...]:
+        """The frame of every env."""
+        self._begin("render")
+        return tuple(self.venv.render())
+
+    @property
+    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
+        """The seed of the generator of every env."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]  # as in gymnasium's own classes: it cannot be set
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """The generator of every env; copies, if the envs live in other processes."""
+        return self.get_attr("np_random")
+
+    # The end.
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and the engine, by force after five seconds; what `close` calls.
+
+        A call that is still pending is waited for `timeout` seconds first, with a warning; not at all with `terminate`.
+        """
+        if self._pending is not None and not self.venv.is_closed:
+            logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
+            if timeout is not None and not terminate:
+                wait_for_all(self.venv, timeout)
+        self.venv.close()

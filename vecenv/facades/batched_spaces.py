@@ -1,0 +1,161 @@
+"""Batched spaces: what gymnasium calls the spaces of a vector env, and the data that belongs to them.
+
+Whatever is not an array goes through gymnasium's own functions (`batch_space`, `iterate`, `create_empty_array`,
+`concatenate`), because users register their spaces with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import (
+    batch_differing_spaces,
+    batch_space,
+    concatenate,
+    create_empty_array,
+    iterate,
+)
+
+from vecenv import nest
+
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def check_observation_mode(mode: Any) -> None:
+    """ValueError or TypeError if `mode` is not "same", "different" or a pair of spaces."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                "Expected both elements of observation_mode to be Spaces, (batched space, single space), "
+                f"got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif not isinstance(mode, str) or mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+def observation_spaces(mode: Any, found: Sequence[Any]) -> tuple[Any, Any]:
+    """(batched, single) observation space of envs with the spaces `found`; RuntimeError if `mode` does not fit them."""
+    _check_present("observation_space", found)
+    first = found[0]
+    if mode == "same":
+        for i, space in enumerate(found):
+            if space != first:
+                raise RuntimeError(
+                    "observation_mode='same' however some of the sub-environments observation spaces are not "
+                    f"equivalent. Env {i} has {space}, env 0 has {first}. If this is intentional, use "
+                    "`observation_mode='different'` instead."
+                )
+        return batch_space(first, len(found)), first
+    single = mode[1] if isinstance(mode, tuple) else first
+    for i, space in enumerate(found):
+        if not is_space_dtype_shape_equiv(space, single):
+            raise RuntimeError(
+                "observation_mode='different' or custom space however the sub-environments observation spaces do not "
+                f"share a common shape and dtype. Env {i} has {space}, expected the like of {single}."
+            )
+    return (mode[0] if isinstance(mode, tuple) else batch_differing_spaces(found)), single
+
+
+def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
+    """(batched, single) action space of envs with the spaces `found`; RuntimeError if they differ."""
+    _check_present("action_space", found)
+    for i, space in enumerate(found):
+        if space != found[0]:
+            raise RuntimeError(
+                f"Some environments have an action space different from `{found[0]}`: env {i} has `{space}`. "
+                "In order to batch actions, the action spaces from all environments must be equal."
+            )
+    return batch_space(found[0], len(found)), found[0]
+
+
+def _check_present(name: str, found: Sequence[Any]) -> None:
+    for i, space in enumerate(found):
+        if not isinstance(space, Space):
+            raise TypeError(f"env {i} has the {name} {space!r}; gymnasium's VectorEnv needs a gymnasium Space")
+
+
+def is_array_space(space: Any) -> bool:
+    """Whether gymnasium, too, makes one array of a batch: a user may have registered other functions for the space."""
+    return isinstance(space, _ARRAYS) and _is_joined_by_gymnasium(space)
+
+
+def is_tree_of_arrays(space: Any) -> bool:
+    """Whether the batch of a space is an array, or a dict or tuple of such."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)) and _is_joined_by_gymnasium(space):
+        children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return all(is_tree_of_arrays(child) for child in children)
+    return is_array_space(space)
+
+
+def _is_joined_by_gymnasium(space: Any) -> bool:
+    return _is_gymnasiums(concatenate, space) and _is_gymnasiums(create_empty_array, space)
+
+
+def _is_gymnasiums(function: Any, space: Any) -> bool:
+    return bool(function.dispatch(type(space)).__module__ == function.__module__)
+
+
+class ActionSplitter:
+    """Turns the actions of a call into what the engine takes: one array, or a list of one action an env."""
+
+    def __init__(self, batched: Any, single: Any) -> None:
+        self._batched = batched
+        self._is_array = is_array_space(single) and _is_gymnasiums(iterate, batched)
+        self._is_dict = isinstance(single, spaces.Dict)
+
+    def split(self, actions: Any) -> Any:
+        """`actions` as an array or a list; TypeError for what cannot be taken apart. The engine counts them."""
+        if self._is_array:
+            if actions.__class__ is np.ndarray and actions.ndim:
+                return actions
+            return actions if hasattr(actions, "__len__") and getattr(actions, "ndim", True) else _listed(actions)
+        if self._is_dict and isinstance(actions, (list, tuple)):
+            return list(actions)
+        return list(iterate(self._batched, _on_host(actions)))
+
+
+def _listed(actions: Any) -> list[Any]:
+    try:
+        return list(actions)
+    except TypeError:
+        raise TypeError(f"Unable to iterate over the following elements: {actions}; pass one action an env") from None
+
+
+def _on_host(tree: Any) -> Any:
+    """The same dicts and tuples with tensors, of whatever device, as arrays."""
+    if isinstance(tree, Mapping):
+        return {key: _on_host(child) for key, child in tree.items()}
+    if tree.__class__ is tuple:
+        return tuple(_on_host(child) for child in tree)
+    if hasattr(tree, "detach"):
+        return tree.detach().cpu().numpy()
+    return tree
+
+
+class ObservationJoiner:
+    """Turns a batch of the engine into one of the single observation space, the way gymnasium joins observations.
+
+    With `reuse`, what is not an array of the engine is written to the same arrays every time.
+    """
+
+    def __init__(self, single: Any, n: int, reuse: bool) -> None:
+        self._single, self._n = single, n
+        self._is_tree = is_tree_of_arrays(single)
+        self._reused = create_empty_array(single, n=n, fn=np.zeros) if reuse and not self._is_tree else None
+
+    def join(self, obs: Any) -> Any:
+        """The batch as it is where it is a tree of arrays, else `concatenate` of the envs' observations."""
+        if self._is_tree:
+            return obs
+        rows = [nest.take(obs, i) for i in range(self._n)]
+        out: Any = self._reused
+        if out is None:
+            out = create_empty_array(self._single, n=self._n, fn=np.zeros)
+        return concatenate(self._single, rows, out)

@@ -1,0 +1,114 @@
+"""From gymnasium: a `gymnasium.vector.VectorEnv` with the methods by which SB3VecEnv drives a vector env of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from vecenv import nest
+from vecenv.ids import as_ids
+from vecenv.results import Step
+
+_FINAL = ("final_obs", "final_info")
+
+
+class SameStepEnvs:
+    """Steps without autoreset and resets by id, on a VectorEnv that resets within the step (SAME_STEP mode).
+
+    `step` returns the last observations of episodes that ended; the first ones of the next episodes, which the
+    VectorEnv has made already, are what `reset` of these envs then returns. So the ids of a reset must be all envs, or
+    those whose episodes ended in the step before. Attributes can only be had of all envs at once.
+
+    Raises ValueError for a VectorEnv in another mode.
+    """
+
+    waiting_id = ()
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        mode = envs.metadata.get("autoreset_mode")
+        if mode is not AutoresetMode.SAME_STEP:
+            raise ValueError(
+                f"{envs} has autoreset_mode={mode}, and SB3 resets within the step: make it with SAME_STEP, "
+                "or pass its env_fns to ShmemVectorEnv"
+            )
+        self.envs: Any = envs
+        n = self.env_num = envs.num_envs
+        self.observation_space, self.action_space = [envs.single_observation_space] * n, [envs.single_action_space] * n
+        self.metadata = [envs.metadata] * n
+        self._begun: tuple[Any, list[dict[str, Any]]] = (None, [{}] * n)
+
+    def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
+        """All envs; or those whose episodes ended in the last step, whose new ones have begun."""
+        if id is None:
+            obs, infos = self.envs.reset(**kwargs)
+            return nest.map(np.array, obs), nest.object_array(split_infos(infos, self.env_num))
+        if kwargs:
+            raise ValueError(f"{self.envs} resets within the step: {sorted(kwargs)} must be the same for all envs")
+        obs, infos = self._begun
+        ids = as_ids(id, self.env_num)
+        return nest.take(obs, ids), nest.object_array([infos[i] for i in ids])
+
+    def step(self, action: Any) -> Step:
+        """Step all envs."""
+        obs, rew, terminated, truncated, infos = self.envs.step(action)
+        obs, done = nest.map(np.array, obs), np.flatnonzero(terminated | truncated)
+        rows = split_infos({key: value for key, value in infos.items() if key.lstrip("_") not in _FINAL}, self.env_num)
+        if done.size:
+            self._begun = nest.map(np.copy, obs), list(rows)
+            # Some VectorEnvs (Atari's) keep no info of the last step apart.
+            ends = split_infos(infos["final_info"], self.env_num) if "final_info" in infos else [*map(dict, rows)]
+            for i in done.tolist():
+                nest.put(obs, i, infos["final_obs"][i])
+                rows[i] = ends[i]
+        flags = np.array(terminated, dtype=np.bool_), np.array(truncated, dtype=np.bool_)
+        return obs, np.array(rew, dtype=np.float64), *flags, nest.object_array(rows)
+
+    def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
+        """The attribute of each env, or that of the VectorEnv if it does not tell its envs apart."""
+        if hasattr(self.envs, "get_attr"):
+            values = self.envs.get_attr(key)
+        else:
+            values = [getattr(self.envs, key)] * self.env_num
+        return [values[i] for i in (range(self.env_num) if id is None else as_ids(id, self.env_num))]
+
+    def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
+        """Set the attribute in all envs."""
+        self._check_all(id)
+        self.envs.set_attr(key, [value] * self.env_num)
+
+    def call(self, name: str, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
+        """Call the method of all envs."""
+        self._check_all(id)
+        return list(self.envs.call(name, *args, **kwargs))
+
+    def render(self) -> list[Any]:
+        """The frame of each env."""
+        return list(self.envs.render())
+
+    def close(self) -> None:
+        """Close the VectorEnv."""
+        self.envs.close()
+
+    def _check_all(self, id: Any) -> None:
+        if id is not None and len(as_ids(id, self.env_num)) < self.env_num:
+            raise ValueError(f"{self.envs} can be asked for all its envs only, got {id}")
+
+
+def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """gymnasium's dict of arrays, with a mask `_key` for each `key`, as a dict for each of `n` envs.
+
+    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
+    [{'a': np.int64(1)}, {}]
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    for key, value in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
+        mask = infos.get(f"_{key}")
+        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
+            rows[i][key] = values[i]
+    return rows

@@ -1,0 +1,95 @@
+"""make_vec: a gymnasium VectorEnv of ours from the id of an environment.
+
+Also reachable by `gym.make_vec` and whatever calls it, through the `vector_entry_point` of a spec, a string that names
+this module and the id:
+
+    gym.register("My-v0", entry_point="my_package:MyEnv", vector_entry_point="vecenv.facades.make_vec:My-v0")
+    envs = gym.make_vec("My-v0", num_envs=8, backend="subproc")
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
+from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
+
+BACKENDS: dict[str, Callable[..., GymnasiumVectorEnv]] = {
+    "dummy": SyncVectorEnv,
+    "subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
+    "shmem": AsyncVectorEnv,
+}
+MODE = "vector_entry_point"
+
+
+def make_vec(
+    id: str | EnvSpec,
+    num_envs: int = 1,
+    *,
+    backend: str = "shmem",
+    wrappers: Sequence[Callable[[Any], Any]] | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> GymnasiumVectorEnv:
+    """`num_envs` environments as one gymnasium VectorEnv, like `gym.make_vec`.
+
+    `id`: a registered id, "module:id" to import the module that registers it, or a spec; `envs.spec` makes the same
+    again. `backend`: "shmem", "subproc" or "dummy". `wrappers` are put around each environment. `vector_kwargs` go to
+    AsyncVectorEnv or, for "dummy", SyncVectorEnv, and `kwargs` to `gym.make`. ValueError for an unknown backend,
+    gymnasium's errors for an unknown id.
+
+    >>> envs = make_vec("CartPole-v1", 3, backend="dummy", vector_kwargs={"autoreset_mode": "SameStep"})
+    >>> envs
+    SyncVectorEnv(CartPole-v1, num_envs=3)
+    >>> envs.close()
+    """
+    spec = _find_spec(id)
+    kept, spec.kwargs = spec.kwargs, {}  # all of them are arguments of gym.make
+    kept.pop("vectorization_mode", None)
+    asked: dict[str, Any] = {
+        "num_envs": num_envs,
+        "backend": backend,
+        "wrappers": wrappers,
+        "vector_kwargs": vector_kwargs,
+    }
+    asked = {name: kept.pop(name, value) for name, value in asked.items()}
+    kwargs = {**kept, **kwargs}
+    if asked["backend"] not in BACKENDS:
+        raise ValueError(f"backend must be one of {list(BACKENDS)}, got {asked['backend']!r}")
+    env_fn = functools.partial(_make, copy.deepcopy(spec), asked["wrappers"] or (), kwargs)
+    envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["vector_kwargs"] or {}))
+    spec.kwargs = {**kwargs, **{name: value for name, value in asked.items() if value}, "vectorization_mode": MODE}
+    spec.vector_entry_point = f"{__name__}:{spec.id}"
+    envs.spec = spec
+    return envs
+
+
+def _find_spec(id: str | EnvSpec) -> EnvSpec:
+    """A copy of the spec."""
+    if isinstance(id, EnvSpec):
+        return copy.deepcopy(id)
+    module, _, name = id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return copy.deepcopy(gymnasium.spec(name))
+
+
+def _make(spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], kwargs: dict[str, Any]) -> Any:
+    env: Any = gymnasium.make(spec, **kwargs)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+def __getattr__(name: str) -> Any:
+    """The maker of the environment with this id: what a `vector_entry_point` finds."""
+    if name in gymnasium.registry:
+        return functools.partial(make_vec, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and no environment of this id is registered")

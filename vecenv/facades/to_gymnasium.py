@@ -1,0 +1,328 @@
+"""To gymnasium: vector envs as `gymnasium.vector.VectorEnv`, with autoreset, dicts of infos and the async calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode
+
+from vecenv import nest
+from vecenv.errors import Partial
+from vecenv.facades.async_calls import RESET, STEP, AsyncCalls
+from vecenv.facades.batched_spaces import (
+    ActionSplitter,
+    ObservationJoiner,
+    action_spaces,
+    check_observation_mode,
+    observation_spaces,
+)
+from vecenv.facades.engine import LatestObs, autoresets, check_engine, returns_views
+from vecenv.facades.episodes import Episodes
+from vecenv.facades.random_starts import spread_out
+from vecenv.facades.reset_options import as_seeds, split_options
+from vecenv.facades.vector_infos import add_final, engine_infos
+
+VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class _Ended(NamedTuple):
+    """What a step of SAME_STEP mode returned in which episodes ended, kept while envs are being reset."""
+
+    obs: Any
+    rew: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    info: np.ndarray
+    final: dict[int, tuple[Any, dict[str, Any]]]
+    """The last observation and info of each env whose episode ended."""
+    left: list[int]
+    """Those of them that the step itself has not reset."""
+
+
+class GymnasiumVectorEnv(AsyncCalls):
+    """Any vector env of ours as a `gymnasium.vector.VectorEnv` (the contract of gymnasium 1.4's AsyncVectorEnv).
+
+        envs = GymnasiumVectorEnv(ShmemVectorEnv(env_fns, num_workers=4))
+        obs, infos = envs.reset(seed=42)
+        obs, rewards, terminations, truncations, infos = envs.step(actions)
+
+    Arguments:
+        venv: a BaseVectorEnv without `wait_num` and `timeout`, which is closed with this object. It stays reachable as
+            `.venv`, whose `step(actions, id=...)` steps some of the envs; whoever uses that resets them before `step`.
+        observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
+        autoreset_mode: an AutoresetMode or its value. NEXT_STEP resets an env whose episode is over in the round in
+            which the others step, SAME_STEP in that of its last step (with `seed_episodes` or a wrapper around the venv
+            in a second one); in DISABLED mode a step of such an env is a ResetNeeded.
+        copy: False passes on the views of a venv with copy=False: observations that are valid until the next call.
+        final_info_format: "list" gives `final_observation`, and in `final_info` an array of dicts, as gymnasium 0.29
+            did; for SAME_STEP mode.
+        seed_episodes: every reset gets a seed, those of autoreset too: `next_seed` of the one before in the same env.
+            `np_random_seed` tells it, so that any episode can be played again by itself.
+        random_initial_steps: after a full reset each env makes between 0 and so many random steps, so that their
+            episodes do not end together.
+
+    Guarantees: what is refused leaves every env untouched; returned arrays never change later (but see `copy`); no
+    value of an info is cast to a type that cannot hold it; a wait that timed out loses nothing and can be repeated; the
+    caller's `options` are not written to. Exceptions of an env arrive as the engine raises them, with the results of
+    the other envs in `error.partial`, and a reset of that env makes it usable again.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 3))
+    >>> obs, infos = envs.reset(seed=42)
+    >>> obs.shape, envs.action_space, envs.np_random_seed
+    ((3, 4), MultiDiscrete([2 2 2]), (42, 43, 44))
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        venv: Any,
+        *,
+        observation_mode: Any = "same",
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        copy: bool = True,
+        final_info_format: str = "dict",
+        seed_episodes: bool = False,
+        random_initial_steps: int = 0,
+    ) -> None:
+        check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
+        check_engine(venv)
+        self.venv, self.observation_mode, self.copy = venv, observation_mode, copy
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        n = self.num_envs = len(venv)
+        self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
+        self.render_mode = _render_mode(venv)
+        self.action_space, self.single_action_space = action_spaces(venv.action_space)
+        self.observation_space, self.single_observation_space = observation_spaces(
+            observation_mode, venv.observation_space
+        )
+        self._final_as_list = final_info_format == "list"
+        self._random_initial_steps = random_initial_steps
+        self._actions = ActionSplitter(self.action_space, self.single_action_space)
+        self._obs = ObservationJoiner(self.single_observation_space, n, reuse=not copy)
+        self._latest = LatestObs(venv)
+        # The seed of an episode has to be sent before it is known whether one ends.
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._one_round = same_step and not seed_episodes and autoresets(venv)
+        self._has_views = returns_views(venv)
+        self._episodes = Episodes(n, seed_episodes)
+        self._ids = range(n)
+        self._resetting: Sequence[int] = ()
+        self._ended: _Ended | None = None
+        self._pending, self._called = None, ()
+
+    # Reset.
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]` (bool, (n,)); returns (obs, infos) of the whole batch.
+
+        `seed`: an int s gives env i the seed s + i, a list or array has one for each env (None for no seed). The other
+        options go to every env. TypeError and ValueError for bad arguments, before any env is touched.
+        """
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
+        """The first half of `reset`: check, start, return at once."""
+        self._begin("reset_async")
+        seeds = as_seeds(seed, self.num_envs)
+        mask, others = split_options(options, self.num_envs)
+        ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
+        seeding = self._episodes.seeds_for(ids, None if seeds is None else [seeds[i] for i in ids])
+        self._resetting = ids
+        self._send(RESET, None, list(ids), **seeding, **({} if others is None else {"options": others}))
+        self._episodes.begin(ids, seeding)
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """The second half of `reset`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
+
+        Random initial steps, if there are any, are made here and take their own time.
+        """
+        self._expect(RESET)
+        self._await(RESET, _deadline(timeout))
+        ids = self._resetting
+        obs, _, _, _, info = self._receive()
+        self._episodes.note(ids, False)
+        self._latest.note(ids, obs)
+        if self._random_initial_steps and len(ids) == self.num_envs:
+            seed, space = self._episodes.first_seed, self.single_action_space
+            spread_out(self.venv, space, self._random_initial_steps, seed, self._episodes, self._latest)
+        batch = self._latest.batch()
+        return self._obs.join(self._owned(batch)), engine_infos(info, ids, self.num_envs)
+
+    # Step.
+
+    def step(self, actions: Any) -> VectorStep:
+        """Step all envs; returns (obs, rewards, terminations, truncations, infos).
+
+        `actions` is a batch of the action space or a sequence of one action an env, of any array library. rewards:
+        float64 (n,); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """The first half of `step`: check, start, return at once."""
+        self._begin("step_async")
+        actions = self._actions.split(actions)
+        if not self._episodes.any_over:
+            self._send(STEP, actions, autoreset=self._one_round)
+            return
+        ids = np.flatnonzero(self._episodes.over).tolist()
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            raise ResetNeeded(
+                f"the episodes of envs {ids} are over: reset these envs before the next step, with "
+                "reset(options={'reset_mask': terminations | truncations}); autoreset_mode is DISABLED"
+            )
+        seeding = self._episodes.seeds_for(ids, None)
+        self._send(STEP, actions, self._episodes.over, autoreset=self._one_round, **seeding)
+        self._episodes.begin(ids, seeding)
+
+    def step_wait(self, timeout: float | None = None) -> VectorStep:
+        """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
+        self._expect(STEP)
+        deadline = _deadline(timeout)
+        if self._ended is None:
+            self._await(STEP, deadline)
+            obs, rew, terminated, truncated, info = self._receive()
+            if self._latest.is_kept:
+                self._latest.note(self._ids, obs)
+            self._episodes.over = terminated | truncated
+            if not self._episodes.any_over or self.autoreset_mode is not AutoresetMode.SAME_STEP:
+                return self._obs.join(obs), rew, terminated, truncated, engine_infos(info, self._ids, self.num_envs)
+            ended = self._end_episodes(obs, rew, terminated, truncated, info)
+            if not ended.left:
+                return self._with_final(ended)
+            self._ended = ended
+            self._reset_ended(ended.left)
+        self._await(STEP, deadline)
+        return self._with_final(self._receive_reset(self._ended))
+
+    # Episodes that end in SAME_STEP mode.
+
+    def _end_episodes(
+        self, obs: Any, rew: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: np.ndarray
+    ) -> _Ended:
+        final, left = {}, []
+        for i in np.flatnonzero(self._episodes.over).tolist():
+            if "final_obs" in info[i]:
+                final[i] = info[i].pop("final_obs"), info[i].pop("final_info")
+            else:
+                final[i] = _own_row(obs, i), {key: value for key, value in info[i].items() if key != "env_id"}
+                left.append(i)
+        begun = [i for i in final if i not in left]
+        self._episodes.note(begun, False)
+        self._episodes.begin(begun, {})
+        return _Ended(obs, rew, terminated, truncated, info, final, left)
+
+    def _reset_ended(self, ids: list[int]) -> None:
+        seeding = self._episodes.seeds_for(ids, None)
+        self._send(STEP, None, ids, **seeding)
+        self._episodes.begin(ids, seeding)
+
+    def _receive_reset(self, ended: _Ended) -> _Ended:
+        """Put the next episodes of the envs that were left into the results of the step."""
+        rows, _, _, _, reset_info = self._receive()
+        self._ended = None
+        self._latest.note(ended.left, rows)
+        self._episodes.note(ended.left, False)
+        nest.put(ended.obs, ended.left, rows)
+        for i, one in zip(ended.left, reset_info, strict=True):
+            ended.info[i] = one
+        return ended
+
+    def _with_final(self, ended: _Ended) -> VectorStep:
+        """The results of the step, with the last observations and infos of the episodes that it ended."""
+        infos = engine_infos(ended.info, self._ids, self.num_envs)
+        final_obs, final_info = zip(*ended.final.values(), strict=True)
+        add_final(infos, list(ended.final), final_obs, final_info, self.num_envs, as_list=self._final_as_list)
+        return self._obs.join(ended.obs), ended.rew, ended.terminated, ended.truncated, infos
+
+    # The engine.
+
+    def _send(self, call: str, actions: Any, reset: Any = None, **kwargs: Any) -> None:
+        """Start a round; the call is pending if anything was started, though it was interrupted."""
+        try:
+            self.venv.send(actions, reset=reset, **kwargs)
+        except BaseException as error:
+            if self._is_waiting():
+                self._pending = call
+            else:
+                self._give_up(error)
+            raise
+        self._pending = call
+
+    def _receive(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The results of the round; no call is pending any more, unless this was interrupted."""
+        try:
+            obs, rew, terminated, truncated, info = self.venv.recv()
+        except BaseException as error:
+            if not self._is_waiting():
+                self._give_up(error)
+            raise
+        self._pending = None
+        if self._has_views:
+            obs, rew, terminated, truncated = self._owned(obs), rew.copy(), terminated.copy(), truncated.copy()
+        return obs, rew, terminated, truncated, info
+
+    def _is_waiting(self) -> bool:
+        return not self.venv.is_closed and bool(self.venv.waiting_id)
+
+    def _give_up(self, error: BaseException) -> None:
+        """The round failed or was refused: what the envs that did not fail have returned is in the error."""
+        partial = getattr(error, "partial", None)
+        if isinstance(partial, Partial):
+            begun = np.array(["final_obs" in row for row in partial.info])
+            self._episodes.note(partial.env_id, (partial.terminated | partial.truncated) & ~begun)
+            self._latest.note(partial.env_id, partial.obs)
+        if self._ended is not None:  # the step itself went well
+            obs, rew, terminated, truncated, info = self._ended[:5]
+            error.partial = Partial(np.array(self._ids), obs, rew, terminated, truncated, info)  # type: ignore[attr-defined]
+        self._pending = self._ended = None
+
+    def _owned(self, obs: Any) -> Any:
+        return nest.map(np.copy, obs) if self.copy and self._has_views else obs
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _own_row(obs: Any, i: int) -> Any:
+    """The observation of one env, apart from the batch."""
+    return nest.map(lambda leaf: leaf[i].copy() if leaf.dtype != object else leaf[i], obs)
+
+
+def _render_mode(venv: Any) -> str | None:
+    try:
+        mode: str | None = venv.get_env_attr("render_mode", id=0)[0]
+    except AttributeError:
+        return None
+    return mode
+
+
+def check_arguments(
+    observation_mode: Any = "same",
+    autoreset_mode: Any = AutoresetMode.NEXT_STEP,
+    final_info_format: Any = "dict",
+    random_initial_steps: Any = 0,
+    **unchecked: Any,
+) -> None:
+    """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
+    check_observation_mode(observation_mode)
+    mode = AutoresetMode(autoreset_mode)
+    if final_info_format not in ("dict", "list"):
+        raise ValueError(f'final_info_format must be "dict" or "list", got {final_info_format!r}')
+    if final_info_format == "list" and mode is not AutoresetMode.SAME_STEP:
+        raise ValueError(
+            'final_info_format="list" is for code that expects the autoreset of gymnasium 0.29: '
+            f"pass autoreset_mode=AutoresetMode.SAME_STEP with it, got {mode}"
+        )
+    steps = random_initial_steps
+    if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
+        raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")

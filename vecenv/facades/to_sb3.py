@@ -1,0 +1,268 @@
+"""SB3VecEnv: a vector env as the VecEnv that the algorithms of Stable-Baselines3 train on."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+
+from vecenv import nest
+from vecenv.base import BaseVectorEnv
+from vecenv.facades.engine import autoresets
+from vecenv.facades.from_gymnasium import SameStepEnvs
+from vecenv.seeding import check_seed
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError as error:
+    raise ImportError("SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error
+
+
+class SB3VecEnv(VecEnv):
+    """Makes a vector env a Stable-Baselines3 `VecEnv`: algorithms, VecEnv wrappers and `evaluate_policy` take it.
+
+    Results are those of SB3's own DummyVecEnv on every backend, bit for bit: rewards float32 (n,), `dones` bool (n,),
+    infos a list of dicts with `TimeLimit.truncated`. An env whose episode ended is reset within the step: `infos[i]`
+    then has its last observation as `terminal_observation`, the returned row is the first of the next episode, and
+    `reset_infos[i]` belongs to that. `seed` and `set_options` are for the next `reset` only.
+
+    Arguments:
+        venv: a vector env in sync mode, with equal spaces in all envs, or a gymnasium `VectorEnv` whose
+            `autoreset_mode` is SAME_STEP. It is closed by `close`.
+
+    Guarantees: what is returned never changes later. A call while a step is pending, or with a wrong number of
+    actions, is refused before anything is sent. `reset` drops a pending step. When an env fails, its error is raised
+    (see `BaseVectorEnv`), and `reset` begins anew, with a new worker if need be.
+
+    Raises TypeError for anything else; ValueError for a vector env with `wait_num` or `timeout` or with envs whose
+    spaces differ, and for a VectorEnv in another mode; ImportError without SB3.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> env = SB3VecEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 2))
+    >>> env.seed(0)
+    [0, 1]
+    >>> env.reset().shape
+    (2, 4)
+    >>> obs, rewards, dones, infos = env.step(np.array([0, 1]))
+    >>> rewards, infos[0]
+    (array([1., 1.], dtype=float32), {'TimeLimit.truncated': False})
+    >>> env.close()
+    """
+
+    def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
+        self.venv: Any = SameStepEnvs(venv) if isinstance(venv, VectorEnv) else _checked(venv)
+        # A subclass or wrapper may change `step` alone, as those written for tianshou do: `send` and `recv` would
+        # pass it by.
+        self._has_own_step = type(self.venv).step is not BaseVectorEnv.step
+        self._one_round = not self._has_own_step and autoresets(self.venv)
+        self._actions: Any = None
+        self._pending = False
+        super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
+        self.metadata = dict(self.venv.metadata[0] or {})
+
+    # Stepping.
+
+    def reset(self) -> Any:
+        """Reset all envs, with what `seed` and `set_options` left for them; returns the observations."""
+        self._drop_pending()
+        seeds, options = self._seeds, self._options
+        if not any(options) or all(entry is options[0] for entry in options):
+            obs, infos = self.venv.reset(**_arguments(seeds, options[0]))
+        else:
+            rows = [self.venv.reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
+            obs = nest.stack([nest.take(row, 0) for row, _ in rows])
+            infos = np.concatenate([info for _, info in rows])
+        if isinstance(obs, np.ndarray) and isinstance(self.observation_space, (spaces.Dict, spaces.Tuple)):
+            raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
+        self.reset_infos = [_without_id(info) for info in infos]
+        self._reset_seeds()
+        self._reset_options()
+        return nest.map(_own, obs)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Start a step in all envs; RuntimeError if one is pending, ValueError for a wrong number of actions."""
+        self._check_idle()
+        if self._has_own_step:
+            self._actions = actions
+        else:
+            self.venv.send(actions, autoreset=self._one_round)
+        self._pending = True
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Wait for the step: (obs, rewards, dones, infos); RuntimeError if there is none."""
+        if not self._pending:
+            raise RuntimeError("step_wait() without step_async(): no step is pending")
+        self._pending = False
+        step = self.venv.step(self._actions) if self._has_own_step else self.venv.recv()
+        obs, rewards, terminated, truncated, raw_infos = step
+        if rewards.ndim != 1:
+            raise ValueError(f"SB3 needs one number as reward, the envs return vectors of shape {rewards.shape[1:]}")
+        dones = terminated | truncated
+        infos = raw_infos.tolist()
+        for info, cut_off in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            info.pop("env_id", None)
+            info["TimeLimit.truncated"] = cut_off
+        obs = nest.map(_own, obs)
+        if dones.any():
+            self._end_episodes(np.flatnonzero(dones), obs, infos)
+        return obs, rewards.astype(np.float32), dones, infos
+
+    def _end_episodes(self, ids: np.ndarray, obs: Any, infos: list[dict[str, Any]]) -> None:
+        """Put the last observations of these envs into `infos`; reset those that the step has not reset."""
+        left = []
+        for i in ids.tolist():
+            first = infos[i]
+            if "final_obs" not in first:
+                left.append(i)
+                continue
+            infos[i] = first.pop("final_info")
+            infos[i]["TimeLimit.truncated"] = first.pop("TimeLimit.truncated")
+            infos[i]["terminal_observation"] = first.pop("final_obs")
+            self.reset_infos[i] = first
+        if left:
+            self._begin_episodes(np.array(left), obs, infos)
+
+    def _begin_episodes(self, ids: np.ndarray, obs: Any, infos: list[dict[str, Any]]) -> None:
+        """Reset these envs: their last observations go into `infos`, the first ones into `obs`."""
+        last = nest.take(obs, ids)
+        first, reset_infos = self.venv.reset(ids)
+        nest.put(obs, ids, first)
+        for row, i in enumerate(ids.tolist()):
+            infos[i]["terminal_observation"] = nest.take(last, row)
+            self.reset_infos[i] = _without_id(reset_infos[row])
+
+    def _drop_pending(self) -> None:
+        """Wait for what is in flight, and forget it, whatever it is: a reset begins anew."""
+        self._pending = False
+        self._actions = None
+        if self.venv.waiting_id:
+            with suppress(Exception):
+                self.venv.recv()
+
+    def _check_idle(self) -> None:
+        if self._pending:
+            raise RuntimeError("a step is pending: call step_wait() first, or reset() to drop it")
+
+    def close(self) -> None:
+        """Close the vector env; a second call does nothing."""
+        self._pending = False
+        self.venv.close()
+
+    # Seeds and options, for the next reset.
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Seed env i with `seed + i` at the next reset, None: from a random base; returns the seeds."""
+        return super().seed(None if seed is None else check_seed(seed))
+
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        """Options of the next reset: one dict for all envs, or a list of one for each (they are reset in turn then)."""
+        if isinstance(options, (list, tuple)) and len(options) != self.num_envs:
+            raise ValueError(f"got {len(options)} options for {self.num_envs} envs; pass one dict, or one for each")
+        super().set_options(options)
+
+    # Attributes.
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The attribute of the envs `indices` (an int, several, negative ones from the end; default all)."""
+        ids = self._ids(indices)
+        return self.venv.get_env_attr(attr_name, ids) if ids else []
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set the attribute where `get_attr` finds it (SB3's own set it on the outermost wrapper)."""
+        if ids := self._ids(indices):
+            self.venv.set_env_attr(attr_name, value, ids)
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether every env or a wrapper around it has the attribute."""
+        self._check_idle()
+        return all(self.venv.call("has_wrapper_attr", attr_name))
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Call a method of the envs `indices`; what it returns, for each."""
+        ids = self._ids(indices)
+        if taken := {"id", "name"} & method_kwargs.keys():
+            raise TypeError(
+                f"env_method() cannot pass on keyword arguments named {sorted(taken)}; pass them by position"
+            )
+        return self.venv.call(method_name, *method_args, id=ids, **method_kwargs) if ids else []
+
+    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
+        """Whether a wrapper with the name of this class, or of a subclass of it, is around each of the envs."""
+        if not (ids := self._ids(indices)):
+            return []
+        names = {cls.__name__ for cls in _family(wrapper_class)}
+        # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
+        return [not names.isdisjoint(text.split("<")) for text in self.venv.call("__str__", id=ids)]
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """A frame of each env; a warning and None for each where `render_mode` is not "rgb_array"."""
+        self._check_idle()
+        if self.render_mode != "rgb_array":
+            warnings.warn(f'get_images() needs render_mode="rgb_array", it is {self.render_mode!r}', stacklevel=2)
+            return [None] * self.num_envs
+        return self.venv.render()
+
+    def _ids(self, indices: Any) -> list[int]:
+        """`indices` as env ids."""
+        self._check_idle()
+        if indices is None:
+            return list(range(self.num_envs))
+        chosen = [operator.index(i) for i in (indices if hasattr(indices, "__iter__") else [indices])]
+        for i in chosen:
+            if not -self.num_envs <= i < self.num_envs:
+                raise IndexError(f"env index {i} is out of range for {self.num_envs} envs")
+        return [i % self.num_envs for i in chosen]
+
+
+def _checked(venv: Any) -> BaseVectorEnv:
+    """The vector env, if SB3 can train on it."""
+    if not isinstance(venv, BaseVectorEnv):
+        raise TypeError(f"SB3VecEnv takes a vector env, such as ShmemVectorEnv(env_fns), got {type(venv).__name__}")
+    if venv.is_async:
+        raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
+    for name in ("observation_space", "action_space"):
+        found = getattr(venv, name)
+        for i, space in enumerate(found):
+            if space is None:
+                raise ValueError(f"SB3 needs an {name}, env {i} has none")
+            if space != found[0]:
+                raise ValueError(
+                    f"SB3 needs equal envs, but the {name} of env {i} is {space}, that of env 0 {found[0]}"
+                )
+    return venv
+
+
+def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a reset, less those that are not given."""
+    arguments: dict[str, Any] = {}
+    if any(seed is not None for seed in seeds):
+        arguments["seed"] = seeds
+    if options:
+        arguments["options"] = options
+    return arguments
+
+
+def _without_id(info: dict[str, Any]) -> dict[str, Any]:
+    """An info as the env gave it; the dict is ours."""
+    info.pop("env_id", None)
+    return info
+
+
+def _own(leaf: np.ndarray) -> np.ndarray:
+    """The array, copied if it is a view: with `copy=False` the next step writes over it."""
+    return leaf if leaf.flags.owndata else leaf.copy()
+
+
+def _family(cls: type[Any]) -> Iterator[type[Any]]:
+    """The class and all below it."""
+    yield cls
+    for child in cls.__subclasses__():
+        yield from _family(child)
