@@ -1,4 +1,4 @@
-"""The programs in examples/ and the Python blocks of the README run as they stand, without a warning."""
+"""The programs in examples/ and the Python blocks of the README and the docs run as they stand, without a warning."""
 
 import re
 import subprocess
@@ -9,7 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-README_BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S))
+]
 
 
 def run(*arguments: str, cwd: Path, program: str | None = None) -> str:
@@ -81,17 +86,17 @@ def test_every_example_has_a_test_and_is_short():
     assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
 
 
-def test_the_readme_has_python_blocks():
-    assert README_BLOCKS
+def test_the_pages_have_python_blocks():
+    assert {"README.md-0", "docs/migrate.md-0"} <= {block.id for block in BLOCKS}
 
 
-@pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
-def test_readme_block(block, tmp_path):
+@pytest.mark.parametrize("block", BLOCKS)
+def test_block(block, tmp_path):
     """From standard input, so that it also shows that no `__main__` file or guard is needed."""
     assert run("-", program=block, cwd=tmp_path) == ""
 
 
-@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/design.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]

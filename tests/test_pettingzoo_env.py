@@ -2,9 +2,7 @@
 
 import doctest
 import importlib
-import re
 import sys
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -47,17 +45,6 @@ def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
     with pytest.raises(ImportError, match=r"'classic/rps-v2'.*pip install -U 'vecenv\[pettingzoo\]'"):
         PettingZooEnv("classic/rps-v2")
-
-
-def test_the_programs_of_the_migration_guide_run():
-    page = (Path(__file__).parent.parent / "docs/migrate.md").read_text(encoding="utf-8")
-    section = page.partition("## From PettingZoo")[2].partition("\n## ")[0]
-    programs = re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
-    assert len(programs) == 2
-    for program in programs:
-        names: dict = {}
-        exec(program, names)
-        assert "rewards" in names
 
 
 @pytest.mark.parametrize("make", [Relay, herd_in_turns])
