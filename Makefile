@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# The tests wait more than they compute: several at a time.
+SIDE_BY_SIDE := -n 3 --dist worksteal
+
 # `make check` runs these, and `make test` everything.
 QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
@@ -17,10 +20,10 @@ demo: $(VENV)/.installed-demo  ## collect 50,000 steps of CartPole-v1 from 8 env
 	$(BIN)/python -m collector --env CartPole-v1 --num-envs 8 --steps 50000 --out data/cartpole --overwrite
 
 test: $(VENV)/.installed-dev  ## run the default tier of tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.installed-dev  ## run all tests, the slow ones too
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m ""
 
 check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -18,6 +19,10 @@ BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
 PROCESS_BACKENDS = BACKENDS[1:]
 PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
+
+# A folder for temporary files of its own: tests that count what is left there may run beside others.
+_temporary = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
+os.environ["TMPDIR"] = tempfile.tempdir = _temporary.name
 
 # Semaphores of this process and its workers get names of their own: other programs use /dev/shm as well.
 OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
