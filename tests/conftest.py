@@ -3,10 +3,12 @@
 import gc
 import multiprocessing
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import psutil
@@ -21,8 +23,9 @@ PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
 
 # A folder for temporary files of its own: tests that count what is left there may run beside others.
-_temporary = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
-os.environ["TMPDIR"] = tempfile.tempdir = _temporary.name
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
+# Removed after the folder in it that multiprocessing removes with priority -100.
+Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-200)
 
 # Semaphores of this process and its workers get names of their own: other programs use /dev/shm as well.
 OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
