@@ -81,6 +81,19 @@ def test_ppo_cleanrl(tmp_path):
     assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
 
 
+def test_dm_control_pixels(tmp_path):
+    """Where the machine has no OpenGL it ends with what to install."""
+    command = [sys.executable, "-W", "error", str(ROOT / "examples/dm_control_pixels.py"), "--fast"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        assert re.fullmatch(r"no pixels: .*apt-get install libegl1.*\n", done.stderr)
+    else:
+        assert re.fullmatch(
+            r"\d+ frames a second of uint8 \(48, 64, 3\), \d+\.\d% of the pixels changed\n", done.stdout
+        )
+        assert numbers(done.stdout)[-1] > 0
+
+
 def test_every_example_has_a_test_and_is_short():
     assert {f"test_{path.stem}" for path in EXAMPLES} <= set(globals())
     assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []

@@ -1,0 +1,204 @@
+"""AtariVectorEnv: ALE's vector env in the form that gymnasium promises, and its games in the other vector envs."""
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+
+from vecenv import AtariVectorEnv, GymEnv, ShmemVectorEnv
+
+SHORT = {"max_num_frames_per_episode": 40, "noop_max": 1}
+"""Episodes of ten steps."""
+
+
+@pytest.fixture
+def make():
+    """Makes envs that are closed after the test."""
+    made = []
+
+    def one(*arguments, **options):
+        made.append(AtariVectorEnv(*arguments, **options))
+        return made[-1]
+
+    yield one
+    for envs in made:
+        envs.close()
+
+
+def test_it_is_a_vector_env_of_gymnasium_with_the_roms_of_ale(make):
+    envs = make("breakout", 3)
+    assert isinstance(envs, gym.vector.VectorEnv)
+    obs, infos = envs.reset(seed=0)
+    assert envs.observation_space.contains(obs)
+    assert obs.shape == (3, 4, 84, 84)
+    assert infos["lives"].tolist() == [5, 5, 5]
+    assert infos["_lives"].tolist() == [True, True, True]
+    obs, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+    assert [part.dtype for part in (obs, rewards, terminations, truncations)] == [np.uint8, np.float64, bool, bool]
+    assert "final_obs" not in infos
+
+
+@pytest.mark.parametrize("name", ["ms_pacman", "MsPacman", "ALE/MsPacman-v5", "ALE/TicTacToe3D-v5"])
+def test_games_have_the_names_of_roms_and_of_envs(make, name):
+    assert make(name, 1).reset()[0].shape == (1, 4, 84, 84)
+
+
+def test_every_game_of_gymnasium_is_found():
+    from vecenv.envs.atari_env import _rom
+
+    ids = [name for name in gym.registry if name.startswith("ALE/")]
+    assert len(ids) > 100
+    assert len({_rom(name) for name in ids}) == len(ids)
+
+
+def test_it_gives_what_ale_gives(make):
+    envs, ale = make("pong", 2, **SHORT), AleVectorEnv("pong", 2, **SHORT)
+    np.testing.assert_array_equal(envs.reset(seed=4)[0], ale.reset(seed=4)[0])
+    for t in range(25):
+        ours, theirs = envs.step([t % 6, 0]), ale.step(np.array([t % 6, 0]))
+        for mine, original in zip(ours[:4], theirs[:4], strict=True):
+            np.testing.assert_array_equal(mine, original)
+        for key, column in theirs[4].items():
+            np.testing.assert_array_equal(ours[4][key], column)
+    ale.close()
+
+
+def test_its_metadata_is_its_own(make):
+    before = dict(gym.vector.VectorEnv.metadata)
+    modes = [make("pong", 1, autoreset_mode=mode).metadata["autoreset_mode"] for mode in ("NextStep", "SameStep")]
+    assert modes == [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+    assert gym.vector.VectorEnv.metadata == before
+
+
+def test_next_step_mode_resets_in_the_step_after_the_end(make):
+    envs = make("breakout", 2, **SHORT)
+    envs.reset(seed=0)
+    ends = [envs.step([0, 0]) for _ in range(10)][-1]
+    assert ends[3].tolist() == [True, True]
+    _, rewards, terminations, truncations, infos = envs.step([0, 0])
+    assert (rewards.tolist(), terminations.any(), truncations.any()) == ([0, 0], False, False)
+    assert infos["episode_frame_number"].tolist() == [1, 1]
+    assert "final_obs" not in infos
+
+
+def test_same_step_mode_gives_the_last_observation_in_the_form_of_gymnasium(make):
+    envs, plain = (make("breakout", 2, autoreset_mode=mode, **SHORT) for mode in (AutoresetMode.SAME_STEP, "NextStep"))
+    envs.reset(seed=0)
+    plain.reset(seed=0)
+    for _ in range(5):  # so that one of them ends before the other
+        envs.step([0, 0])
+        plain.step([0, 0])
+    mask = np.array([True, False])
+    envs.reset(options={"reset_mask": mask})
+    plain.reset(options={"reset_mask": mask})
+    for _ in range(5):
+        obs, _, _, truncations, infos = envs.step([0, 0])
+        last = plain.step([0, 0])[0]
+    assert truncations.tolist() == infos["_final_obs"].tolist() == infos["_final_info"].tolist() == [False, True]
+    assert (infos["final_obs"].dtype, infos["final_obs"].shape, infos["final_info"]) == (object, (2,), {})
+    assert infos["final_obs"][0] is None
+    np.testing.assert_array_equal(infos["final_obs"][1], last[1])
+    assert not np.array_equal(obs[1], last[1])
+    assert infos["episode_frame_number"][1] == 1
+    assert "final_obs" not in envs.step([0, 0])[4]
+
+
+@pytest.mark.parametrize("seed", [3, np.int64(3), [3, 4], (3, 4), np.array([3, 4]), [2**31 + 3, 2**40 + 4]])
+def test_seeds_of_every_form_give_the_same_start(make, seed):
+    envs = make("pong", 2, noop_max=30)
+    start = envs.reset(seed=3)[0]
+    envs.step([2, 2])
+    np.testing.assert_array_equal(envs.reset(seed=seed)[0], start)
+
+
+def test_a_mask_resets_some_and_leaves_the_others(make):
+    envs = make("pong", 3, noop_max=1)
+    envs.reset(seed=0)
+    envs.step([0, 0, 0])
+    obs = envs.step([0, 0, 0])[0]
+    again, infos = envs.reset(seed=[7], options={"reset_mask": np.array([False, True, False])})
+    np.testing.assert_array_equal(again[[0, 2]], obs[[0, 2]])
+    assert infos["episode_frame_number"].tolist() == [9, 1, 9]
+
+
+def test_batches_of_some_envs_name_them(make):
+    envs = make("pong", 4, batch_size=2)
+    seen = set(envs.reset(seed=0)[1]["env_id"].tolist())
+    for _ in range(8):
+        _, rewards, _, _, infos = envs.step([0, 0])
+        assert rewards.shape == (2,)
+        seen |= set(infos["env_id"].tolist())
+    assert seen == {0, 1, 2, 3}
+
+
+def test_continuous_actions_are_cast(make):
+    envs = make("pong", 2, continuous=True)
+    envs.reset(seed=0)
+    assert envs.step(np.zeros((2, 3)))[1].shape == (2,)
+    with pytest.raises(ValueError, match=r"shape \(2,\), expected \(2, 3\)"):
+        envs.step(np.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        ([0, 6], ValueError, r"Discrete\(6\)"),
+        ([-1, 0], ValueError, r"Discrete\(6\)"),
+        ([0], ValueError, r"shape \(1,\), expected \(2,\)"),
+        ([0.0, 1.0], TypeError, "float64, expected integers"),
+    ],
+)
+def test_actions_on_which_ale_would_wait_without_an_end_are_errors(make, actions, error, message):
+    envs = make("pong", 2, noop_max=1)
+    envs.reset(seed=0)
+    with pytest.raises(error, match=message):
+        envs.step(actions)
+    assert envs.step([0, 0])[4]["episode_frame_number"].tolist() == [5, 5]
+
+
+def test_a_step_needs_a_reset_and_an_open_env(make):
+    envs = make("pong", 2)
+    with pytest.raises(ResetNeeded):
+        envs.step([0, 0])
+    with pytest.raises(ResetNeeded, match="of all envs"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
+    envs.reset()
+    envs.send([0, 0])
+    envs.close()
+    envs.close()
+    for use in (lambda: envs.step([0, 0]), envs.reset, envs.recv):
+        with pytest.raises(ClosedEnvironmentError):
+            use()
+
+
+def test_what_ale_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="ShmemVectorEnv"):
+        AtariVectorEnv("pong", 2, autoreset_mode=AutoresetMode.DISABLED)
+    with pytest.raises(ValueError, match="no game 'chess'"):
+        AtariVectorEnv("chess", 2)
+
+
+def test_without_ale_the_error_says_what_to_install():
+    program = """
+import sys
+sys.modules["ale_py"] = None
+try:
+    from vecenv import AtariVectorEnv
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip().endswith("pip install 'vecenv[atari]'")
+
+
+def test_games_in_workers_are_those_of_gymnasium_and_reset_by_id():
+    with ShmemVectorEnv([lambda: GymEnv("ALE/Pong-v5", frame_skip=4, repeat_action_probability=0.0)] * 2) as venv:
+        obs, _ = venv.reset(seed=1)
+        assert obs["pixels"].shape == (2, 210, 160, 3)
+        assert venv.step([0, 2])[4][1]["lives"] == 0
+        assert venv.reset(1)[1][0]["env_id"] == 1

@@ -1,0 +1,378 @@
+"""DMControlEnv: tasks of the DeepMind control suite with gymnasium's semantics, in every vector env, pixels too."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from vecenv import DMControlEnv, ShmemVectorEnv
+from vecenv.envs import offscreen_gl
+
+ROOT = Path(__file__).resolve().parent.parent
+RENDERS = offscreen_gl._egl_works() or offscreen_gl._osmesa_works()
+
+
+@pytest.fixture
+def suite():
+    """dm_control's suite, after DMControlEnv has chosen the renderer for it."""
+    assert DMControlEnv.available_envs
+    from dm_control import suite
+
+    return suite
+
+
+def swingup(**options):
+    return DMControlEnv("cartpole", "swingup", **options)
+
+
+def pixels():
+    return swingup(from_pixels=True, height=24, width=32)
+
+
+def in_fresh_python(program, **variables):
+    """What the program prints, in a process of its own with these environment variables."""
+    env = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY")}
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env={**env, **variables}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def in_fresh_environment(monkeypatch, **variables):
+    """These environment variables and no others, and dm_control not yet imported."""
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.delitem(sys.modules, "dm_control", raising=False)
+    return variables
+
+
+# What the env is.
+
+
+def test_available_envs_is_a_dict_of_domains_on_the_class(suite):
+    assert DMControlEnv.available_envs["acrobot"] == ["swingup", "swingup_sparse"]
+    assert sum(map(len, DMControlEnv.available_envs.values())) == len(suite.ALL_TASKS)
+
+
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # dm_control does not bound what is seen
+@pytest.mark.parametrize("task", [("cartpole", "balance"), ("hopper", "stand"), ("pendulum", "swingup")])
+def test_it_passes_the_check_of_gymnasium(task):
+    env = DMControlEnv(*task)
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+def test_it_gives_what_dm_control_gives(suite):
+    env, original = swingup(), suite.load("cartpole", "swingup", task_kwargs={"random": 7})
+    obs, info = env.reset(seed=7)
+    timestep = original.reset()
+    for action in np.linspace(-1, 1, 20)[:, None]:
+        for name, part in timestep.observation.items():
+            np.testing.assert_array_equal(obs[name], part)
+        obs, reward, terminated, truncated, info = env.step(action)
+        timestep = original.step(action)
+        assert (reward, terminated, truncated, info) == (timestep.reward, False, False, {})
+        assert type(reward) is float
+    env.close()
+
+
+def test_numbers_become_arrays_of_one():
+    env = DMControlEnv("hopper", "stand")
+    walker = DMControlEnv("walker", "walk")
+    assert walker.observation_space["height"].shape == (1,)
+    assert walker.reset(seed=0)[0]["height"].shape == (1,)
+    assert {part.dtype.name for part in env.observation_space.values()} == {"float64"}
+    assert (env.action_space.low == -1).all()
+    env.close()
+    walker.close()
+
+
+def test_observations_are_copies():
+    env = DMControlEnv("point_mass", "easy")
+    first, _ = env.reset(seed=0)
+    kept = {name: part.copy() for name, part in first.items()}
+    for _ in range(5):
+        env.step(np.ones(2))
+    for name, part in first.items():
+        np.testing.assert_array_equal(part, kept[name])
+        assert part.base is None
+    env.close()
+
+
+def test_an_episode_without_a_seed_is_not_the_same_in_every_env():
+    envs = [swingup(), swingup()]
+    starts = [env.reset()[0]["position"] for env in envs]
+    assert not np.array_equal(*starts)
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 + 5, 2**63 - 1])
+def test_a_seed_decides_the_episode_and_the_model(seed):
+    """The model of lqr is drawn when the env is made; seeds may be larger than those numpy's RandomState takes."""
+    envs = [DMControlEnv("lqr", "lqr_2_1"), DMControlEnv("lqr", "lqr_2_1")]
+    for env in envs:
+        env.reset(seed=seed)
+    left, right = ([env.step(np.ones(1))[0] for _ in range(5)] for env in envs)
+    np.testing.assert_equal(left, right)
+    for env in envs:
+        env.close()
+
+
+# How episodes end.
+
+
+def test_the_end_of_time_is_a_truncation():
+    env = swingup(task_kwargs={"time_limit": 0.05})  # 5 steps of 10 ms
+    env.reset(seed=0)
+    assert [env.step([0.0])[2:4] for _ in range(5)] == [(False, False)] * 4 + [(False, True)]
+    env.close()
+
+
+def test_an_end_that_the_task_decides_is_a_termination():
+    env = DMControlEnv("lqr", "lqr_2_1")
+    env.reset(seed=0)
+    with env.physics.reset_context():
+        env.physics.data.qpos[:] = env.physics.data.qvel[:] = 0  # where lqr ends
+    assert env.step([0.0])[2:4] == (True, False)
+    env.close()
+
+
+def test_frame_skip_sums_rewards_and_stops_at_the_end_of_the_episode():
+    skipping, plain = swingup(frame_skip=4, task_kwargs={"time_limit": 0.06}), swingup()
+    skipping.reset(seed=0)
+    plain.reset(seed=0)
+    rewards, observations = zip(*[(r, o) for o, r, *_ in (plain.step([0.5]) for _ in range(6))], strict=True)
+    obs, reward, *flags, _ = skipping.step([0.5])
+    assert reward == pytest.approx(sum(rewards[:4]))
+    assert flags == [False, False]
+    np.testing.assert_equal(obs, observations[3])
+    obs, reward, *flags, _ = skipping.step([0.5])
+    assert reward == pytest.approx(sum(rewards[4:]))
+    assert flags == [False, True]
+    np.testing.assert_equal(obs, observations[5])
+    assert skipping.metadata["render_fps"] == 25
+    assert plain.metadata["render_fps"] == 100
+    skipping.close()
+    plain.close()
+
+
+def test_a_step_outside_of_an_episode_is_refused():
+    env = swingup(task_kwargs={"time_limit": 0.01})
+    with pytest.raises(RuntimeError, match=r"\(cartpole, swingup\) has not been reset; call reset\(\)"):
+        env.step([0.0])
+    env.reset()
+    assert env.step([0.0])[3]
+    with pytest.raises(RuntimeError, match="has ended its episode"):
+        env.step([0.0])
+    env.reset()
+    assert env.step([0.0])[3]
+    env.close()
+    env.close()
+    for use in (lambda: env.step([0.0]), env.reset):
+        with pytest.raises(RuntimeError, match="is closed"):
+            use()
+
+
+# What is refused.
+
+
+def test_both_names_are_needed():
+    with pytest.raises(TypeError, match="task"):
+        DMControlEnv("cartpole")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("cartpole", "fly"), r"no task 'fly' in the domain 'cartpole'; it has \['balance'"),
+        (("rocket", "fly"), r"no task 'fly' in the domain 'rocket'; the domains are \['acrobot'"),
+    ],
+)
+def test_an_unknown_task_names_those_that_exist(names, message):
+    with pytest.raises(RuntimeError, match=message):
+        DMControlEnv(*names)
+
+
+@pytest.mark.parametrize("frame_skip", [0, -1, 2.0, True, "2"])
+def test_a_frame_skip_that_is_no_count_is_refused(frame_skip):
+    with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
+        swingup(frame_skip=frame_skip)
+
+
+def test_other_arguments_are_refused():
+    with pytest.raises(ValueError, match="render_mode"):
+        swingup(render_mode="human")
+    env = swingup()
+    env.reset()
+    with pytest.raises(ValueError, match=r"the action has the shape \(2,\), expected \(1,\)"):
+        env.step([0.0, 0.0])
+    with pytest.raises(RuntimeError, match='render_mode="rgb_array"'):
+        env.render()
+    env.close()
+
+
+def test_without_dm_control_the_error_says_what_to_install():
+    program = """
+import sys
+sys.modules["dm_control"] = None
+from vecenv import DMControlEnv
+try:
+    DMControlEnv("cartpole", "swingup")
+except ImportError as error:
+    print(error)
+"""
+    assert in_fresh_python(program).endswith("pip install 'vecenv[dm_control]'")
+
+
+# In vector envs.
+
+
+def test_every_backend_gives_the_same_trajectories(backend):
+    with backend([swingup] * 3, num_workers=2) as venv:
+        obs, _ = venv.reset(seed=5)
+        total = np.zeros(3)
+        for t in range(30):
+            obs, rew, _, _, _ = venv.step(np.full((3, 1), np.sin(t)))
+            total += rew
+    alone = swingup()
+    for i in range(3):
+        alone.reset(seed=5 + i)
+        results = [alone.step([np.sin(t)]) for t in range(30)]
+        np.testing.assert_equal({name: part[i] for name, part in obs.items()}, results[-1][0])
+        assert total[i] == pytest.approx(sum(result[1] for result in results))
+    alone.close()
+
+
+def test_wrappers_of_gymnasium_go_around_it():
+    def make():
+        return gym.wrappers.TimeLimit(gym.wrappers.FlattenObservation(swingup()), 3)
+
+    with ShmemVectorEnv([make] * 2) as venv:
+        obs, _ = venv.reset(seed=0)
+        assert obs.shape == (2, 5)
+        ends = [venv.step(np.zeros((2, 1)))[3] for _ in range(3)]
+    np.testing.assert_array_equal(ends, [[False, False], [False, False], [True, True]])
+
+
+# Pixels. Where nothing can render, what must hold is that the error names what to install.
+
+
+def renders_or_says_what_to_install(make):
+    """The result of `make`, or None where this machine has no OpenGL and the error said so."""
+    if RENDERS:
+        return make()
+    with pytest.raises(RuntimeError, match="apt-get install libegl1"):
+        make()
+    return None
+
+
+def test_pixels_in_workers_of_every_backend(backend):
+    """Two envs, one a worker where there are workers; the frames are those of the state, on every backend."""
+    venv = renders_or_says_what_to_install(lambda: backend([pixels] * 2, num_workers=2))
+    if venv is not None:
+        with venv:
+            obs, _ = venv.reset(seed=[1, 1])
+            start = obs["pixels"]
+            assert start.shape == (2, 24, 32, 3)
+            assert start.dtype == np.uint8
+            assert start.std() > 0
+            np.testing.assert_array_equal(start[0], start[1])
+            for _ in range(8):
+                obs, *_ = venv.step([[1.0], [-1.0]])
+            assert not np.array_equal(obs["pixels"][0], obs["pixels"][1])
+            np.testing.assert_array_equal(venv.reset(seed=[1, 1])[0]["pixels"], start)
+
+
+@pytest.mark.parametrize("pixels_only", [True, False])
+def test_pixels_replace_the_state_or_are_added_to_it(pixels_only):
+    env = renders_or_says_what_to_install(
+        lambda: swingup(from_pixels=True, pixels_only=pixels_only, height=24, width=32, render_mode="rgb_array")
+    )
+    if env is not None:
+        obs, _ = env.reset(seed=0)
+        assert set(obs) == ({"pixels"} if pixels_only else {"position", "velocity", "pixels"})
+        assert env.observation_space.contains(obs)
+        np.testing.assert_array_equal(env.render(), obs["pixels"])
+        frames = [env.step([1.0])[0]["pixels"] for _ in range(10)]
+        assert not np.array_equal(frames[0], frames[-1])
+        env.close()
+
+
+def test_a_frame_larger_than_the_model_allows_is_a_value_error():
+    if RENDERS:
+        with pytest.raises(ValueError, match="width"):
+            swingup(from_pixels=True, height=24, width=4000)
+    else:
+        renders_or_says_what_to_install(pixels)
+
+
+def test_where_nothing_renders_the_state_is_there_and_the_error_says_what_to_install():
+    program = """
+from vecenv import DMControlEnv
+env = DMControlEnv("cartpole", "swingup")
+print(env.reset(seed=0)[0]["position"].shape)
+try:
+    DMControlEnv("cartpole", "swingup", from_pixels=True)
+except RuntimeError as error:
+    print(error)
+"""
+    state, error = in_fresh_python(program, MUJOCO_GL="disabled").splitlines()
+    assert state == "(3,)"
+    assert "apt-get install libegl1" in error
+    assert "MUJOCO_GL" in error
+
+
+@pytest.mark.parametrize(
+    ("egl", "osmesa", "chosen"), [(True, True, "egl"), (False, True, "osmesa"), (False, False, "disabled")]
+)
+def test_the_renderer_is_one_that_the_machine_has(monkeypatch, egl, osmesa, chosen):
+    environment = in_fresh_environment(monkeypatch)
+    monkeypatch.setattr(offscreen_gl, "_egl_works", lambda: egl)
+    monkeypatch.setattr(offscreen_gl, "_osmesa_works", lambda: osmesa)
+    offscreen_gl.choose_gl()
+    assert environment == {"MUJOCO_GL": chosen}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")]
+)
+def test_a_display_or_a_choice_of_the_users_own_stays(monkeypatch, name, value):
+    environment = in_fresh_environment(monkeypatch, **{name: value})
+    offscreen_gl.choose_gl()
+    assert environment == {name: value}
+
+
+def test_it_is_chosen_before_dm_control_is_imported():
+    program = """
+import os, sys
+from vecenv import DMControlEnv
+assert "MUJOCO_GL" not in os.environ and "dm_control" not in sys.modules
+DMControlEnv.available_envs
+from dm_control import _render
+print(os.environ["MUJOCO_GL"] == _render.BACKEND or _render.BACKEND, os.environ["MUJOCO_GL"])
+"""
+    same, chosen = in_fresh_python(program).split()
+    assert chosen in (("egl", "osmesa") if RENDERS else ("disabled",))
+    assert same == "True" or chosen == "disabled"
+
+
+def test_rendering_in_a_fork_of_a_process_that_rendered_is_an_error_and_no_hang():
+    program = """
+import os, sys
+from vecenv.envs.offscreen_gl import begin_rendering
+begin_rendering()
+pid = os.fork()
+if pid == 0:
+    try:
+        begin_rendering()
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+    assert 'context="forkserver"' in in_fresh_python(program)

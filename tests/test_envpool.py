@@ -1,0 +1,505 @@
+"""EnvPool's pools behind the interface of every vector env, without crashes, hangs and ghost transitions.
+
+On a double of EnvPool by default, and on the package itself in the slow tier: it takes 740 MB and is not among the
+development dependencies, so the slow half runs only where it is installed.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+from pool_double import PoolDouble, real_pool
+
+from vecenv import BaseVectorEnv, ClosedError, EnvPoolVectorEnv, GymnasiumVectorEnv, MultiThreadedEnv
+from vecenv import VectorEnvNormObs as NormObs
+from vecenv.seeding import seed_chain
+
+
+@pytest.fixture(params=[PoolDouble.make, pytest.param(real_pool, marks=pytest.mark.slow)], ids=["double", "envpool"])
+def make(request):
+    """Makes a pool of short episodes with the keyword arguments of `envpool.make`."""
+    yield request.param
+    PoolDouble.made.clear()
+
+
+def elapsed(info):
+    return [row["elapsed_step"] for row in info]
+
+
+def ids_of(info):
+    return [row["env_id"] for row in info]
+
+
+def run(venv, steps):
+    """The (obs, rew, terminated, truncated) of each step, finished envs being reset in the next round."""
+    done = np.zeros(len(venv), np.bool_)
+    log = []
+    for t in range(steps):
+        *result, info = venv.step(np.full(len(venv), t % 2), reset=done)
+        log.append([*result, elapsed(info)])
+        done = result[2] | result[3]
+    return log
+
+
+# The pool itself: what the double and EnvPool have in common.
+
+
+def test_a_pool_resets_by_the_step_after_the_end(make):
+    pool = make(3, seed=1)
+    _, info = pool.reset()
+    assert info["env_id"].tolist() == [0, 1, 2]
+    over, resets = np.zeros(3, np.bool_), 0
+    for _ in range(40):
+        _, reward, terminated, truncated, info = pool.step(np.ones(3, np.int32))
+        assert (reward.dtype, info["env_id"].dtype, info["elapsed_step"].dtype) == (np.float32, np.int32, np.int32)
+        assert (info["elapsed_step"][over] == 0).all()
+        assert (info["elapsed_step"][~over] > 0).all()
+        assert (reward[over] == 0).all()
+        assert info["players"]["env_id"].tolist() == [0, 1, 2]
+        resets += int(over.sum())
+        over = terminated | truncated
+    assert resets > 3
+
+
+def test_a_pool_answers_in_the_order_in_which_it_was_asked(make):
+    pool = make(4)
+    assert pool.step(np.zeros(4, np.int32))[4]["elapsed_step"].tolist() == [0, 0, 0, 0]  # never reset: now they are
+    obs, reward, *_, info = pool.step(np.zeros(2, np.int32), np.array([3, 1]))
+    assert (info["env_id"].tolist(), obs.shape, len(reward)) == ([3, 1], (2, *obs.shape[1:]), 2)
+    assert pool.reset(np.array([2, 0], np.int32))[1]["env_id"].tolist() == [2, 0]
+
+
+def test_an_asynchronous_pool_returns_exactly_its_batch_size(make):
+    pool = make(4, batch_size=3)
+    pool.async_reset()
+    seen = np.zeros(4, int)
+    for _ in range(20):
+        *_, info = pool.recv()
+        assert len(set(info["env_id"].tolist())) == 3
+        seen[info["env_id"]] += 1
+        pool.send(np.zeros(3, np.int32), info["env_id"])
+    assert (seen > 5).all()
+
+
+# Results.
+
+
+def test_results_are_those_of_every_vector_env(make):
+    with EnvPoolVectorEnv(make(3, seed=1)) as venv:
+        assert isinstance(venv, BaseVectorEnv)
+        assert (len(venv), venv.num_envs, venv.is_async) == (3, 3, False)
+        obs, info = venv.reset()
+        for step in range(1, 3):
+            assert obs.shape == (3, *venv.observation_space[0].shape)
+            assert obs.dtype == np.float32
+            assert info.dtype == object
+            assert info.tolist() == [{"env_id": i, "elapsed_step": step - 1} for i in range(3)]
+            obs, rew, terminated, truncated, info = venv.step([1, 0, 1])
+            assert (rew.dtype, terminated.dtype, truncated.dtype) == (np.float64, np.bool_, np.bool_)
+            assert rew.shape == terminated.shape == truncated.shape == (3,)
+        assert venv.observation_space[0].contains(obs[0])
+        assert "autoreset_mode" not in venv.metadata[2]
+
+
+def test_each_env_has_spaces_of_its_own_and_no_bounds_that_are_none(make):
+    with EnvPoolVectorEnv(make(2)) as venv:
+        left, right = venv.action_space
+        left.seed(1)
+        right.seed(1)
+        assert [left.sample() for _ in range(20)] == [right.sample() for _ in range(20)]
+        assert left is not right
+        low, high = venv.observation_space[0].low, venv.observation_space[0].high
+        assert (low <= 0).all()
+        assert np.isinf(high).any()
+
+
+@pytest.mark.parametrize("batch_size", [0, 3])
+def test_batch_size_0_or_all_is_a_synchronous_pool(make, batch_size):
+    with EnvPoolVectorEnv(make(3, batch_size=batch_size)) as venv:
+        assert not venv.is_async
+        assert venv.reset()[0].shape[0] == 3
+
+
+def test_returned_arrays_never_change(make):
+    with EnvPoolVectorEnv(make(3)) as venv:
+        obs, _ = venv.reset()
+        results = [venv.step([0, 0, 0]), venv.step([1, 1], [2, 0])]
+        kept = [np.copy(part) for part in (obs, *results[0][:4], *results[1][:4])]
+        venv.reset()
+        run(venv, 10)
+        for now, then in zip((obs, *results[0][:4], *results[1][:4]), kept, strict=True):
+            np.testing.assert_array_equal(now, then)
+
+
+def test_a_run_is_that_of_the_bare_pool_where_finished_envs_reset_in_the_round_of_the_others(make):
+    pool = make(4, seed=5)
+    with EnvPoolVectorEnv(make(4, seed=5)) as venv:
+        np.testing.assert_array_equal(venv.reset()[0], pool.reset()[0])
+        for t, result in enumerate(run(venv, 60)):
+            *expected, info = pool.step(np.full(4, t % 2, np.int32))
+            for ours, theirs in zip(result, [*expected, info["elapsed_step"]], strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+
+
+# Ids and rounds.
+
+
+def test_partial_steps_and_resets_leave_the_others_alone(make):
+    with EnvPoolVectorEnv(make(4, seed=0)) as venv:
+        venv.reset()
+        *_, info = venv.step([0, 1], [3, 1])
+        assert (ids_of(info), elapsed(info)) == ([3, 1], [1, 1])
+        *_, info = venv.step([0, 1], env_id=[0, 1])
+        assert (ids_of(info), elapsed(info)) == ([0, 1], [1, 2])
+        _, info = venv.reset(np.array([False, True, False, True]))
+        assert (ids_of(info), elapsed(info)) == ([1, 3], [0, 0])
+        _, info = venv.reset(0)
+        assert (ids_of(info), elapsed(info)) == ([0], [0])
+        *_, info = venv.step([0, 1, 0, 1])
+        assert elapsed(info) == [1, 1, 1, 1]
+
+
+def test_resets_in_mid_episode_in_the_round_of_steps(make):
+    with EnvPoolVectorEnv(make(3, seed=0)) as venv:
+        venv.reset()
+        venv.step([0, 1, 0])
+        _, rew, terminated, truncated, info = venv.step([0, 1, 0], reset=[1])
+        assert (ids_of(info), elapsed(info)) == ([0, 1, 2], [2, 0, 2])
+        assert (rew[1], terminated[1], truncated[1]) == (0, False, False)
+        *_, info = venv.step([1, 0], [2, 1], reset=[2])
+        assert (ids_of(info), elapsed(info)) == ([2, 1], [0, 1])
+        assert venv.stats()["steps"] == 3 + 2 + 1
+
+
+def test_two_rounds_in_flight_come_back_together(make):
+    with EnvPoolVectorEnv(make(4)) as venv:
+        venv.reset()
+        venv.send([0, 1], [2, 0])
+        assert venv.waiting_id == [0, 2]
+        with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+            venv.send([0], [0])
+        venv.send([1], [3])
+        *_, info = venv.recv()
+        assert (ids_of(info), elapsed(info)) == ([2, 0, 3], [1, 1, 1])
+        assert venv.ready_id == [0, 1, 2, 3]
+
+
+# Ghost transitions.
+
+
+def finished(venv):
+    """Step until an env has finished; returns its id."""
+    venv.reset()
+    for t in range(500):
+        _, _, terminated, truncated, _ = venv.step(np.full(len(venv), t % 2))
+        if (terminated | truncated).any():
+            return int(np.argmax(terminated | truncated))
+    raise AssertionError("no episode ended")
+
+
+def test_a_step_before_the_first_reset_is_refused(make):
+    with EnvPoolVectorEnv(make(2)) as venv:
+        with pytest.raises(RuntimeError, match=r"env 0 has not been reset, or its episode is over; call reset\(0\)"):
+            venv.step([0, 0])
+        venv.reset(1)
+        with pytest.raises(RuntimeError, match="env 0"):
+            venv.step([0, 0])
+        assert elapsed(venv.step([0], [1])[4]) == [1]
+
+
+def test_a_step_after_the_end_of_an_episode_is_refused_and_moves_no_env(make):
+    with EnvPoolVectorEnv(make(3, seed=2)) as venv:
+        over = finished(venv)
+        others = [i for i in range(3) if i != over]
+        venv.reset(others)
+        for refused in ([0, 0, 0], None), ([0], [over]), ([0, 0], [others[0], over]):
+            with pytest.raises(RuntimeError, match=f"env {over} .* its episode is over"):
+                venv.step(*refused)
+        assert elapsed(venv.step([0, 0], others)[4]) == [1, 1]
+        assert elapsed(venv.reset(over)[1]) == [0]
+        assert elapsed(venv.step([0, 0, 0])[4])[over] == 1
+
+
+def test_no_row_of_a_run_with_resets_by_id_is_a_ghost(make):
+    """The loop that tianshou's users write: the observation of the next step follows from the reset."""
+    with EnvPoolVectorEnv(make(4, seed=3)) as venv:
+        _, info = venv.reset()
+        ages, episodes = np.zeros(4, int), 0
+        for t in range(80):
+            _, rew, terminated, truncated, info = venv.step(np.full(4, t % 2))
+            ages += 1
+            assert elapsed(info) == ages.tolist()
+            assert (rew > 0).all()
+            done = np.flatnonzero(terminated | truncated)
+            if len(done):
+                assert elapsed(venv.reset(done)[1]) == [0] * len(done)
+                ages[done] = 0
+                episodes += len(done)
+        assert episodes > 4
+
+
+# What EnvPool would crash on, guess or ignore.
+
+
+@pytest.mark.parametrize(
+    ("ids", "error"),
+    [
+        ([9], IndexError),
+        ([-1], IndexError),
+        ([0, 0], ValueError),
+        ([], ValueError),
+        ([0.5], TypeError),
+        ([True, False], ValueError),
+    ],
+)
+def test_bad_ids_are_errors_and_move_no_env(make, ids, error):
+    with EnvPoolVectorEnv(make(3)) as venv:
+        venv.reset()
+        with pytest.raises(error):
+            venv.step([0] * max(1, len(ids)), ids)
+        with pytest.raises(error):
+            venv.reset(ids)
+        assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("ids", [None, [2, 0, 1]])
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        ([0, 10**6, 0], ValueError, r"the action for env \d is 1000000, which is not in Discrete"),
+        ([0, 0, -1], ValueError, r"the action for env \d is -1"),
+        ([0.5, 0, 0], TypeError, "not whole numbers"),
+        ([0, 0], ValueError, "got 2 actions for 3 envs"),
+        ([[0, 1], [0, 1], [0, 1]], ValueError, r"the action for env \d is .*, expected an array of int64"),
+    ],
+)
+def test_bad_actions_are_errors_and_move_no_env(make, ids, actions, error, message):
+    with EnvPoolVectorEnv(make(3)) as venv:
+        venv.reset()
+        with pytest.raises(error, match=message):
+            venv.step(actions, ids)
+        assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
+
+
+def test_the_action_of_an_env_that_is_reset_does_not_matter(make):
+    with EnvPoolVectorEnv(make(2)) as venv:
+        venv.reset()
+        assert elapsed(venv.step([0, 99], reset=[1])[4]) == [1, 0]
+
+
+@pytest.mark.parametrize("kwargs", [{"options": {"x": 1}}, {"length": 3}])
+def test_arguments_that_a_pool_would_ignore_are_refused(make, kwargs):
+    with EnvPoolVectorEnv(make(2)) as venv:
+        with pytest.raises(TypeError, match="nothing but seed"):
+            venv.reset(**kwargs)
+        assert elapsed(venv.reset(options=None)[1]) == [0, 0]
+
+
+# Seeds.
+
+
+def test_the_seeds_of_a_reset_are_those_that_a_pool_can_be_made_with(make):
+    with EnvPoolVectorEnv(make(3, seed=0)) as venv:
+        starts = [venv.reset(seed=7)[0], venv.reset(seed=[7, 8, 9])[0], venv.reset(seed=8)[0]]
+    np.testing.assert_array_equal(starts[0], starts[1])
+    assert not np.array_equal(starts[0], starts[2])
+    np.testing.assert_array_equal(starts[0], make(3, seed=7).reset()[0])
+
+
+def test_a_reset_with_seeds_makes_a_new_pool_and_closes_the_old_one():
+    first = PoolDouble.make(3)
+    PoolDouble.made[:] = [first]
+    venv = EnvPoolVectorEnv(first)
+    venv.reset(seed=1)
+    venv.seed(2)
+    assert [pool.is_closed for pool in PoolDouble.made] == [True, True, False]
+    venv.close()
+    assert PoolDouble.made.pop().is_closed
+
+
+def test_seeds_give_the_same_run_again(make):
+    with EnvPoolVectorEnv(make(3)) as venv:
+        runs = []
+        for _ in range(2):
+            venv.reset(seed=11)
+            runs.append(run(venv, 30))
+        np.testing.assert_equal(runs[0], runs[1])
+
+
+def test_seed_and_set_seed_are_for_the_next_reset(make):
+    with EnvPoolVectorEnv(make(3)) as venv:
+        venv.reset()
+        assert venv.seed(7) == [7, 8, 9]
+        with pytest.raises(RuntimeError, match="has not been reset"):
+            venv.step([0, 0, 0])
+        start = venv.reset()[0]
+        np.testing.assert_array_equal(start, venv.reset(seed=7)[0])
+        assert venv.set_seed(10) == seed_chain(10, 3)[3] == 3288080526
+        chained = venv.reset()[0]
+        np.testing.assert_array_equal(chained, venv.reset(seed=[10, *seed_chain(10, 3)[1:3]])[0])
+        assert venv.seed(None) == [None] * 3
+        assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kwargs", [{"id": [0], "seed": 1}, {"seed": [1, None, 2]}, {"id": [0, 1], "seed": [1, 2]}])
+def test_seeds_for_some_envs_are_refused_and_change_nothing(make, kwargs):
+    with EnvPoolVectorEnv(make(3)) as venv:
+        venv.reset()
+        pool = venv._backend._pool
+        with pytest.raises(ValueError, match="for all its 3 envs at once"):
+            venv.reset(**kwargs)
+        if "id" not in kwargs:
+            with pytest.raises(ValueError, match="those of all its envs"):
+                venv.seed(kwargs["seed"])
+        assert venv._backend._pool is pool
+        assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
+
+
+def test_seeds_are_larger_than_envpool_takes(make):
+    with EnvPoolVectorEnv(make(2)) as venv:
+        start = venv.reset(seed=[2**31 + 5, 2**40 + 6])[0]
+        np.testing.assert_array_equal(start, venv.reset(seed=[5, 6])[0])
+
+
+# Async, by the pool's batch_size.
+
+
+@pytest.mark.parametrize(("num_envs", "batch_size"), [(6, 2), (10, 9), (5, 2), (4, 1)])
+def test_wait_num_is_the_batch_size_and_nothing_waits_without_an_end(make, num_envs, batch_size):
+    with EnvPoolVectorEnv(make(num_envs, batch_size=batch_size, seed=1)) as venv:
+        assert (len(venv), venv.is_async, venv.wait_num) == (num_envs, True, batch_size)
+        obs, info = venv.reset()
+        assert ids_of(info) == list(range(num_envs))
+        ages = np.zeros(num_envs, int)
+        venv.send(np.zeros(num_envs, int))
+        for t in range(60):
+            obs, rew, terminated, truncated, info = venv.recv()
+            ids = np.array(ids_of(info))
+            assert batch_size <= len(ids) == len(obs) == len(rew)
+            ages[ids] += 1
+            assert elapsed(info) == ages[ids].tolist()
+            done = ids[terminated | truncated]
+            if len(done):  # whatever else is on its way
+                assert ids_of(venv.reset(done)[1]) == done.tolist()
+                ages[done] = 0
+            venv.send(np.full(len(ids), t % 2), ids)
+        while venv.waiting_id:
+            assert len(venv.recv()[4]) > 0
+        assert elapsed(venv.reset(num_envs - 1)[1]) == [0]
+
+
+def test_an_asynchronous_pool_gives_the_trajectories_of_a_synchronous_one(make):
+    """Whatever the order in which they come: each env has its own generator, and the spare ones are nobody's."""
+    with EnvPoolVectorEnv(make(4, seed=9)) as venv:
+        venv.reset()
+        expected = {(i, t): row for t, step in enumerate(run(venv, 20)) for i, row in enumerate(step[0])}
+    with EnvPoolVectorEnv(make(4, batch_size=3, seed=9)) as venv:
+        venv.reset()
+        steps, over = np.zeros(4, int), np.zeros(4, np.bool_)
+        venv.send(np.zeros(4, int))
+        while steps.min() < 20:
+            obs, _, terminated, truncated, info = venv.recv()
+            ids = np.array(ids_of(info))
+            for i, row in zip(ids, obs, strict=True):
+                if steps[i] < 20:
+                    np.testing.assert_array_equal(row, expected[i, steps[i]])
+            steps[ids] += 1
+            over[ids] = terminated | truncated
+            venv.send(steps[ids] % 2, ids, reset=ids[over[ids]])
+        while venv.waiting_id:
+            assert len(venv.recv()[4]) > 0
+
+
+def test_seeds_of_an_asynchronous_pool(make):
+    with EnvPoolVectorEnv(make(4, batch_size=3, seed=1)) as venv, EnvPoolVectorEnv(make(4, seed=1)) as sync:
+        np.testing.assert_array_equal(venv.reset()[0], sync.reset()[0])
+        np.testing.assert_array_equal(venv.reset(seed=5)[0], sync.reset(seed=5)[0])
+
+
+# The rest of the interface.
+
+
+def test_attributes_frames_and_life(make):
+    pool = make(2)
+    pool._render_mode = "rgb_array"
+    venv = EnvPoolVectorEnv(pool)
+    assert venv.get_env_attr("action_space", 1) == [venv.action_space[1]]
+    for access in (
+        lambda: venv.get_env_attr("gravity"),
+        lambda: venv.set_env_attr("gravity", 1),
+        lambda: venv.call("x"),
+    ):
+        with pytest.raises(AttributeError, match="C\\+\\+"):
+            access()
+    with pytest.raises(TypeError):
+        venv.render(width=3)
+    assert venv.alive() == [True, True]
+    assert venv.failed_id == []
+    assert repr(venv).startswith("EnvPoolVectorEnv(2 envs")
+    venv.close()
+    venv.close()
+    with pytest.raises(ClosedError):
+        venv.step([0, 0])
+    with pytest.raises(ClosedError):
+        venv.reset()
+
+
+def test_frames_are_those_of_the_pool_also_of_a_new_one():
+    pool = PoolDouble.make(3)
+    with EnvPoolVectorEnv(pool) as venv:
+        with pytest.raises(RuntimeError, match="render_mode"):
+            venv.render()
+        pool._render_mode = "rgb_array"
+        venv.reset(seed=3)
+        frames = venv.render()
+        assert [frame.shape for frame in frames] == [(2, 2, 3)] * 3
+        assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2]
+
+
+def test_wrappers_go_around_it(make):
+    with NormObs(EnvPoolVectorEnv(make(3))) as venv:
+        obs, _ = venv.reset(seed=0)
+        obs, *_ = venv.step([0, 1, 0])
+        assert np.abs(obs).max() <= 10
+        assert venv.get_obs_rms().count == 6
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_gymnasiums_autoreset_around_it_has_no_ghosts_but_its_own(make, mode):
+    envs = GymnasiumVectorEnv(EnvPoolVectorEnv(make(3, seed=1)), autoreset_mode=mode)
+    _, infos = envs.reset()
+    ages, over, ends = infos["elapsed_step"], np.zeros(3, np.bool_), 0
+    for _ in range(40):
+        _, _, terminations, truncations, infos = envs.step(np.ones(3, int))
+        done = terminations | truncations
+        ages = np.where(done if mode == "SameStep" else over, 0, ages + 1)
+        assert infos["elapsed_step"].tolist() == ages.tolist()
+        over, ends = done, ends + int(done.sum())
+        if mode == "SameStep" and done.any():
+            assert [obs is not None for obs in infos["final_obs"]] == done.tolist()
+    assert ends > 3
+    envs.close()
+
+
+def test_a_reset_in_the_round_of_the_last_step_is_refused(make):
+    with EnvPoolVectorEnv(make(2)) as venv:
+        venv.reset()
+        with pytest.raises(TypeError, match="autoreset=True"):
+            venv.step([0, 0], autoreset=True)
+        assert elapsed(venv.step([0, 0])[4]) == [1, 1]
+
+
+def test_what_is_no_pool_is_refused():
+    with pytest.raises(TypeError, match="expected a pool"):
+        EnvPoolVectorEnv("CartPole-v1")
+    with pytest.raises(TypeError, match="expected a pool"):
+        EnvPoolVectorEnv(PoolDouble)
+    with pytest.raises(ValueError, match="up to 4 players"):
+        EnvPoolVectorEnv(PoolDouble.make(2, max_num_players=4))
+
+
+def test_without_envpool_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    for make in (lambda: EnvPoolVectorEnv.make("CartPole-v1", 2), lambda: MultiThreadedEnv(2, "CartPole-v1")):
+        with pytest.raises(ImportError, match=r"pip install 'vecenv\[envpool\]'"):
+            make()

@@ -1,0 +1,145 @@
+"""AtariVectorEnv: ALE's own vector env, in C++ threads, with what gymnasium promises of a VectorEnv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+
+from vecenv.nest import object_array
+from vecenv.seeding import spread_seeds
+
+try:
+    from ale_py import roms
+    from ale_py.vector_env import AtariVectorEnv as _AleVectorEnv
+except ImportError as error:
+    raise ImportError(
+        f"AtariVectorEnv needs ale-py, which cannot be imported ({error}): pip install 'vecenv[atari]'"
+    ) from error
+
+_MAX_SEED = 2**31
+VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class AtariVectorEnv(_AleVectorEnv):
+    """`ale_py.vector_env.AtariVectorEnv` with its arguments and speed, mended where it is not a gymnasium VectorEnv.
+
+    `game` is a ROM of ale-py, which brings them all: "breakout", "Breakout" or "ALE/Breakout-v5". The other arguments
+    are ALE's, with its defaults: `repeat_action_probability=0.0`, `reward_clipping=True`, `use_fire_reset=True`.
+    Preprocessing is done in C++: observations are uint8 (n, stack_num, img_height, img_width).
+
+    What is different from ALE's class:
+        rewards are float64, not int32.
+        infos have a mask `_key` for each key. In SAME_STEP mode `final_obs` is an object array with the mask
+            `_final_obs` in the steps that end an episode; `final_info` is an empty dict with a mask, for ALE does not
+            tell the infos of the last step.
+        `metadata` belongs to the object; ALE writes the autoreset mode into that of all vector envs.
+        seeds are an int s (s, s + 1, ...), a list or an array, numpy's integers too, reduced modulo 2**31.
+        actions outside of the space, on which ALE waits without an end, are errors before anything is sent: ValueError
+            for the value or the shape, TypeError for what are no integers.
+        a step before a reset is ResetNeeded, a step after `close` a ClosedEnvironmentError.
+
+    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. ALE resets by itself: DISABLED is a ValueError; envs that are
+    reset by id are `ShmemVectorEnv([lambda: gym.make("ALE/Breakout-v5")] * n)`, with the wrappers AtariPreprocessing
+    and FrameStackObservation of gymnasium. `reset(options={"reset_mask": mask})` resets some envs; the rows of the
+    others are their current ones. With `batch_size` below `num_envs`, a batch is of the envs `info["env_id"]`, and
+    actions are for the envs of the last batch.
+
+    >>> envs = AtariVectorEnv("breakout", num_envs=2)
+    >>> obs, infos = envs.reset(seed=0)
+    >>> obs, rewards, terminations, truncations, infos = envs.step(np.array([1, 0]))
+    >>> obs.shape, rewards.dtype, infos["lives"]
+    ((2, 4, 84, 84), dtype('float64'), array([5, 5], dtype=int32))
+    >>> envs.close()
+    """
+
+    def __init__(
+        self, game: str, num_envs: int, *, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **kwargs: Any
+    ) -> None:
+        mode = AutoresetMode(autoreset_mode)
+        if mode is AutoresetMode.DISABLED:
+            raise ValueError(
+                "ALE's vector env resets finished envs by itself: autoreset_mode is NEXT_STEP or SAME_STEP; to reset "
+                'them yourself use ShmemVectorEnv([lambda: gym.make("ALE/Pong-v5")] * n)'
+            )
+        self.metadata = {}  # ALE writes into what it finds here
+        self._was_reset = False
+        super().__init__(_rom(game), num_envs, autoreset_mode=mode, **kwargs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
+        """Reset all envs, or those of the bool array `options["reset_mask"]`, and return (obs, infos)."""
+        self._check_open()
+        mask = None if options is None else options.get("reset_mask")
+        chosen = range(self.num_envs) if mask is None else range(int(np.count_nonzero(mask)))
+        if seed is not None:
+            seed = np.array([-1 if s is None else s % _MAX_SEED for s in spread_seeds(seed, chosen)], np.int32)
+        if mask is not None and not self._was_reset:
+            raise ResetNeeded("the first reset of an AtariVectorEnv is one of all envs, without reset_mask")
+        obs, infos = super().reset(seed=seed, options=None if mask is None else {"reset_mask": np.asarray(mask)})
+        self._was_reset = True
+        return obs, _with_masks(infos)
+
+    def send(self, actions: Any) -> None:
+        """The first half of `step`: check the actions, start the envs, return at once."""
+        self._check_open()
+        if not self._was_reset:
+            raise ResetNeeded("an AtariVectorEnv was stepped before its first reset()")
+        super().send(self._checked(np.asarray(actions)))
+
+    def recv(self) -> VectorStep:
+        """The second half of `step`."""
+        self._check_open()
+        obs, rewards, terminations, truncations, told = super().recv()
+        final_obs = told.pop("final_obs", None)
+        infos: dict[str, Any] = {**_with_masks(told)}
+        done = terminations | truncations
+        if final_obs is not None and done.any():
+            last = [row if over else None for row, over in zip(final_obs, done, strict=True)]
+            infos |= {"final_obs": object_array(last), "_final_obs": done, "final_info": {}, "_final_info": done.copy()}
+        return obs, rewards.astype(np.float64), terminations, truncations, infos
+
+    def step(self, actions: Any) -> VectorStep:
+        """Step the envs and return (obs, rewards, terminations, truncations, infos)."""
+        self.send(actions)
+        return self.recv()
+
+    def _checked(self, actions: np.ndarray) -> np.ndarray:
+        space, shape = self.single_action_space, self.action_space.shape
+        if actions.shape != shape:
+            raise ValueError(f"actions have the shape {actions.shape}, expected {shape}")
+        if isinstance(space, Box):
+            return actions.astype(np.float32)
+        assert isinstance(space, Discrete)
+        if actions.dtype.kind not in "iu":
+            raise TypeError(f"actions are {actions.dtype}, expected integers in {space}")
+        if actions.min() < 0 or actions.max() >= space.n:
+            raise ValueError(f"actions are {actions}, expected all of them in {space}")
+        return actions.astype(np.int64)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("this AtariVectorEnv is closed")
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the threads."""
+        del self.ale
+
+
+def _rom(game: str) -> str:
+    """The name of the ROM for the name of a ROM or of a gymnasium env."""
+    known = roms.get_all_rom_ids()
+    by_id = {rom.title().replace("_", ""): rom for rom in known}  # as ale-py names its envs
+    name = game.removeprefix("ALE/").partition("-")[0]
+    if name not in known and name not in by_id:
+        raise ValueError(f"ale-py has no game {game!r}; it has {known}")
+    return by_id.get(name, name)
+
+
+def _with_masks(infos: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The infos in gymnasium's form: a mask for each key, of the rows that have it."""
+    masks = {f"_{key}": np.ones(len(column), dtype=np.bool_) for key, column in infos.items()}
+    return {**infos, **masks}

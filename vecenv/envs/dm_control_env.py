@@ -1,0 +1,207 @@
+"""DMControlEnv: a task of the DeepMind control suite as a gymnasium env."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vecenv.envs.offscreen_gl import ADVICE, begin_rendering, choose_gl
+
+PIXELS = "pixels"
+_CLOSED = "is closed"
+_MAX_SEED = 2**32
+"""numpy's RandomState takes seeds below this."""
+
+
+class _AvailableEnvs:
+    """The dict is read from dm_control when it is asked for, on the class or on an env."""
+
+    def __get__(self, env: Any, owner: type) -> dict[str, list[str]]:
+        return {domain: list(tasks) for domain, tasks in _load_suite().TASKS_BY_DOMAIN.items()}
+
+
+class DMControlEnv(gymnasium.Env):
+    """A task of dm_control's suite for every vector env and wrapper (arguments and keys of torchrl's DMControlEnv).
+
+    Arguments:
+        domain, task: such as "cartpole", "swingup"; `DMControlEnv.available_envs` is the dict of all, a list of tasks
+            for each domain. RuntimeError for a pair that is not there.
+        from_pixels: frames as observations, under the key "pixels": uint8 (height, width, 3). With `pixels_only`
+            (default) they replace what the task observes, else they are added to it.
+        camera_id: the number or name of the camera; -1 is the free one.
+        height, width: of the frames, for observations and `render`.
+        frame_skip: how many steps of the task an action lasts (an integer of at least 1, else ValueError): rewards are
+            summed, the last observation counts, only the last frame is rendered, and the end of the episode ends it.
+        render_mode: "rgb_array" to call `render`.
+        task_kwargs, environment_kwargs: for dm_control's `suite.load`.
+
+    Observations are a dict with the arrays of the task: float64, numbers as shape (1,), each a copy. `terminated`:
+    the task ended the episode, with a discount below 1; `truncated`: the time was over, with the discount 1 (semantics
+    of dm_env). `step` before a reset, or after the end of an episode, is a RuntimeError: dm_control would begin a new
+    episode, without a word. `reset(seed=s)` begins the episode of `suite.load(..., task_kwargs={"random": s})`; a model
+    that is drawn at random (lqr) is always the same, unless `task_kwargs` has another "random".
+
+    Where there is no display, MUJOCO_GL is set to "egl" or "osmesa", whichever the machine has, before dm_control is
+    imported; a MUJOCO_GL of your own stays. Rendering that does not work is a RuntimeError when the env is made, and
+    says what to install. ImportError without dm_control: `pip install 'vecenv[dm_control]'`.
+
+    >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
+    >>> obs, info = env.reset(seed=0)
+    >>> {name: part.shape for name, part in obs.items()}
+    {'position': (3,), 'velocity': (2,)}
+    >>> env.close()
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
+    available_envs = _AvailableEnvs()
+
+    def __init__(
+        self,
+        domain: str,
+        task: str,
+        *,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        camera_id: int | str = 0,
+        height: int = 240,
+        width: int = 320,
+        frame_skip: int | None = None,
+        render_mode: str | None = None,
+        task_kwargs: Mapping[str, Any] | None = None,
+        environment_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if frame_skip is None:
+            frame_skip = 1
+        if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
+            raise ValueError(f"frame_skip must be an integer of at least 1, got {frame_skip!r}")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f'render_mode must be "rgb_array" or None, got {render_mode!r}')
+        self.render_mode = render_mode
+        self._name = f"{domain}, {task}"
+        self.frame_skip = frame_skip
+        self._view = {"height": height, "width": width, "camera_id": camera_id}
+        self.from_pixels, self.pixels_only = from_pixels, from_pixels and pixels_only
+        self._over: str | None = "has not been reset"
+        self._env = _load(domain, task, task_kwargs or {}, environment_kwargs)
+        self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep() / frame_skip)}
+        self.action_space = _space(self._env.action_spec())
+        self.observation_space = self._spaces(height, width)
+        if from_pixels:
+            self._frame()  # what cannot render should say so now
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self._over == _CLOSED:
+            raise RuntimeError(f"the env ({self._name}) {_CLOSED}")
+        super().reset(seed=seed)
+        if seed is not None:
+            self._env.task._random = np.random.RandomState(seed % _MAX_SEED)
+        self._over = None
+        return self._observation(self._env.reset()), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        if self._over is not None:
+            raise RuntimeError(f"the env ({self._name}) {self._over}; call reset() before step()")
+        if np.shape(action) != self.action_space.shape:
+            raise ValueError(f"the action has the shape {np.shape(action)}, expected {self.action_space.shape}")
+        reward = 0.0
+        for _ in range(self.frame_skip):
+            timestep = self._env.step(action)
+            reward += float(timestep.reward)
+            if timestep.last():
+                self._over = "has ended its episode"
+                break
+        terminated = timestep.last() and bool(timestep.discount < 1.0)
+        return self._observation(timestep), reward, terminated, timestep.last() and not terminated, {}
+
+    def render(self) -> np.ndarray:
+        """A frame, uint8 (height, width, 3)."""
+        if self.render_mode is None:
+            raise RuntimeError('render() needs an env that was made for it: DMControlEnv(..., render_mode="rgb_array")')
+        return self._frame()
+
+    def close(self) -> None:
+        """Give back the memory and the OpenGL context; a second call does nothing."""
+        if self._over != _CLOSED:
+            self._over = _CLOSED
+            self._env.physics.free()
+
+    @property
+    def physics(self) -> Any:
+        """dm_control's own `Physics`, to look at or to change the state."""
+        return self._env.physics
+
+    def _spaces(self, height: int, width: int) -> spaces.Dict:
+        parts: dict[str, spaces.Space[Any]] = {}
+        if not self.pixels_only:
+            parts = {name: _space(spec) for name, spec in self._env.observation_spec().items()}
+        if self.from_pixels:
+            if PIXELS in parts:
+                raise ValueError(f"the task ({self._name}) has an observation named {PIXELS!r} of its own")
+            parts[PIXELS] = spaces.Box(0, 255, (height, width, 3), np.uint8)
+        return spaces.Dict(parts)
+
+    def _observation(self, timestep: Any) -> dict[str, Any]:
+        """Copies: dm_control hands out some of its own buffers, and steps on with them."""
+        parts = {}
+        if not self.pixels_only:
+            parts = {name: np.array(value, ndmin=1) for name, value in timestep.observation.items()}
+        if self.from_pixels:
+            parts[PIXELS] = self._frame()
+        return parts
+
+    def _frame(self) -> np.ndarray:
+        begin_rendering()
+        try:
+            frame = self._env.physics.render(**self._view)
+        except ValueError:  # the size or the camera
+            raise
+        except Exception as error:
+            raise RuntimeError(f"MuJoCo cannot render here ({error}); {ADVICE}") from error
+        return np.array(frame, order="C")
+
+
+def _load_suite() -> Any:
+    choose_gl()
+    try:
+        from dm_control import suite
+    except ImportError as error:
+        raise ImportError(
+            f"DMControlEnv needs dm_control, which cannot be imported ({error}): pip install 'vecenv[dm_control]'"
+        ) from error
+    return suite
+
+
+def _load(domain: str, task: str, task_kwargs: Mapping[str, Any], environment_kwargs: Any) -> Any:
+    suite = _load_suite()
+    if (domain, task) not in suite.ALL_TASKS:
+        known = suite.TASKS_BY_DOMAIN.get(domain)
+        there = f"the domains are {sorted(suite.TASKS_BY_DOMAIN)}" if known is None else f"it has {list(known)}"
+        raise RuntimeError(f"dm_control has no task {task!r} in the domain {domain!r}; {there}")
+    # The models of some tasks (lqr) are drawn from it: the same in every worker. Episodes differ until they are seeded.
+    random = {} if "random" in task_kwargs else {"random": 0}
+    try:
+        env = suite.load(domain, task, {**task_kwargs, **random}, environment_kwargs)
+    except AttributeError as error:
+        if "MjModel" in str(error):
+            raise ImportError(f"this dm_control cannot use this mujoco ({error}): pip install 'mujoco<4'") from error
+        raise
+    if random:
+        env.task._random = np.random.RandomState()
+    return env
+
+
+def _space(spec: Any) -> spaces.Box:
+    """The Box of a dm_env spec; a number becomes an array of one."""
+    low, high = getattr(spec, "minimum", -np.inf), getattr(spec, "maximum", np.inf)
+    shape = spec.shape or (1,)
+    return spaces.Box(
+        np.broadcast_to(low, shape).astype(spec.dtype),
+        np.broadcast_to(high, shape).astype(spec.dtype),
+        dtype=spec.dtype,
+    )
