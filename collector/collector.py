@@ -14,45 +14,24 @@ A batch is complete when every environment has T rows.
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from collector.policy import ExplorationType, Policy, RandomPolicy, read_output
-from collector.rollout import Rollout, Tape, Where
+from collector.actor import Actor, Outputs
+from collector.batches import BatchCollector
+from collector.bookkeeping import restarted
+from collector.collecting import StepBatch, StepHook
+from collector.policy import Policy
+from collector.rollout import Rollout
+from collector.tape import Tape, Where
 from vecenv import nest
 from vecenv.venvs import DummyVectorEnv
 
-Outputs = dict[str, np.ndarray]
-Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
-Asker = Callable[[Any, np.ndarray], Outputs]
 
-
-class Interruptor:
-    """A switch that ends the batch being collected after its current round, from a signal handler or another thread."""
-
-    def __init__(self) -> None:
-        self._stopped = False
-
-    def start_collection(self) -> None:
-        """Let batches be collected to their end."""
-        self._stopped = False
-
-    def stop_collection(self) -> None:
-        """End the current batch, and each one after it, after one round."""
-        self._stopped = True
-
-    def collection_stopped(self) -> bool:
-        """Whether batches are to end now."""
-        return self._stopped
-
-
-class SyncDataCollector:
+class SyncDataCollector(BatchCollector):
     """Collects batches of `frames_per_batch` steps from all environments of a vector environment, in step.
 
     Guarantees:
@@ -61,7 +40,8 @@ class SyncDataCollector:
     2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is, as long as the policy's
        answer for one environment does not depend on which others it is asked for (see `collector.policy`).
     3. `batch.next.obs` at the end of an episode is its true last observation.
-    4. Batches belong to the caller.
+    4. Batches belong to the caller, unless `return_same_td` is set.
+    5. The weights of the policy change between batches only.
 
     Args:
         create_env_fn: a vector environment; or a callable that makes one (or a single environment); or a list of
@@ -76,8 +56,21 @@ class SyncDataCollector:
             elsewhere. None: modules get tensors where their parameters are, other policies numpy arrays.
         env_device: None or "cpu", where environments are.
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        exploration_type: what is taken from a distribution that the policy returns.
+        max_frames_per_traj: truncate episodes at that many steps, in each environment, across batches. None, or a
+            number below one: do not. `ValueError` where observations have an entry `step_count`.
+        init_random_frames: take random actions until so many steps are collected, rounded up to whole batches. The
+            policy's extras are zero there (it is asked once, beside, for what they are), and `batch.random` is True.
+        reset_at_each_iter: reset all environments before each batch.
+        postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
+            the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed.
+        split_trajs: the iterator gives `batch.split_trajectories()`.
+        exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
+        return_same_td: give the same object with every batch, in the same memory: what was in it is overwritten.
+        reset_when_done: only True.
         interruptor: asked after every round whether the batch ends now; what was not collected is masked.
+        set_truncated: mark the last step of each environment in a batch as truncated. Its episode goes on all the same.
+        compile_policy, cudagraph_policy: ask the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
+            of options. Weights that are replaced in place take effect all the same.
 
     Example::
 
@@ -85,265 +78,199 @@ class SyncDataCollector:
             collector.set_seed(0)
             for batch in collector:
                 learn(batch)                      # a Rollout: batch.obs, batch.action, batch.next.obs, ...
+
+    >>> import gymnasium as gym
+    >>> with SyncDataCollector([lambda: gym.make("CartPole-v1")] * 2, frames_per_batch=10) as collector:
+    ...     collector.next()
+    Rollout(2 environments, 5 steps, 10 frames, 0 episode ends)
     """
+
+    def _prepare(self, policy: Policy | None) -> None:
+        if self.env.is_async:
+            raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
+        super()._prepare(policy)
+        self._tape: Tape | None = None
+        frames = self._round_up(self.requested_frames_per_batch)
+        if frames != self.requested_frames_per_batch:
+            warnings.warn(
+                f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the {self._env_num} "
+                f"environments: batches have {frames // self._env_num} steps of each, {frames} frames",
+                stacklevel=3,
+            )
+
+    def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
+        return DummyVectorEnv(env_fns)
+
+    def _round_up(self, frames: int) -> int:
+        return -(-frames // self._env_num) * self._env_num
+
+    def _land(self) -> None:
+        """Nothing is in flight between batches."""
+
+    def _forget(self) -> None:
+        """Every step is in a batch."""
+
+    def _gather(self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: StepHook | None) -> Rollout:
+        """One batch, recorded on a tape: see the picture at the top of this file."""
+        n, tape = self._env_num, self._new_tape(frames // self._env_num)
+        goal = np.full(n, tape.steps * n)
+        if quota is not None:
+            goal[quota == 0] = 0
+        cursor = np.arange(n)  # the next row of each environment
+        loop = _Loop(self, tape, actor, quota, on_step)
+        ids, obs, stopped = np.flatnonzero(cursor < goal), None, False
+        if self._obs is not None:
+            tape.write("obs", cursor, self._obs)
+            obs = nest.take(self._obs, ids)
+        while len(ids) and not stopped:
+            cursor[ids], stopped = loop.run(cursor[ids], ids, obs)
+            if quota is not None:
+                goal[quota == 0] = 0
+            ids = np.flatnonzero(cursor < goal)
+            obs = tape.read("obs", cursor[ids])
+        self._obs = tape.read("obs", cursor)
+        count = cursor // n
+        batch = tape.finish(count, self._episodes, self._version(actor))
+        self._episodes.advance(batch.done, batch.step_count, count)
+        return batch
+
+    def _new_tape(self, steps: int) -> Tape:
+        if self._tape is not None and self._tape.steps == steps:
+            self._tape.rewind()
+            return self._tape
+        tape = Tape(self._env_num, steps)
+        if self._reuse:
+            self._tape = tape
+        return tape
+
+
+class _Loop:
+    """The rounds of one batch."""
 
     def __init__(
         self,
-        create_env_fn: Any,
-        policy: Policy | None = None,
-        *,
-        frames_per_batch: int,
-        total_frames: int = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        policy_device: Any = None,
-        env_device: Any = None,
-        create_env_kwargs: dict[str, Any] | None = None,
-        exploration_type: ExplorationType = ExplorationType.RANDOM,
-        interruptor: Interruptor | None = None,
+        collector: SyncDataCollector,
+        tape: Tape,
+        actor: Actor,
+        quota: np.ndarray | None,
+        on_step: StepHook | None,
     ) -> None:
-        _check_frames(frames_per_batch, total_frames)
-        if env_device is not None and str(env_device) != "cpu":
-            raise ValueError(f"environments run on the CPU: env_device must be None or 'cpu', got {env_device!r}")
-        self.frames = 0
-        """Steps collected by the batches of this collector's iterator."""
-        self.total_frames = total_frames
-        policy_device, env_device = (device if each is None else each for each in (policy_device, env_device))
-        self._storing_device = _storing_device(
-            device if storing_device is None else storing_device, policy_device, env_device
-        )
-        self._interruptor = interruptor
-        self._iterator: Iterator[Rollout] | None = None
-        self._layout: Layout = {}
-        self._obs: Any = None
-        self.env = _vector_env(create_env_fn, create_env_kwargs or {})
-        """The vector environment."""
-        self._closed = False
-        try:
-            self._env_num = self.env.env_num
-            self._steps = _steps_of(frames_per_batch, self._env_num)
-            self._over = np.ones(self._env_num, np.bool_)
-            self._episode = np.zeros(self._env_num, np.int64)
-            self._ask, self._random = _asker(policy, policy_device, self.env, exploration_type)
-            if self.env.is_async:
-                raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
-        except BaseException:
-            self.shutdown()
-            raise
+        self._env, self._env_num = collector.env, collector._env_num
+        self._tape, self._actor = tape, actor
+        self._quota, self._on_step = quota, on_step
+        self._over = collector._episodes.over
+        self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
+        self._stopped = collector._stopped
+        self._lap = collector._clock.lap
 
-    def __iter__(self) -> Iterator[Rollout]:
-        return self.iterator()
+    def run(self, rows: np.ndarray, ids: np.ndarray, obs: Any) -> tuple[np.ndarray, bool]:
+        """Rounds of the environments `ids` until one may have all its rows, or all its episodes.
 
-    def iterator(self) -> Iterator[Rollout]:
-        """Batches until `total_frames` are collected; then the environments are closed."""
-        while self.total_frames < 0 or self.frames < self.total_frames:
-            batch = self.rollout()
-            self.frames += batch.frames
-            if 0 <= self.total_frames <= self.frames:
-                self.shutdown()
-            yield batch
-
-    def next(self) -> Rollout | None:
-        """The next batch; None after the last one."""
-        if self._iterator is None:
-            self._iterator = self.iterator()
-        return next(self._iterator, None)
-
-    def reset(self) -> None:
-        """Reset all environments before the next step; episodes in progress are left, and new ids begin."""
-        self._episode = self._episode + ~self._over
-        self._over[:] = True
-        self._obs = None
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed all environments and the random actions, and reset: the batches that follow are reproducible.
-
-        Each environment gets a seed of its own from the chain that begins with `seed` (with `static_seed`: `seed`
-        itself). Returns the seed after the last one, to go on with.
+        `rows` are their cursors, and `obs` their observations; returns the new cursors, and whether the collection is
+        interrupted.
         """
-        following: int = self.env.set_seed(seed, static_seed)
-        if self._random:
-            self._ask, _ = _asker(None, None, self.env, ExplorationType.RANDOM)
-        self.reset()
-        return following
-
-    def shutdown(self) -> None:
-        """Close the environments. Safe to call again, and after any failure."""
-        if not self._closed:
-            self._closed = True
-            self.env.close()
-
-    def __enter__(self) -> SyncDataCollector:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
-
-    def rollout(self) -> Rollout:
-        """Collect one batch; not counted in `frames`. Errors of environments and policy are raised after a shutdown."""
-        if self._closed:
-            raise RuntimeError("the collector is shut down; make a new one")
-        try:
-            batch = self._collect()
-        except BaseException:
-            self.shutdown()
-            raise
-        return batch if self._storing_device is None else batch.to(self._storing_device)
-
-    def _collect(self) -> Rollout:
-        """One batch, recorded on a tape: see the picture at the top of this file."""
-        n, end = self._env_num, self._steps * self._env_num
-        tape, cursor = Tape(n, self._steps), np.arange(n)  # the cursor of an environment is its next row
-        ids, obs, interrupted = np.arange(n), self._obs, False
-        if obs is not None:
-            tape.write("obs", cursor, obs)
-        while len(ids) and not interrupted:
-            cursor[ids], self._over[ids], interrupted = self._run(tape, cursor[ids], ids, obs, self._over[ids])
-            ids = np.flatnonzero(cursor < end)
-            obs = tape.read("obs", cursor[ids])
-        self._obs = tape.read("obs", cursor)
-        batch = tape.finish(cursor // n, self._episode)
-        self._episode = self._episode + batch.done.sum(1)
-        return batch
-
-    def _run(
-        self, tape: Tape, rows: np.ndarray, ids: np.ndarray, obs: Any, over: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Rounds of the environments `ids` until one may have all its rows.
-
-        `rows` are their cursors, `obs` their observations and `over` whether they are to be reset; returns the new
-        cursors, whether they are over now, and whether the collection is interrupted.
-        """
-        n, everyone = self._env_num, len(ids) == self._env_num
+        n, k, tape = self._env_num, len(ids), self._tape
         first, last = int(rows.min()) // n, int(rows.max()) // n
-        where: Where = slice(first * n, first * n + n) if everyone and first == last else rows
-        rounds, interrupted = self._steps - last, False
-        while rounds and not interrupted:
-            resets = np.count_nonzero(over)
-            if resets == len(ids):
-                obs, _ = self.env.reset(None if everyone else ids)
-                tape.write("obs", where, obs)
-                over = np.zeros_like(over)
+        where: Where = slice(first * n, first * n + n) if k == n and first == last else rows
+        done = self._over[ids]
+        over = done.nonzero()[0]  # the rows of a round whose environments are to be reset
+        rounds, stopped = tape.steps - last, False
+        while rounds and not stopped:
+            resets = over
+            if len(resets) == k:
+                obs, over = self._reset(ids, where), _NONE
                 continue
-            outputs = self._act(obs, ids) if not resets else self._act_but(obs, ids, over)
+            outputs = self._choose(obs, ids, resets, done)
+            obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, resets, done)
+            if self._limit:
+                truncated = self._cut_long(ids, resets, truncated)
             # An environment that is reset writes to the row of its next step, which overwrites it.
-            for name, values in outputs.items():
-                tape.write(name, where, values)
-            obs, reward, terminated, truncated, _ = (
-                self.env.step(outputs["action"], None, reset=over if resets else None)
-                if everyone
-                else self.env.step(outputs["action"], ids, reset=ids[over] if resets else None)
-            )
-            tape.write("reward", where, reward)
-            tape.write("terminated", where, terminated)
-            tape.write("truncated", where, truncated)
-            where = _advance(where, n, over if resets else None)
+            tape.write_step(where, outputs, reward, terminated, truncated)
+            if self._on_step is not None:
+                before = tape.read("obs", _as_rows(where))
+                step = StepBatch(ids, before, outputs["action"], reward, terminated, truncated, obs, info)
+                self._call_hook(step, _as_rows(where), resets)
+            where = _advance(where, n, resets)
             tape.write("obs", where, obs)
-            over = terminated | truncated
-            if np.count_nonzero(over):
-                tape.end_episodes(_as_rows(where)[over] - n, nest.take(obs, over))
+            done = terminated | truncated
+            over = done.nonzero()[0]
             rounds -= 1
-            interrupted = self._interruptor is not None and self._interruptor.collection_stopped()
-        return _as_rows(where), over, interrupted
+            if len(over) and self._end_episodes(ids, over, _as_rows(where) - n, obs, info):
+                break
+            self._lap("storage")
+            stopped = self._stopped()
+        self._over[ids] = False
+        self._over[ids[over]] = True
+        return _as_rows(where), stopped
 
-    def _act(self, obs: Any, ids: np.ndarray) -> Outputs:
-        """What the policy says for these environments, checked against what it said at first."""
-        outputs = self._ask(obs, ids)
-        layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
-        if layout != self._layout or len(outputs["action"]) != len(ids):
-            self._check_outputs(outputs, layout, len(ids))
+    def _reset(self, ids: np.ndarray, where: Where) -> Any:
+        """A round in which there is nothing but resets; returns the observations."""
+        self._actor.begin(ids)
+        obs, _ = self._env.reset(None if len(ids) == self._env_num else ids)
+        self._lap("env")
+        self._tape.write("obs", where, obs)
+        return obs
+
+    def _choose(self, obs: Any, ids: np.ndarray, resets: np.ndarray, over: np.ndarray) -> Outputs:
+        """The policy's outputs; it is not asked for the rows `resets` (in `over` a mask), which are reset."""
+        if not len(resets):
+            outputs = self._actor(obs, ids)
+        else:
+            self._actor.begin(ids[resets])
+            outputs = self._actor(obs, ids, (~over).nonzero()[0])
+        self._lap("act")
         return outputs
 
-    def _act_but(self, obs: Any, ids: np.ndarray, over: np.ndarray) -> Outputs:
-        """The same, where those that are over are not asked for: they get a copy of another's answer."""
-        asked = ~over
-        outputs = self._act(nest.take(obs, asked), ids[asked])
-        answer_of = np.maximum(np.cumsum(asked) - 1, 0)
-        return {name: values[answer_of] for name, values in outputs.items()}
+    def _step(self, action: np.ndarray, ids: np.ndarray, resets: np.ndarray, over: np.ndarray) -> tuple[Any, ...]:
+        everyone = len(ids) == self._env_num
+        step: tuple[Any, ...]
+        if not len(resets):
+            step = self._env.step(action, None if everyone else ids)
+        elif everyone:
+            step = self._env.step(action, None, reset=over)
+        else:
+            step = self._env.step(action, ids, reset=ids[resets])
+        self._lap("env")
+        return step
 
-    def _check_outputs(self, outputs: Outputs, layout: Layout, rows: int) -> None:
-        for name, values in outputs.items():
-            if values.shape[:1] != (rows,):
-                raise ValueError(
-                    f"the policy returned {name!r} of shape {values.shape} for {rows} observations; "
-                    f"its first dimension must be {rows}"
-                )
-        if self._layout and layout != self._layout:
-            raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self._layout} before")
-        self._layout = layout
+    def _cut_long(self, ids: np.ndarray, resets: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+        """Truncate episodes that have as many steps as they may."""
+        self._taken[ids] += 1
+        self._taken[ids[resets]] = 0
+        return truncated | (self._taken[ids] >= self._limit)
+
+    def _end_episodes(self, ids: np.ndarray, over: np.ndarray, rows: np.ndarray, obs: Any, info: Any) -> bool:
+        """Note the episodes that ended in this round; returns whether an environment now has all that it is to have."""
+        self._taken[ids[over]] = 0
+        if broken := restarted(over, info):
+            self._tape.break_episodes(rows[broken])
+            over = over[~np.isin(over, broken)]
+        self._tape.end_episodes(rows[over], nest.take(obs, over))
+        if self._quota is None:
+            return False
+        self._quota[ids[over]] -= 1
+        return bool((self._quota[ids[over]] == 0).any())
+
+    def _call_hook(self, step: StepBatch, rows: np.ndarray, resets: np.ndarray) -> None:
+        """Show the round to the hook, without those that were reset, and store what it returns."""
+        assert self._on_step is not None
+        stepped = np.delete(np.arange(len(rows)), resets)
+        extras = self._on_step(StepBatch(*(nest.take(column, stepped) for column in step)))
+        for name, values in (extras or {}).items():
+            self._tape.write(name, rows[stepped], np.asarray(values))
 
 
-def _advance(where: Where, n: int, stay: np.ndarray | None) -> Where:
+_NONE = np.zeros(0, np.int64)
+
+
+def _advance(where: Where, n: int, stay: np.ndarray) -> Where:
     """The next rows of all environments but those that `stay`."""
-    if stay is not None:
-        return _as_rows(where) + n * ~stay
-    return slice(where.start + n, where.stop + n) if isinstance(where, slice) else where + n
+    if isinstance(where, slice) and not len(stay):
+        return slice(where.start + n, where.stop + n)
+    rows = _as_rows(where) + n
+    rows[stay] -= n
+    return rows
 
 
 def _as_rows(where: Where) -> np.ndarray:
     return np.arange(where.start, where.stop) if isinstance(where, slice) else where
-
-
-def _check_frames(frames_per_batch: int, total_frames: int) -> None:
-    if frames_per_batch < 1:
-        raise ValueError(f"frames_per_batch must be at least 1, got {frames_per_batch}")
-    if total_frames == 0:
-        raise ValueError("total_frames must be at least 1, or -1 for a collector without end; got 0")
-    if total_frames > 0 and total_frames % frames_per_batch:
-        raise ValueError(
-            f"total_frames={total_frames} is not a multiple of frames_per_batch={frames_per_batch}; "
-            f"use {-(-total_frames // frames_per_batch) * frames_per_batch}, or another frames_per_batch"
-        )
-
-
-def _steps_of(frames_per_batch: int, env_num: int) -> int:
-    """Steps of each environment in a batch."""
-    steps = -(-frames_per_batch // env_num)
-    if steps * env_num != frames_per_batch:
-        warnings.warn(
-            f"frames_per_batch={frames_per_batch} is not a multiple of the {env_num} environments: "
-            f"batches have {steps} steps of each, {steps * env_num} frames",
-            stacklevel=3,
-        )
-    return steps
-
-
-def _storing_device(storing: Any, policy: Any, env: Any) -> Any:
-    """Where batches are kept: as asked, else where policy and environments both are; None for numpy arrays."""
-    chosen = env if storing is None and env is not None and str(env) == str(policy) else storing
-    if chosen is None:
-        return None
-    from collector.device import resolve_device
-
-    return resolve_device(chosen)
-
-
-def _vector_env(source: Any, kwargs: dict[str, Any]) -> Any:
-    """The vector environment that `create_env_fn` is, makes, or can be put in; nothing is built twice."""
-    if isinstance(source, Sequence):
-        return DummyVectorEnv([partial(make, **kwargs) for make in source])
-    if isinstance(source, type) or not hasattr(source, "step"):
-        source = source(**kwargs)
-    elif kwargs:
-        raise ValueError(
-            f"create_env_kwargs {kwargs} need a callable that makes the environment; got {source}, already made"
-        )
-    return source if hasattr(source, "env_num") else DummyVectorEnv([lambda: source])
-
-
-def _asker(policy: Policy | None, device: Any, env: Any, exploration: ExplorationType) -> tuple[Asker, bool]:
-    """A function (observations, environment ids) -> outputs as arrays, and whether it is our own random policy."""
-    if policy is None:
-        policy = RandomPolicy(env.action_space)
-        return lambda obs, ids: {"action": policy(obs, ids)}, True
-    if isinstance(policy, RandomPolicy):
-        return lambda obs, ids: {"action": policy(obs, ids)}, False
-    torch = sys.modules.get("torch")
-    if device is not None or (torch is not None and isinstance(policy, torch.nn.Module)):
-        from collector.device import TorchPolicy
-
-        on_tensors = TorchPolicy(policy, device, env.env_num, exploration)
-        return lambda obs, ids: on_tensors(obs), False
-    return lambda obs, ids: {k: np.asarray(v) for k, v in read_output(policy(obs), exploration).items()}, False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from collector.flat import FlatRollout, join
 from collector.rollout import Rollout
 from vecenv import nest
 
@@ -49,62 +51,85 @@ class Episode:
 class EpisodeCutter:
     """Cuts batches of one collector into whole episodes.
 
-    An episode that a batch leaves unfinished is kept, and comes out of the batch that finishes it.
+    An episode that a batch leaves unfinished is kept, and comes out of the batch that finishes it. One that breaks off
+    because its environment failed is dropped.
 
     Example::
 
-        cutter = EpisodeCutter(venv.env_num)
+        cutter = EpisodeCutter()
         for batch in collector:
             for episode in cutter.cut(batch):     # by the time of their end, then by environment
                 save(episode)
     """
 
-    def __init__(self, env_num: int) -> None:
-        self._parts: list[list[Episode]] = [[] for _ in range(env_num)]
+    def __init__(self) -> None:
+        self._parts: dict[int, list[Episode]] = {}
 
     @property
     def unfinished_steps(self) -> int:
         """Steps of episodes that have begun and not ended."""
-        return sum(len(part) for parts in self._parts for part in parts)
+        return sum(len(part) for parts in self._parts.values() for part in parts)
 
-    def cut(self, batch: Rollout) -> list[Episode]:
-        """The episodes that end in this batch, by the time of their end. Their arrays are copies."""
-        start = np.zeros(len(self._parts), np.int64)
-        episodes = []
-        for k, (env, time) in enumerate(zip(batch.final_env.tolist(), batch.final_time.tolist(), strict=True)):
-            end = _slice(batch, env, start[env], time + 1, nest.take(batch.final_obs, slice(k, k + 1)))
-            episodes.append(_join([*self._parts[env], end]))
-            self._parts[env] = []
-            start[env] = time + 1
-        for env, length in enumerate(batch.mask.sum(1).tolist()):
-            if start[env] < length:
-                self._parts[env].append(_slice(batch, env, start[env], length, None))
-        return episodes
+    def cut(self, batch: Rollout | FlatRollout) -> list[Episode]:
+        """The episodes that end in this batch, by the time of their end (of a flat batch: by environment).
+
+        Their arrays are copies.
+        """
+        whole: list[tuple[int, Episode]] = []
+        pieces = _pieces_of_flat(batch) if isinstance(batch, FlatRollout) else _pieces(batch)
+        for traj_id, time, part, ends in pieces:
+            self._parts.setdefault(traj_id, []).append(part)
+            if ends:
+                whole.append((time, _join(self._parts.pop(traj_id))))
+        for traj_id in batch.broken_ids.tolist():
+            self._parts.pop(traj_id, None)
+        return [episode for _, episode in sorted(whole, key=lambda each: each[0])]
 
 
-def _slice(batch: Rollout, env: int, start: int, stop: int, last_obs: Any) -> Episode:
-    """Steps of one environment, with their observations and `last_obs`, where there is one. Views of the batch."""
-    at = (env, slice(start, stop))
-    obs = nest.take(batch.all_obs, at)
-    if last_obs is not None:
-        obs = _concatenate([obs, last_obs])
+Piece = tuple[int, int, Episode, bool]
+"""The id of a trajectory, the time of its last step here, its steps as views of the batch, and whether it ends."""
+
+
+def _pieces(batch: Rollout) -> Iterator[Piece]:
+    """By environment, then by time."""
+    finals = {at: k for k, at in enumerate(zip(batch.final_env.tolist(), batch.final_time.tolist(), strict=True))}
+    collected = (batch.mask | batch.broken).sum(1).tolist()
+    for env, length in enumerate(collected):
+        ids = batch.traj_ids[env, :length]
+        start = 0
+        for stop in (np.flatnonzero(np.diff(ids, append=-1)) + 1).tolist():
+            final = finals.get((env, stop - 1))
+            last_obs = None if final is None else nest.take(batch.final_obs, slice(final, final + 1))
+            at = (env, slice(start, stop))
+            obs = nest.take(batch.all_obs, at)
+            yield int(ids[start]), stop, _episode(batch, at, obs, last_obs, env), final is not None
+            start = stop
+
+
+def _pieces_of_flat(batch: FlatRollout) -> Iterator[Piece]:
+    start = 0
+    for stop in (np.flatnonzero(np.diff(batch.traj_ids, append=-1)) + 1).tolist():
+        ends = bool(batch.done[stop - 1])
+        tail = int(np.searchsorted(batch.tail_rows, stop - 1))
+        last_obs = nest.take(batch.tail_obs, slice(tail, tail + 1)) if ends else None
+        at, env = slice(start, stop), int(batch.env_ids[start])
+        yield int(batch.traj_ids[start]), 0, _episode(batch, at, nest.take(batch.obs, at), last_obs, env), ends
+        start = stop
+
+
+def _episode(batch: Rollout | FlatRollout, at: Any, obs: Any, last_obs: Any, env: int) -> Episode:
+    """The steps at an index, with their observations and `last_obs`, where there is one."""
+    obs = obs if last_obs is None else join([obs, last_obs])
     return Episode(obs, batch.action[at], batch.reward[at], batch.terminated[at], batch.truncated[at], env)
 
 
 def _join(parts: list[Episode]) -> Episode:
     """Consecutive parts of an episode as one, in memory of its own."""
     return Episode(
-        obs=_concatenate([part.obs for part in parts]),
+        obs=join([part.obs for part in parts]),
         action=np.concatenate([part.action for part in parts]),
         reward=np.concatenate([part.reward for part in parts]),
         terminated=np.concatenate([part.terminated for part in parts]),
         truncated=np.concatenate([part.truncated for part in parts]),
         env_id=parts[0].env_id,
     )
-
-
-def _concatenate(trees: list[Any]) -> Any:
-    """Trees of `(k, ...)` arrays, joined along their first dimension."""
-    columns = zip(*(nest.leaves(tree) for tree in trees), strict=True)
-    joined = iter([np.concatenate(column) for column in columns])
-    return nest.map(lambda _: next(joined), trees[0])

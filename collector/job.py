@@ -22,9 +22,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from collector.collector import Interruptor, SyncDataCollector
+from collector.collector import SyncDataCollector
 from collector.dataset import PICTURE, DatasetWriter, check_storable, prepare_folder
 from collector.episodes import EpisodeCutter
+from collector.interruptor import Interruptor
 from collector.policy import RandomPolicy
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
@@ -84,6 +85,8 @@ class JobState:
     """Since the first step."""
     unfinished_steps: int = 0
     """Steps of episodes that have begun and not ended: not stored."""
+    bottleneck: str = ""
+    """What most of the time goes to, and its share: "environments 80 %"; "idle" is the writing of episodes."""
     workers: int = 1
     device: str = "cpu"
     status: str = "failed"
@@ -184,7 +187,7 @@ def _collect(
     on_progress: Callable[[JobState], None],
 ) -> None:
     """Collect until there are enough steps or a signal came; commit a shard whenever it is due."""
-    config, cutter = state.config, EpisodeCutter(batches.env.env_num)
+    config, cutter = state.config, EpisodeCutter()
     began = committed = time.monotonic()
     frames = 0
     while state.steps < config.steps and not stop.collection_stopped():
@@ -200,6 +203,7 @@ def _collect(
         state.unfinished_steps = frames - state.steps
         now = time.monotonic()
         state.seconds = now - began
+        state.bottleneck = batches.stats().bottleneck_share
         if writer.waiting_bytes >= config.shard_bytes or now - committed >= config.shard_seconds:
             writer.commit()
             committed = now

@@ -6,34 +6,38 @@ step, and returns one of
 - the actions, `(k, ...)`;
 - a distribution over them (anything with `sample` and `log_prob`, as in `torch.distributions`), from which the
   exploration type picks: a sample, the mode or the mean;
-- a dict with `action` (either of the above) and whatever else is to be stored beside it, `(k, ...)` each.
+- a dict with `action` (either of the above) and whatever else is to be stored beside it, `(k, ...)` each;
+- a tuple: the action and then what else is to be stored, as `output1`, `output2`, ...
 
 A `torch.nn.Module`, and any policy for which a policy device was named, gets tensors; every other one numpy arrays.
+Modules of tensordict get a `TensorDict`.
+
+What a policy is called with depends on the names of its parameters:
+
+- where observations are a dict and all its required parameters are keys of it, it gets those entries, else the whole;
+- `env_id`: the environments that the rows belong to, int64 `(k,)`;
+- `state`: what it returned as `state` (in a dict, or second in a tuple of two) for these environments in the step
+  before. In the first step of an episode that is zeros, or a row of `policy.initial_state(k)` where it has that method;
+  where it has none, it gets None the very first time. The state may be a tree of `(k, ...)` arrays or tensors.
 
 How many rows there are changes from call to call: environments that are being reset have none. So a policy that draws
 from one random stream gives other data when other environments step together, as with another `frames_per_batch`.
-`RandomPolicy` does not: it has a stream for each environment.
+`RandomPolicy` does not: it has a stream for each environment, which is what `env_id` is for.
 """
 
 from __future__ import annotations
 
 import copy
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-Policy = Callable[[Any], Any]
+from collector.exploration import ExplorationType as ExplorationType
+from collector.exploration import choose
 
-
-class ExplorationType(enum.Enum):
-    """What is taken from a distribution that a policy returns."""
-
-    RANDOM = "random"
-    MODE = "mode"
-    MEAN = "mean"
+Policy = Callable[..., Any]
 
 
 def read_output(output: Any, exploration: ExplorationType) -> dict[str, Any]:
@@ -41,17 +45,13 @@ def read_output(output: Any, exploration: ExplorationType) -> dict[str, Any]:
 
     Raises `TypeError` where the output is a dict without `action`.
     """
+    if isinstance(output, tuple):
+        output = {("action" if i == 0 else f"output{i}"): value for i, value in enumerate(output)}
     if not isinstance(output, dict):
-        return {"action": _choose(output, exploration)}
+        return {"action": choose(output, exploration)}
     if "action" not in output:
         raise TypeError(f"the policy returned a dict without 'action'; its keys are {sorted(map(str, output))}")
-    return {**output, "action": _choose(output["action"], exploration)}
-
-
-def _choose(action: Any, exploration: ExplorationType) -> Any:
-    if not (hasattr(action, "sample") and hasattr(action, "log_prob")):
-        return action
-    return action.sample() if exploration is ExplorationType.RANDOM else getattr(action, exploration.value)
+    return {**output, "action": choose(output["action"], exploration)}
 
 
 class RandomPolicy:
@@ -78,17 +78,31 @@ class RandomPolicy:
         self._ids = np.arange(len(self._spaces))
         self._block: np.ndarray | None = None
         self._used = np.full(len(self._spaces), self.BLOCK)
+        self._sure = 0
+        """So many more actions can be drawn for each environment before a block has to be filled."""
 
     def __call__(self, obs: Any, env_id: Any = None) -> np.ndarray:
         """One action for each environment of `env_id` (None: all of them): `(k, ...)`, of the spaces' dtype."""
         ids = self._ids if env_id is None else np.asarray(env_id)
-        empty = ids[self._used[ids] == self.BLOCK]
-        for i in empty:
-            self._refill(i)
-        assert self._block is not None
-        actions = self._block[ids, self._used[ids]]
+        actions = self.upcoming(ids)
         self._used[ids] += 1
         return actions
+
+    def for_some(self, env_id: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """One action for each of `env_id`, of which only those in `rows` are drawn: the others are not used."""
+        actions = self.upcoming(env_id)
+        self._used[env_id[rows]] += 1
+        return actions
+
+    def upcoming(self, env_id: np.ndarray) -> np.ndarray:
+        """What will be drawn next for each of these environments."""
+        if self._sure == 0:
+            for i in np.flatnonzero(self._used == self.BLOCK).tolist():
+                self._refill(i)
+            self._sure = self.BLOCK - int(self._used.max())
+        self._sure -= 1
+        assert self._block is not None
+        return self._block[env_id, self._used[env_id]]
 
     def _refill(self, env_id: int) -> None:
         drawn = draw(self._spaces[env_id], self.BLOCK)

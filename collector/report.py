@@ -77,7 +77,8 @@ class Report:
 
 def _figures(state: JobState) -> str:
     mean = f"mean return {np.mean(state.returns[-RECENT:]):,.1f}" if state.returns else "no episode ended yet"
-    return f"{state.steps_per_second:,.0f} steps/s  {len(state.returns):,} episodes  {mean}"
+    figures = f"{state.steps_per_second:,.0f} steps/s  {len(state.returns):,} episodes  {mean}"
+    return f"{figures}  {state.bottleneck}" if state.bottleneck else figures
 
 
 def summary(state: JobState) -> Group:

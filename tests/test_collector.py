@@ -2,118 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ast
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
+from collector_envs import (
+    BACKENDS,
+    CASES,
+    Breaks,
+    Countdown,
+    DictObs,
+    arrays,
+    assert_equal,
+    backends,
+    cartpoles,
+    cases,
+    countdowns,
+    hand_written,
+    lean,
+    zeros,
+)
 
-from collector import ExplorationType, Interruptor, RandomPolicy, Rollout, SyncDataCollector
-from collector.policy import draw
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
-
-BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
-backends = pytest.mark.parametrize("backend", BACKENDS)
-
-
-class Countdown(gymnasium.Env):
-    """Episodes of `length` steps; the observation is (episode, steps taken in it), so a wrong one shows."""
-
-    def __init__(self, length: int) -> None:
-        self.observation_space = spaces.Box(-1, 1000, (2,), np.int64)
-        self.action_space = spaces.Discrete(3)
-        self.length, self.episode, self.taken = length, -1, 0
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.episode, self.taken = self.episode + 1, 0
-        return np.array([self.episode, 0]), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.taken += 1
-        over = self.taken == self.length
-        return np.array([self.episode, self.taken]), float(action), over, False, {}
-
-
-class DictObs(gymnasium.ObservationWrapper):
-    """The same env with a dict and a tuple around its observations."""
-
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(env)
-        self.observation_space = spaces.Dict({"a": env.observation_space, "b": spaces.Tuple([env.observation_space])})
-
-    def observation(self, observation: Any) -> Any:
-        return {"a": observation, "b": (observation + 1,)}
-
-
-class Breaks(Countdown):
-    def step(self, action: Any) -> Any:
-        raise OverflowError("the env broke")
-
-
-def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:
-    return [partial(Countdown, length) for length in lengths]
-
-
-def cartpoles(n: int) -> list[Callable[[], gymnasium.Env]]:
-    return [partial(gymnasium.make, "CartPole-v1")] * n
-
-
-def pendulums(n: int) -> list[Callable[[], gymnasium.Env]]:
-    return [partial(gymnasium.make, "Pendulum-v1", max_episode_steps=13)] * n
-
-
-def lean(obs: np.ndarray) -> np.ndarray:
-    """A deterministic policy for CartPole."""
-    return (obs[:, 2] > 0).astype(np.int64)
-
-
-def push(obs: np.ndarray) -> np.ndarray:
-    """A deterministic policy for Pendulum."""
-    return 2 * np.sin(obs[:, 2:] + obs[:, :1]).astype(np.float32)
-
-
-def zeros(obs: Any) -> np.ndarray:
-    return np.zeros(len(obs["a"] if isinstance(obs, dict) else obs), np.int64)
-
-
-CASES = {
-    "cartpole": (cartpoles, lean),
-    "pendulum": (pendulums, push),
-    "cartpole random": (cartpoles, None),
-    "pendulum random": (pendulums, None),
-}
-cases = pytest.mark.parametrize("case", CASES)
-
-
-def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.ndarray]:
-    """The loop that a user would write: step all, then reset what is over. Arrays `(N, T, ...)`."""
-    venv.set_seed(seed)
-    obs, _ = venv.reset()
-    rows = []
-    for _ in range(steps):
-        action = np.stack([space.sample() for space in venv.action_space]) if policy is None else policy(obs)
-        following, reward, terminated, truncated, _ = venv.step(action)
-        rows.append((obs, action, reward, terminated, truncated, following.copy()))
-        obs, over = following.copy(), np.flatnonzero(terminated | truncated)
-        if len(over):
-            obs[over] = venv.reset(over)[0]
-    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
-    return {name: np.stack(column, axis=1) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-def arrays(batch: Rollout) -> dict[str, np.ndarray]:
-    names = ("obs", "action", "reward", "terminated", "truncated", "traj_ids")
-    return {name: getattr(batch, name) for name in names} | {"next_obs": batch.next.obs}
-
-
-def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
-    for name in left.keys() & right.keys():
-        assert left[name].dtype == right[name].dtype, name
-        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+from collector import AsyncDataCollector, Interruptor, SyncDataCollector
+from vecenv import DummyVectorEnv
 
 
 @backends
@@ -144,7 +59,7 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, case: str) -
 
     whole = collect(60)
     assert whole["terminated"].any() or whole["truncated"].any()
-    for steps in (1, 5, 20):
+    for steps in (1, 10, 20):
         assert_equal(collect(steps), whole)
 
 
@@ -160,6 +75,43 @@ def test_a_random_mix_of_episode_lengths_and_batch_sizes_equals_a_hand_written_l
         collector.set_seed(seed)
         batches = [arrays(batch) for batch in collector]
     assert_equal({name: np.concatenate([batch[name] for batch in batches], axis=1) for name in batches[0]}, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_two_runs_with_one_seed_are_the_same_whatever_the_workers(backend: Any, workers: int) -> None:
+    batches = []
+    for venv in (backend(cartpoles(5), num_workers=workers), DummyVectorEnv(cartpoles(5))):
+        with SyncDataCollector(venv, frames_per_batch=150) as collector:
+            collector.set_seed(9)
+            batches.append([arrays(collector.rollout()) for _ in range(2)])
+    for first, second in zip(*batches, strict=True):
+        assert_equal(first, second)
+
+
+@backends
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_a_vector_env_that_returns_views_gives_the_same_data(backend: Any, kind: type) -> None:
+    found = []
+    for copy in (True, False):
+        with kind(backend(cartpoles(4), copy=copy), lean, frames_per_batch=200) as collector:
+            collector.set_seed(2)
+            collector.rollout()
+            found.append(arrays(collector.collect(n_step=200, on_step=lambda step: {"seen": step.obs}).batch))
+    assert_equal(*found)
+
+
+def test_no_device_is_ever_synchronised() -> None:
+    """`torch.cuda.synchronize` would wait for all that runs on it, a learner's work too."""
+    sources = list((Path(__file__).parent.parent / "collector").glob("*.py"))
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "synchronize" and ast.unparse(node.value).endswith("cuda")
+    ]
+    assert len(sources) > 20
+    assert found == []
 
 
 @backends
@@ -310,6 +262,13 @@ class TestEnvironments:
         assert self.made(Countdown(3)) == 1
         assert self.made(Countdown, create_env_kwargs={"length": 3}) == 1
         assert self.made([Countdown] * 2, create_env_kwargs={"length": 3}) == 2
+        assert self.made([DummyVectorEnv(countdowns(3, 4))]) == 2
+
+    def test_a_vector_env_of_tensors_is_refused(self) -> None:
+        tensors = pytest.importorskip("collector.torch_vector_env")
+        venv = tensors.TorchVectorEnv(DummyVectorEnv(countdowns(3)), "cpu")
+        with venv, pytest.raises(TypeError, match="without TorchVectorEnv"):
+            self.made(venv)
 
     def test_each_callable_is_called_once(self) -> None:
         calls: list[int] = []
@@ -324,7 +283,7 @@ class TestEnvironments:
         assert len(calls) == 3
 
     def test_kwargs_for_an_environment_that_is_already_made_are_an_error(self) -> None:
-        with pytest.raises(ValueError, match="already made"):
+        with pytest.raises(RuntimeError, match="already made"):
             self.made(Countdown(3), create_env_kwargs={"length": 3})
 
     def test_an_asynchronous_vector_env_is_refused(self) -> None:
@@ -349,133 +308,6 @@ class TestEnvironments:
             SyncDataCollector(countdowns(3), zeros, frames_per_batch=10, env_device="cuda")
 
 
-class TestPolicies:
-    def collect(self, policy: Any, steps: int = 8, **kwargs: Any) -> Rollout:
-        with SyncDataCollector(
-            DummyVectorEnv(countdowns(3, 5)), policy, frames_per_batch=2 * steps, **kwargs
-        ) as collector:
-            return collector.rollout()
-
-    def test_a_policy_sees_each_observation_once_and_never_a_last_one(self) -> None:
-        seen: list[np.ndarray] = []
-
-        def watch(obs: np.ndarray) -> np.ndarray:
-            seen.append(obs.copy())
-            return np.zeros(len(obs), np.int64)
-
-        batch = self.collect(watch)
-        assert sorted(map(tuple, np.concatenate(seen))) == sorted(map(tuple, batch.obs.reshape(-1, 2)))
-
-    def test_a_dict_stores_what_comes_beside_the_action(self) -> None:
-        batch = self.collect(lambda obs: {"action": zeros(obs), "value": obs[:, 1] * 0.5})
-        assert batch.extras.keys() == {"value"}
-        np.testing.assert_array_equal(batch.extras["value"], batch.obs[..., 1] * 0.5)
-
-    def test_actions_reach_their_environments(self) -> None:
-        batch = self.collect(lambda obs: (obs[:, 0] + obs[:, 1]) % 3)
-        np.testing.assert_array_equal(batch.reward, batch.action)
-        np.testing.assert_array_equal(batch.action, batch.obs.sum(-1) % 3)
-
-    @pytest.mark.parametrize(
-        ("policy", "error", "message"),
-        [
-            (lambda obs: np.zeros(7, np.int64), ValueError, r"'action' of shape \(7,\) for 2 observations"),
-            (lambda obs: np.int64(0), ValueError, r"'action' of shape \(\) for 2 observations"),
-            (lambda obs: {"value": obs}, TypeError, "without 'action'"),
-            (lambda obs: {"action": zeros(obs), "v": np.zeros(3)}, ValueError, r"'v' of shape \(3,\)"),
-            (
-                lambda obs: zeros(obs).astype(np.int64 if obs[0, 1] < 2 else np.float32),
-                TypeError,
-                "float32.* after .*int64",
-            ),
-        ],
-    )
-    def test_what_does_not_fit_is_an_error_that_names_it(self, policy: Any, error: type, message: str) -> None:
-        with pytest.raises(error, match=message):
-            self.collect(policy)
-
-    def test_an_error_of_the_policy_is_raised_as_it_is(self) -> None:
-        with pytest.raises(ZeroDivisionError):
-            self.collect(lambda obs: 1 // 0)
-
-
-class TestTorchPolicies:
-    @pytest.fixture(autouse=True)
-    def _torch(self) -> Iterator[None]:
-        self.torch = pytest.importorskip("torch")
-        with self.torch.random.fork_rng():
-            yield
-
-    def collect(self, policy: Any, **kwargs: Any) -> Rollout:
-        with SyncDataCollector(DummyVectorEnv(cartpoles(4)), policy, frames_per_batch=200, **kwargs) as collector:
-            collector.set_seed(0)
-            return collector.rollout()
-
-    def test_a_module_gets_tensors_in_inference_mode(self) -> None:
-        torch, seen = self.torch, []
-
-        class Lean(torch.nn.Module):
-            def forward(self, obs: Any) -> Any:
-                seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled(), obs.dtype))
-                return (obs[:, 2] > 0).long()
-
-        batch = self.collect(Lean())
-        assert set(seen) == {(True, False, torch.float32)}
-        assert_equal(arrays(batch), arrays(self.collect(lean)))
-
-    def test_a_function_gets_tensors_where_a_policy_device_is_named(self) -> None:
-        batch = self.collect(lambda obs: (obs[:, 2] > self.torch.zeros(())).long(), policy_device="cpu")
-        assert isinstance(batch.action, np.ndarray)
-        assert_equal(arrays(batch), arrays(self.collect(lean)))
-
-    @pytest.mark.parametrize("device", [{"device": "cpu"}, {"storing_device": "cpu"}])
-    def test_batches_are_tensors_on_the_storing_device(self, device: dict[str, str]) -> None:
-        batch = self.collect(None, **device)
-        expected = self.collect(None)
-        for name, array in arrays(expected).items():
-            tensor = arrays(batch)[name]
-            assert isinstance(tensor, self.torch.Tensor)
-            np.testing.assert_array_equal(tensor.numpy(), array)
-        assert batch.frames == 200
-
-    def test_a_distribution_is_sampled_or_asked_for_its_mode(self) -> None:
-        torch = self.torch
-
-        class Sure(torch.nn.Module):
-            def forward(self, obs: Any) -> Any:
-                return torch.distributions.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1))
-
-        mode = self.collect(Sure(), exploration_type=ExplorationType.MODE)
-        np.testing.assert_array_equal(mode.action, mode.obs[..., 2] < 0)
-        torch.manual_seed(0)
-        sampled = self.collect(Sure())
-        assert 0 < (sampled.action != (sampled.obs[..., 2] < 0)).mean() < 1
-        torch.manual_seed(0)
-        assert_equal(arrays(sampled), arrays(self.collect(Sure())))
-
-    @pytest.mark.parametrize("fns", [cartpoles(4), pendulums(4)])
-    def test_the_mlp_takes_legal_actions(self, fns: Any) -> None:
-        from collector import MLPPolicy
-
-        venv = DummyVectorEnv(fns)
-        space = venv.action_space[0]
-        with SyncDataCollector(venv, MLPPolicy(venv.observation_space[0], space), frames_per_batch=400) as collector:
-            actions = collector.rollout().action
-        assert actions.dtype == space.dtype
-        assert all(space.contains(action) for action in actions.reshape(-1, *space.shape))
-        assert len(np.unique(actions)) > 1
-
-    def test_the_mlp_refuses_spaces_that_it_does_not_know(self) -> None:
-        from collector import MLPPolicy
-
-        box, text = spaces.Box(-1, 1, (3,)), spaces.Text(5)
-        for observation, action in ((text, box), (box, text), (box, spaces.Box(-np.inf, np.inf, (2,)))):
-            with pytest.raises(TypeError, match="the MLP policy"):
-                MLPPolicy(observation, action)
-        policy = MLPPolicy(spaces.Discrete(5, start=2), spaces.Discrete(3, start=-1))
-        assert set(policy(self.torch.tensor([2, 6] * 200)).tolist()) == {-1, 0, 1}
-
-
 def test_an_interrupted_batch_is_masked_and_collection_goes_on_from_there() -> None:
     interruptor = Interruptor()
 
@@ -498,36 +330,3 @@ def test_an_interrupted_batch_is_masked_and_collection_goes_on_from_there() -> N
         rest = collector.rollout()
     assert rest.frames == 40
     assert rest.obs[1, 0].tolist() == [0, 6]
-
-
-class TestRandomPolicy:
-    SPACES = (
-        spaces.Discrete(5),
-        spaces.Discrete(4, start=-2),
-        spaces.Box(-2, 2, (3,), np.float32),
-        spaces.Box(np.array([-1, 0, -np.inf]), np.array([1, np.inf, np.inf]), dtype=np.float64),
-        spaces.Box(0, 255, (2, 2), np.uint8),
-        spaces.MultiDiscrete([3, 4]),
-        spaces.MultiBinary(4),
-    )
-
-    @pytest.mark.parametrize("space", SPACES, ids=str)
-    def test_blocks_hold_what_sample_would_give(self, space: Any) -> None:
-        space.seed(5)
-        expected = np.stack([space.sample() for _ in range(100)])
-        space.seed(5)
-        drawn = np.concatenate([draw(space, 33), draw(space, 67)])
-        assert drawn.dtype == space.dtype
-        np.testing.assert_array_equal(drawn, expected)
-
-    def test_each_environment_has_a_stream_of_its_own_whoever_else_is_asked(self) -> None:
-        copies = [spaces.Discrete(1000, seed=seed) for seed in range(3)]
-        together, apart = RandomPolicy(copies), RandomPolicy(copies)
-        expected = np.stack([together(None) for _ in range(600)])
-        for env in (2, 0, 1):
-            np.testing.assert_array_equal([apart(None, [env])[0] for _ in range(600)], expected[:, env])
-        assert copies[0].sample() == expected[0, 0], "the spaces that it was made of are not advanced"
-
-    def test_spaces_that_are_no_arrays_are_refused(self) -> None:
-        with pytest.raises(TypeError, match="environment 1"):
-            RandomPolicy([spaces.Discrete(2), spaces.Text(3)])

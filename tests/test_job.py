@@ -170,7 +170,7 @@ class TestWhatAJobWrites:
 
     def test_episodes_longer_than_a_batch_are_put_together(self) -> None:
         make = gymnasium.make("Pendulum-v1", max_episode_steps=23)
-        cutter = EpisodeCutter(1)
+        cutter = EpisodeCutter()
         with SyncDataCollector(DummyVectorEnv([lambda: make]), None, frames_per_batch=5) as collector:
             episodes = [episode for _ in range(10) for episode in cutter.cut(collector.rollout())]
         assert [len(episode) for episode in episodes] == [23, 23]

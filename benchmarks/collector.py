@@ -1,0 +1,296 @@
+"""`python -m benchmarks.collector`: the collectors beside their peers and beside a loop written by hand.
+
+    python -m benchmarks.collector                     # everything: some minutes
+    python -m benchmarks.collector --quick             # does each contender still run? the figures mean nothing
+    python -m benchmarks.collector --only random       # one table: random, mlp, overhead or async
+
+All contenders of a table live in this process. A round measures each of them once, for the same time, and begins with
+another one each time; ratios are taken within a round, and the table shows the median of the rounds with the lowest and
+the highest. torch has one thread. Peers that are not installed are left out.
+
+- random, mlp: CartPole-v1, 16 environments, batches of 64 steps of each; random actions, or those of a network with two
+  hidden layers of 64 on the CPU. Each figure is that of the fastest class of environments. torchrl has classes of its
+  own, and can also wrap the vector environment of gymnasium, which then does its work for it.
+- overhead: the same against the loop that a user would write: the same vector environment and policy, arrays
+  allocated once, `step` and then `reset(ids)`.
+- async: 20 environments that take 1 ms a step (sleeping or computing) in two workers, and a policy of 5 ms a call that
+  leaves the CPU alone, as one on a GPU does: two groups that take turns, against all together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from benchmarks.envs import BusyEnv, calibrate
+from collector import AsyncDataCollector, SyncDataCollector
+from vecenv import DummyVectorEnv, ShmemVectorEnv
+
+ENVS, STEPS = 16, 64
+FRAMES = ENVS * STEPS
+SLOW_ENVS = 20
+POLICY_SECONDS = 5e-3
+
+Batch = Callable[[], int]
+"""Collects once, and returns how many steps."""
+
+
+class Contender:
+    """Something that collects, and how it is closed."""
+
+    def __init__(self, name: str, batch: Batch, close: Callable[[], Any]) -> None:
+        self.name, self.batch, self.close = name, batch, close
+
+
+def make_cartpole() -> Any:
+    return gym.make("CartPole-v1")
+
+
+class Net(nn.Module):
+    """Two hidden layers of 64, and a draw from the softmax of their logits, the cheapest way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        logits = self.net(obs)
+        return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1)
+
+
+# Ours.
+
+
+def ours(kind: type, policy: nn.Module | None) -> Contender:
+    collector = SyncDataCollector(kind([make_cartpole] * ENVS), policy, frames_per_batch=FRAMES)
+    name = f"vecenv {kind.__name__.removesuffix('VectorEnv')}"
+    return Contender(name, lambda: collector.rollout().frames, collector.shutdown)
+
+
+def by_hand(policy: nn.Module | None) -> Contender:
+    venv = DummyVectorEnv([make_cartpole] * ENVS)
+    obs_rows, next_rows = (np.empty((STEPS, ENVS, 4), np.float32) for _ in range(2))
+    action_rows, reward_rows = np.empty((STEPS, ENVS), np.int64), np.empty((STEPS, ENVS))
+    flag_rows = np.empty((2, STEPS, ENVS), np.bool_)
+    state = {"obs": venv.reset()[0]}
+    draw = np.random.default_rng(0)
+
+    def choose(obs: np.ndarray) -> np.ndarray:
+        if policy is None:
+            return draw.integers(0, 2, ENVS)
+        with torch.inference_mode():
+            return policy(torch.from_numpy(obs)).numpy()
+
+    def batch() -> int:
+        obs = state["obs"]
+        for t in range(STEPS):
+            action = choose(obs)
+            following, reward, terminated, truncated, _ = venv.step(action)
+            obs_rows[t], action_rows[t], next_rows[t], reward_rows[t] = obs, action, following, reward
+            flag_rows[0, t], flag_rows[1, t] = terminated, truncated
+            obs, over = following, np.flatnonzero(terminated | truncated)
+            if len(over):
+                obs[over] = venv.reset(over)[0]
+        state["obs"] = obs
+        return FRAMES
+
+    return Contender("by hand", batch, venv.close)
+
+
+# Peers.
+
+
+def torchrl(kind: str, policy: nn.Module | None) -> Contender:
+    from tensordict.nn import TensorDictModule
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv
+
+    def make() -> Any:
+        return GymWrapper(make_cartpole(), categorical_action_encoding=True)
+
+    if kind == "GymWrapper":
+        envs = gym.vector.SyncVectorEnv([make_cartpole] * ENVS, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        env: Any = GymWrapper(envs, categorical_action_encoding=True)
+    else:
+        env = {"SerialEnv": SerialEnv, "ParallelEnv": ParallelEnv}[kind](ENVS, make)
+    acts = None if policy is None else TensorDictModule(policy, in_keys=["observation"], out_keys=["action"])
+    collector = Collector(env, acts, frames_per_batch=FRAMES, total_frames=-1)
+    batches = iter(collector)
+    place = "over gymnasium" if kind == "GymWrapper" else f"own {kind}"
+    return Contender(f"torchrl {place}", lambda: next(batches).numel(), collector.shutdown)
+
+
+def tianshou(policy: nn.Module | None) -> Contender:
+    from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.env import DummyVectorEnv as TianshouDummy
+
+    class Actor(nn.Module):
+        """tianshou's policies sample themselves, from logits; without one, this network is there but not asked."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = policy.net if policy is not None else nn.Linear(4, 2)
+
+        def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
+            return self.net(torch.as_tensor(obs)), state
+
+    space = make_cartpole().action_space
+    acting = DiscreteActorPolicy(
+        actor=Actor(),
+        dist_fn=lambda logits: torch.distributions.Categorical(logits=logits),
+        action_space=space,
+        deterministic_eval=False,
+    )
+    collector = Collector(acting, TianshouDummy([make_cartpole] * ENVS), VectorReplayBuffer(20_000, ENVS))
+    collector.reset()
+
+    def batch() -> int:
+        with torch.no_grad():
+            return int(collector.collect(n_step=FRAMES, random=policy is None).n_collected_steps)
+
+    return Contender("tianshou Dummy", batch, collector.close)
+
+
+# Slow environments.
+
+
+class Sleeping(BusyEnv):
+    """A step sleeps for 1 ms."""
+
+    def _work(self) -> None:
+        time.sleep(1e-3)
+
+
+def make_slow(kind: str, iterations: int, index: int) -> Any:
+    return Sleeping(0, index) if kind == "sleep" else BusyEnv(iterations, index)
+
+
+def slow_policy(obs: np.ndarray) -> np.ndarray:
+    time.sleep(POLICY_SECONDS)
+    return np.zeros(len(obs), np.int64)
+
+
+def slow(kind: str, iterations: int, groups: int) -> Contender:
+    fns = [partial(make_slow, kind, iterations, index) for index in range(SLOW_ENVS)]
+    venv, frames = ShmemVectorEnv(fns, num_workers=2), 10 * SLOW_ENVS
+    if groups == 1:
+        sync = SyncDataCollector(venv, slow_policy, frames_per_batch=frames)
+        return Contender(f"{kind}, all together", lambda: sync.rollout().frames, sync.shutdown)
+    collector = AsyncDataCollector(venv, slow_policy, frames_per_batch=frames, groups=groups)
+    return Contender(f"{kind}, {groups} groups", lambda: collector.rollout().frames, collector.shutdown)
+
+
+# Measuring.
+
+
+class Comparison:
+    """One line of a table: the fastest contender of a name against that of another, and the ratio that is wanted."""
+
+    def __init__(self, own: str, other: str, target: float) -> None:
+        self.own, self.other, self.target = own, other, target
+
+    def line(self, rounds: list[dict[str, float]]) -> tuple[str, str, str, str]:
+        own, other = (self._fastest(name, rounds) for name in (self.own, self.other))
+        if not own or not other:
+            return own or self.own, other or self.other, "not measured", f">= {self.target:g}"
+        ratios = [rates[own] / rates[other] for rates in rounds]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        return _figure(own, rounds), _figure(other, rounds), ratio, f">= {self.target:g}"
+
+    def _fastest(self, name: str, rounds: list[dict[str, float]]) -> str:
+        found = [each for each in rounds[0] if each.startswith(name)]
+        return max(found, key=lambda each: statistics.median(rates[each] for rates in rounds), default="")
+
+
+def _figure(name: str, rounds: list[dict[str, float]]) -> str:
+    return f"{name}: {statistics.median(rates[name] for rates in rounds):,.0f}"
+
+
+def measure(makers: list[Callable[[], Contender]], rounds: int, seconds: float) -> list[dict[str, float]]:
+    """Steps a second of each contender, in each round."""
+    contenders = []
+    for make in makers:
+        try:
+            contenders.append(make())
+        except ImportError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    for contender in contenders:
+        contender.batch()
+        contender.batch()
+    found: list[dict[str, float]] = []
+    for number in range(rounds):
+        shift = number % len(contenders)
+        found.append({each.name: rate(each.batch, seconds) for each in contenders[shift:] + contenders[:shift]})
+    for contender in contenders:
+        contender.close()
+    return found
+
+
+def rate(batch: Batch, seconds: float) -> float:
+    frames, begin = 0, time.perf_counter()
+    while (spent := time.perf_counter() - begin) < seconds:
+        frames += batch()
+    return frames / spent
+
+
+def tables(iterations: int) -> dict[str, tuple[list[Callable[[], Contender]], list[Comparison]]]:
+    """The contenders and comparisons of each table."""
+    kinds = ("SerialEnv", "ParallelEnv", "GymWrapper")
+    found: dict[str, tuple[list[Callable[[], Contender]], list[Comparison]]] = {}
+    for name, policy, targets in (("random", None, (12.0, 5.0)), ("mlp", Net(), (8.0, 4.0))):
+        makers: list[Callable[[], Contender]] = [
+            *(partial(ours, kind, policy) for kind in (DummyVectorEnv, ShmemVectorEnv)),
+            *(partial(torchrl, kind, policy) for kind in kinds),
+            partial(tianshou, policy),
+        ]
+        found[name] = (
+            makers,
+            [
+                Comparison("vecenv", "torchrl own", targets[0]),
+                Comparison("vecenv", "torchrl over gymnasium", targets[0]),
+                Comparison("vecenv", "tianshou", targets[1]),
+            ],
+        )
+        loops = [partial(ours, DummyVectorEnv, policy), partial(by_hand, policy)]
+        found[f"overhead-{name}"] = loops, [Comparison("vecenv", "by hand", 0.9)]
+    for kind in ("sleep", "busy"):
+        makers = [partial(slow, kind, 10 * iterations, groups) for groups in (1, 2)]
+        found[f"async-{kind}"] = makers, [Comparison(f"{kind}, 2 groups", f"{kind}, all together", 1.4)]
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.collector", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--only", metavar="NAME", help="tables whose names begin so")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rounds, seconds = (1, 0.05) if options.quick else (7, 1.0)
+    table = Table("table", "steps/s", "beside", "ratio: median (lowest-highest)", "target")
+    for name, (makers, comparisons) in tables(calibrate()).items():
+        if not name.startswith(options.only or ""):
+            continue
+        found = measure(makers, rounds, seconds)
+        for comparison in comparisons:
+            table.add_row(name, *comparison.line(found))
+    Console(width=150).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

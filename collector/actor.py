@@ -1,0 +1,194 @@
+"""From observations to checked actions: asks the policy, wherever it runs, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from collector.calling import Memory, PolicyCall, first_leaf, signature_of
+from collector.exploration import ExplorationType
+from collector.policy import Policy, RandomPolicy
+from vecenv import nest
+from vecenv.backends.rows import cast_exactly
+
+Outputs = dict[str, np.ndarray]
+Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+class Actor:
+    """Asks one policy for the actions of some environments, and checks its outputs against the action space.
+
+    `module` is the network that is asked (a copy of the policy where that lives on another device), or None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        device: Any,
+        env: Any,
+        exploration: ExplorationType,
+        graph: bool | dict[str, Any] = False,
+        compile: bool | dict[str, Any] = False,
+    ) -> None:
+        self.module: Any = None
+        self._space = _common_space(env.action_space)
+        self._checked: Layout = {}
+        self._needs_cast = False
+        self.layout: Layout = {}
+        """Shape of a row and dtype of each output, once the policy has been asked."""
+        self._reads: Callable[[Any], Outputs]
+        signature = signature_of(policy, env.observation_space[0])
+        self._call = PolicyCall(policy, signature, exploration, env.env_num)
+        torch = sys.modules.get("torch")
+        is_module = torch is not None and isinstance(policy, torch.nn.Module)
+        if is_module or (device is not None and not isinstance(policy, RandomPolicy)):
+            self._reads = self._on_tensors(policy, device, env.env_num, exploration, graph, compile)
+        elif graph or compile:
+            raise ValueError(
+                "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
+                "pass a torch module, or name a policy_device"
+            )
+        else:
+            self._reads = self._on_arrays
+        self._direct = policy if isinstance(policy, RandomPolicy) else None
+        self._seconds = 0.0
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Time for the way to the policy and back; on CUDA that includes the wait for the device."""
+        return self._seconds - self._call.seconds
+
+    def begin(self, env_ids: Any) -> None:
+        """Episodes begin in these environments: a recurrent policy starts afresh."""
+        if self._call.memory is not None:
+            self._call.memory.begin(env_ids)
+
+    def __call__(self, obs: Any, env_ids: np.ndarray, asked: np.ndarray | None = None) -> Outputs:
+        """The outputs of the policy for these environments: arrays `(k, ...)`, `action` among them.
+
+        Where `asked` (row numbers) are not all rows, the policy sees these only, and outputs for the others mean
+        nothing. They are valid until the next call. Raises `ValueError` or `TypeError` that says what the policy should
+        have returned.
+        """
+        if self._direct is not None:
+            action = self._direct(obs, env_ids) if asked is None else self._direct.for_some(env_ids, asked)
+            return {"action": action}
+        if asked is None:
+            return self._ask(obs, env_ids)
+        outputs = self._ask(nest.take(obs, asked), env_ids[asked])
+        spread = {name: np.zeros((len(env_ids), *rows.shape[1:]), rows.dtype) for name, rows in outputs.items()}
+        for name, rows in outputs.items():
+            spread[name][asked] = rows
+        return spread
+
+    def _ask(self, obs: Any, env_ids: np.ndarray) -> Outputs:
+        begin = time.perf_counter()
+        self._call.env_ids = env_ids
+        outputs = self._reads(obs)
+        layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
+        if layout != self._checked or outputs["action"].shape[:1] != env_ids.shape:
+            self._check(outputs, layout, len(env_ids))
+        if self._needs_cast:
+            outputs = {**outputs, "action": self._as_in_space(outputs["action"])}
+        self._seconds += time.perf_counter() - begin
+        return outputs
+
+    def peek(self, obs: Any, env_ids: np.ndarray) -> None:
+        """Learn what the policy returns, as if it had not been asked: its answer is dropped, no random stream moves."""
+        with _unmoved_streams():
+            self(obs, env_ids)
+        self.begin(env_ids)
+
+    def _on_arrays(self, obs: Any) -> Outputs:
+        return {name: np.asarray(value) for name, value in self._call(obs).items()}
+
+    def _on_tensors(
+        self, policy: Policy, device: Any, env_num: int, exploration: ExplorationType, graph: Any, compile: Any
+    ) -> Callable[[Any], Outputs]:
+        from collector.device import TorchPolicy
+
+        torch_policy = TorchPolicy(policy, device, env_num, exploration, cudagraph=graph, compile=compile)
+        self.module = torch_policy.module
+        self._call.policy = torch_policy.policy
+        if self._call.memory is not None:
+            self._call.memory = Memory(policy if self.module is None else self.module, env_num)
+        torch_policy.policy = self._call_on_device
+        return torch_policy
+
+    def _call_on_device(self, obs: Any) -> dict[str, Any]:
+        outputs = self._call(obs)
+        if self._checked:
+            return outputs
+        expected = first_leaf(obs).device
+        for name, value in outputs.items():
+            if getattr(value, "device", expected) != expected:
+                raise ValueError(
+                    f"the policy returned {name!r} on {value.device}; it must be on {expected}, where its observations "
+                    "were (see policy_device)"
+                )
+        return outputs
+
+    def _check(self, outputs: Outputs, layout: Layout, rows: int) -> None:
+        """Raise where outputs do not fit each other, those before, or the action space."""
+        for name, values in outputs.items():
+            if values.shape[:1] != (rows,):
+                should = _shape_text(rows, self._space[0]) if name == "action" and self._space else f"({rows}, ...)"
+                raise ValueError(
+                    f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
+                )
+        if self._checked and layout != self._checked:
+            raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self._checked} before")
+        if self._space is not None:
+            self._check_action(outputs["action"], rows)
+        self._checked = self.layout = layout
+        if self._space is not None:
+            self._needs_cast = layout["action"] != self._space
+            self.layout = {**layout, "action": self._space}
+
+    def _check_action(self, action: np.ndarray, rows: int) -> None:
+        assert self._space is not None
+        shape, dtype = self._space
+        if action.shape[1:] != shape and action.shape[1:] + shape != (1,):
+            raise ValueError(
+                f"the policy returned actions of shape {action.shape}; "
+                f"for the action space they must be {_shape_text(rows, shape)}"
+            )
+        if cast_exactly(np.zeros(1, action.dtype), dtype) is None or (action.dtype.kind == "f" and dtype.kind != "f"):
+            raise TypeError(
+                f"the policy returned actions of dtype {action.dtype}; for the action space they must be {dtype}"
+            )
+
+    def _as_in_space(self, action: np.ndarray) -> np.ndarray:
+        """The action as the environments get it: what is stored is what was done."""
+        assert self._space is not None
+        shape, dtype = self._space
+        cast = action if action.dtype == dtype else cast_exactly(action, dtype)
+        if cast is None:
+            raise TypeError(f"the policy returned actions that do not fit the dtype {dtype} of the space: {action!r}")
+        return cast.reshape(len(action), *shape)
+
+
+def _shape_text(rows: int, shape: tuple[int, ...]) -> str:
+    return str((rows, *shape))
+
+
+def _common_space(action_spaces: Sequence[Any]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Shape and dtype of an action, where all environments have the same and it is an array."""
+    found = {(getattr(space, "shape", None), getattr(space, "dtype", None)) for space in action_spaces}
+    shape, dtype = found.pop()
+    return None if found or shape is None or dtype is None else (tuple(shape), np.dtype(dtype))
+
+
+def _unmoved_streams() -> AbstractContextManager[Any]:
+    """What is drawn from torch's random streams inside is drawn again after."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return nullcontext()
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    fork: AbstractContextManager[Any] = torch.random.fork_rng(range(torch.cuda.device_count()) if used else [])
+    return fork

@@ -1,0 +1,228 @@
+"""The loop that keeps environments busy while the policy runs.
+
+Environments are in groups; while the policy chooses for one group, the others step::
+
+    policy     A0      B0      A1      B1      A2
+    group A       |--- a0 ---|    |--- a1 ---|         A0: actions for group A; a0: its environments step
+    group B               |--- b0 ---|    |--- b1 ---|
+
+A vector environment without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is
+collected does not depend on how long anything takes. With them a group is whatever is ready: nobody waits for the
+slowest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collector.actor import Actor, Outputs
+from collector.batches import BatchCollector
+from collector.bookkeeping import restarted
+from collector.collecting import StepBatch, StepHook
+from collector.flat import FlatRollout, join, with_tails
+from collector.policy import Policy
+from vecenv import nest
+from vecenv.venvs import ShmemVectorEnv
+
+
+class AsyncDataCollector(BatchCollector):
+    """Collects flat batches of exactly `frames_per_batch` steps, while environments step as the policy runs.
+
+    A batch is a `FlatRollout`: ordered by environment, then by time. Steps belong to a batch in the order in which
+    they came; those in flight when it is complete go on, and belong to the next one. Nothing is lost or repeated. They
+    may have been chosen by the weights of the batch before: `policy_version` tells.
+
+    Arguments and methods are those of `SyncDataCollector`, and:
+
+    Args:
+        create_env_fn: as there; a list of callables is put into a `ShmemVectorEnv`.
+        groups: how many groups take turns, where the vector environment has neither `wait_num` nor `timeout`. The
+            environments of each worker are spread over the groups.
+        wait_num: for the vector environment that is made of a list: environments are asked for actions as soon as so
+            many are ready. None: groups that take turns.
+        num_workers: for that vector environment too.
+
+    With groups that take turns, batches are the same in each run; with `wait_num` or `timeout` what each environment
+    does is the same, but how many steps of it are in a batch is not.
+
+    Example::
+
+        with AsyncDataCollector(env_fns, policy, frames_per_batch=2048) as collector:
+            for batch in collector:
+                learn(batch)                      # a FlatRollout: batch.obs, batch.next.obs, batch.env_ids, ...
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Policy | None = None,
+        *,
+        frames_per_batch: int,
+        groups: int = 2,
+        wait_num: int | None = None,
+        num_workers: int | None = None,
+        **options: Any,
+    ) -> None:
+        if groups < 1:
+            raise ValueError(f"groups must be at least 1, got {groups}")
+        self._group_count = groups
+        self._env_options: dict[str, Any] = {"wait_num": wait_num, "num_workers": num_workers}
+        super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
+
+    def _prepare(self, policy: Policy | None) -> None:
+        super()._prepare(policy)
+        self._queue: deque[np.ndarray] = deque()
+        """Groups that are ready for actions."""
+        self._flying = np.zeros(self._env_num, np.bool_)
+        self._resetting = np.zeros(self._env_num, np.bool_)
+        self._acted: dict[str, np.ndarray] = {}
+        """The outputs that each environment steps with."""
+        self._acted_version = np.zeros(self._env_num, np.int64)
+        self._log: list[dict[str, Any]] = []
+        """Steps that belong to no batch yet, in the order in which they came."""
+
+    def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
+        return ShmemVectorEnv(env_fns, **self._env_options)
+
+    def _round_up(self, frames: int) -> int:
+        return frames
+
+    # The loop.
+
+    def _gather(self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: StepHook | None) -> FlatRollout:
+        self._queue_idle()
+        stopped = False
+        while (count := self._logged()) < frames and not (stopped and count):
+            if self._queue:
+                ids = self._queue.popleft()
+                ids = ids if quota is None else ids[quota[ids] > 0]
+                if len(ids):
+                    self._act(actor, ids)
+                    if not self.env.is_async and self._flying.any():
+                        self._receive(quota, on_step)
+                    self._send(ids)
+            elif self._flying.any():
+                self._receive(quota, on_step)
+            else:
+                break  # every environment has ended as many episodes as it was to
+            stopped = self._stopped()
+        return self._take(frames)
+
+    def _queue_idle(self) -> None:
+        """Queue the environments that neither step nor are queued."""
+        idle = ~self._flying
+        for ids in self._queue:
+            idle[ids] = False
+        ids = np.flatnonzero(idle)
+        groups = 1 if self.env.is_async else min(self._group_count, len(ids))
+        self._queue.extend(ids[group::groups] for group in range(groups) if len(ids))
+
+    def _act(self, actor: Actor, ids: np.ndarray) -> None:
+        """Choose what these environments do next, unless they are to be reset."""
+        ids = ids[~self._episodes.over[ids]]
+        if not len(ids):
+            return
+        obs = nest.take(self._obs, ids)
+        if self._replaces_policy(actor) and not self._actor.layout:
+            self._actor.peek(obs, ids)
+        self._note_outputs(actor(obs, ids), ids)
+        self._acted_version[ids] = self._version(actor)
+        self._clock.lap("act")
+
+    def _note_outputs(self, outputs: Outputs, ids: np.ndarray) -> None:
+        layout = self._actor.layout or {name: (rows.shape[1:], rows.dtype) for name, rows in outputs.items()}
+        for name, (shape, dtype) in layout.items():
+            if name not in self._acted:
+                self._acted[name] = np.zeros((self._env_num, *shape), dtype)
+            self._acted[name][ids] = outputs.get(name, 0)  # beside a random action: zeros
+
+    def _add_zeros(self, batch: Any) -> None:
+        """They are there already."""
+
+    def _send(self, ids: np.ndarray) -> None:
+        reset = self._episodes.over[ids]
+        if reset.all():
+            self.env.send(None, reset=ids)
+        else:
+            self.env.send(self._acted["action"][ids], ids, reset=ids[reset] if reset.any() else None)
+        self._flying[ids], self._resetting[ids] = True, reset
+        self._actor.begin(ids[reset])
+        self._clock.lap("env")
+
+    def _receive(self, quota: np.ndarray | None = None, on_step: StepHook | None = None) -> None:
+        """Take what is ready: log the steps, and queue the environments."""
+        obs, reward, terminated, truncated, info = self.env.recv()
+        self._clock.lap("env")
+        ids = np.array([each["env_id"] for each in info])
+        stepped = ~self._resetting[ids]
+        if stepped.any():
+            rows = ids[stepped]
+            if self._limit:
+                truncated = truncated | (stepped & (self._episodes.taken[ids] + 1 >= self._limit))
+            step = [nest.take(column, stepped) for column in (reward, terminated, truncated, obs, info)]
+            self._log_steps(rows, step, quota, on_step)
+        self._put_obs(ids, obs)
+        self._episodes.over[ids] = terminated | truncated
+        self._flying[ids] = False
+        self._queue.append(ids)
+        self._clock.lap("storage")
+
+    def _log_steps(self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: StepHook | None) -> None:
+        reward, terminated, truncated, next_obs, info = step
+        done = terminated | truncated
+        broken = np.zeros(len(ids), np.bool_)
+        broken[restarted(np.flatnonzero(done), info)] = True
+        chunk = {
+            "obs": nest.take(self._obs, ids),
+            "action": self._acted["action"][ids],
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "traj_ids": self._episodes.ids(ids),
+            "step_count": self._episodes.taken[ids],
+            "policy_version": self._acted_version[ids],
+            "env_ids": ids,
+            "extras": {name: rows[ids] for name, rows in self._acted.items() if name != "action"},
+            "next_obs": next_obs,
+            "broken": broken,
+        }
+        if on_step is not None:
+            round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
+            chunk["extras"].update(on_step(round_) or {})
+        self._log.append(chunk)
+        self._episodes.step(ids, done)
+        if quota is not None:
+            quota[ids[done & ~broken]] -= 1
+
+    # Batches.
+
+    def _logged(self) -> int:
+        return sum(len(chunk["env_ids"]) for chunk in self._log)
+
+    def _take(self, frames: int) -> FlatRollout:
+        """The first steps of the log as a batch; the others stay in it."""
+        names = set.intersection(*(set(chunk["extras"]) for chunk in self._log))
+        for chunk in self._log:  # a hook that stores something is there for some of them only
+            chunk["extras"] = {name: rows for name, rows in chunk["extras"].items() if name in names}
+        log = join(self._log)
+        left = nest.take(log, slice(frames, None))
+        self._log = [left] if len(left["env_ids"]) else []
+        log = nest.take(log, slice(frames))
+        broken_ids = log["traj_ids"][log.pop("broken")]
+        order = np.argsort(log["env_ids"], kind="stable")
+        order = order[~np.isin(log["traj_ids"][order], broken_ids)]
+        columns = nest.take(log, order)
+        next_obs = columns.pop("next_obs")
+        return with_tails(columns, next_obs, broken_ids)
+
+    def _land(self) -> None:
+        """Wait for what is in flight; it is kept for the next batch."""
+        while self._flying.any():
+            self._receive()
+
+    def _forget(self) -> None:
+        self._log, self._queue = [], deque()

@@ -1,0 +1,388 @@
+"""What all collectors share: their arguments, and what happens to a batch before and after it is collected."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from collector.actor import Actor
+from collector.bookkeeping import Episodes
+from collector.collecting import StepHook, collect
+from collector.episode_stats import CollectStats, EpisodeTracker
+from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
+from collector.finishing import Finishing, check_rewards, truncate_last
+from collector.flat import FlatRollout
+from collector.interruptor import Interruptor
+from collector.policy import Policy, RandomPolicy
+from collector.rollout import Rollout
+from collector.settings import check_frames, check_step_count, make_vector_env, positive, resolve_devices
+from collector.timing import Clock, CollectorStats
+from collector.weights import PolicyWeights
+from vecenv import nest
+from vecenv.ids import as_ids
+
+Self = TypeVar("Self", bound="BatchCollector")
+
+
+class BatchCollector(ABC):
+    """A collector without its loop; `SyncDataCollector` says what the arguments and methods mean."""
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Policy | None = None,
+        *,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        device: Any = None,
+        storing_device: Any = None,
+        policy_device: Any = None,
+        env_device: Any = None,
+        create_env_kwargs: dict[str, Any] | None = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        postproc: Callable[[Any], Any] | None = None,
+        split_trajs: bool | None = None,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        exploration_mode: str | None = None,
+        return_same_td: bool = False,
+        reset_when_done: bool = True,
+        interruptor: Interruptor | None = None,
+        set_truncated: bool = False,
+        compile_policy: bool | dict[str, Any] = False,
+        cudagraph_policy: bool | dict[str, Any] = False,
+    ) -> None:
+        check_frames(frames_per_batch, total_frames)
+        if not reset_when_done:
+            raise ValueError("reset_when_done is deprecated.")
+        self.exploration_type = as_exploration_type(exploration_type, exploration_mode)
+        self.storing_device, self.policy_device, self.env_device = resolve_devices(
+            device, storing_device, policy_device, env_device
+        )
+        self.frames = 0
+        """Steps in the batches of this collector's iterator."""
+        self.total_frames = total_frames
+        self.requested_frames_per_batch = frames_per_batch
+        self.init_random_frames = positive(init_random_frames)
+        self.reset_at_each_iter = reset_at_each_iter
+        self.set_truncated = set_truncated
+        self._limit = positive(max_frames_per_traj)
+        self._interruptor = interruptor
+        self._faster = {"graph": cudagraph_policy, "compile": compile_policy}
+        self._reuse = return_same_td
+        self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
+        self._batches = self._steps = 0
+        self._iterator: Iterator[Any] | None = None
+        self._clock = Clock()
+        self._closed = False
+        self.env = make_vector_env(create_env_fn, create_env_kwargs, self._make_env)
+        """The vector environment."""
+        try:
+            if self._limit:
+                check_step_count(self.env.observation_space)
+            self._prepare(policy)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _prepare(self, policy: Policy | None) -> None:
+        self._env_num: int = self.env.env_num
+        self._all_ids = np.arange(self._env_num)
+        self._episodes, self._tracker = Episodes(self._env_num), EpisodeTracker(self._env_num)
+        self._obs: Any = None
+        self.policy: Any = policy
+        self._random: Actor | None = None
+        self._actor = self._random_actor() if policy is None else self._make_actor(policy)
+        self._weights = PolicyWeights(policy, self._actor.module)
+        if self.init_random_frames or policy is None:
+            self._random_actor()
+
+    # What a loop defines.
+
+    @abstractmethod
+    def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
+        """A vector environment of these."""
+
+    @abstractmethod
+    def _gather(self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: StepHook | None) -> Any:
+        """Collect at most that many steps; `quota` `(N,)` are the episodes to be ended in each environment."""
+
+    @abstractmethod
+    def _round_up(self, frames: int) -> int:
+        """How many steps `_gather` collects where it is asked for `frames`."""
+
+    @abstractmethod
+    def _land(self) -> None:
+        """Wait for the environments that are stepping."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop steps that belong to no batch yet."""
+
+    # Batches.
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Steps in a full batch."""
+        return self._round_up(self.requested_frames_per_batch)
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy's weights have been updated by `update_policy_weights_`."""
+        return self._weights.version
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterator()
+
+    def __len__(self) -> int:
+        """How many batches `total_frames` are. Raises `TypeError` for a collector without end."""
+        if self.total_frames < 0:
+            raise TypeError("a collector without total_frames has no length")
+        return -(-self.total_frames // self.requested_frames_per_batch)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def iterator(self) -> Iterator[Any]:
+        """Batches until `total_frames` are collected; then the environments are closed."""
+        while self.total_frames < 0 or self.frames < self.total_frames:
+            batch = self._collect_batch()
+            self.frames += batch.frames
+            self._batches += 1
+            if 0 <= self.total_frames <= self.frames:
+                self.shutdown()
+            yield self._finishing.finish(batch)
+
+    def next(self) -> Any:
+        """The next batch; None after the last one."""
+        if self._iterator is None:
+            self._iterator = self.iterator()
+        return next(self._iterator, None)
+
+    def rollout(self) -> Any:
+        """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
+
+        Errors of environments and policy are raised after a shutdown.
+        """
+        return self._finishing.store(self._collect_batch())
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        random: bool = False,
+        reset_before_collect: bool = False,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+        *,
+        on_step: StepHook | None = None,
+        on_episode: Callable[..., Any] | None = None,
+        keep: bool = True,
+    ) -> CollectStats:
+        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector); exactly one of them.
+
+        n_step: all environments together, rounded up to a multiple of them with a warning. Episodes go on from call
+        to call, and count in the one in which they end.
+        n_episode: exactly that many, each from its reset. How many an environment collects is set before the first step
+        (`n_episode` divided among them, the first ones one more), so that short episodes are not preferred, as they are
+        where whoever ends first goes on. Episodes in progress are left. An environment that has its share is neither
+        stepped nor reset. An interruptor that is stopped leaves the episodes that have ended until then.
+
+        random: random actions in place of the policy's. reset_before_collect: leave the episodes in progress;
+        `gym_reset_kwargs` are for that reset. on_step: called after each round with a `StepBatch`; what it returns (a
+        dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`. on_episode: with `n_episode`, called with
+        each `Episode`, by the time of their ends, soon after it has ended. keep: False returns no batch, for
+        evaluations that need no memory.
+
+        Returns the `CollectStats`; nothing is counted in `frames`.
+        """
+        return collect(
+            self, n_step, n_episode, random, reset_before_collect, gym_reset_kwargs, on_step, on_episode, keep
+        )
+
+    def _collect_batch(self) -> Any:
+        if self.reset_at_each_iter:
+            self.reset()
+        random = self.frames < self.init_random_frames
+        batch = self._gather_checked(self.frames_per_batch, random)
+        if self.set_truncated:
+            truncate_last(batch)
+        return batch
+
+    def _gather_checked(
+        self, frames: int, random: bool = False, quota: np.ndarray | None = None, on_step: StepHook | None = None
+    ) -> Any:
+        """One batch of the loop, as numpy arrays; whatever fails shuts the collector down."""
+        if self._closed:
+            raise RuntimeError("the collector is shut down; make a new one")
+        self._clock.lap("idle")
+        actor = self._random_actor() if random else self._actor
+        try:
+            with set_exploration_type(self.exploration_type), self._weights.kept():
+                batch = self._gather(frames, actor, quota, on_step)
+                if self._replaces_policy(actor):
+                    self._add_zeros(batch)
+            check_rewards(batch)
+            self.last_episodes = self._tracker.update(batch)
+        except BaseException:
+            self.shutdown()
+            raise
+        self._steps += batch.frames
+        self._clock.lap("storage")
+        return batch
+
+    def _version(self, actor: Actor) -> int:
+        """What is stored as the version of the policy that acted."""
+        return -1 if self._replaces_policy(actor) else self._weights.version
+
+    def _replaces_policy(self, actor: Actor) -> bool:
+        """Whether its random actions take the place of a policy's."""
+        return actor is self._random and self.policy is not None
+
+    def _add_zeros(self, batch: Rollout | FlatRollout) -> None:
+        """What the policy would have returned beside the action is zero in a batch of random actions."""
+        if not self._actor.layout:
+            self._actor.peek(self._obs, self._all_ids)
+        for name, (shape, dtype) in self._actor.layout.items():
+            if name != "action":
+                batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
+
+    # Actors.
+
+    def _make_actor(self, policy: Policy) -> Actor:
+        return Actor(policy, self.policy_device, self.env, self.exploration_type, **self._faster)
+
+    def _random_actor(self) -> Actor:
+        if self._random is None:
+            self._random = Actor(RandomPolicy(self.env.action_space), None, self.env, ExplorationType.RANDOM)
+        return self._random
+
+    # Episodes and seeds.
+
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset environments (ids or a mask; None: all) before their next step; their episodes in progress are left.
+
+        With `kwargs` (`seed`, `options`) for the environments' `reset` it is done at once. Ids that are wrong raise
+        what the vector environment's `reset` raises for them, before anything is changed.
+        """
+        ids = self._all_ids if index is None else as_ids(index, self._env_num)
+        self._land()
+        if len(ids) == self._env_num:
+            self._forget()
+        self._episodes.abandon(ids)
+        if kwargs:
+            obs, _ = self.env.reset(ids, **kwargs)
+            self._put_obs(ids, obs)
+            self._episodes.over[ids] = False
+            self._actor.begin(ids)
+
+    def _leave_started(self) -> np.ndarray:
+        """Leave the episodes of which a step has been taken; returns their ids."""
+        self._land()
+        self._forget()
+        started = np.flatnonzero(self._episodes.taken)
+        left = self._episodes.ids(started)
+        self._episodes.abandon(started)
+        return left
+
+    def _stopped(self) -> bool:
+        return self._interruptor is not None and self._interruptor.collection_stopped()
+
+    def _put_obs(self, ids: np.ndarray, obs: Any) -> None:
+        """What these environments are asked about next."""
+        if self._obs is None:
+            self._obs = nest.map(lambda rows: np.zeros((self._env_num, *rows.shape[1:]), rows.dtype), obs)
+        nest.put(self._obs, ids, obs)
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed all environments and the random actions, and reset: the batches that follow are reproducible.
+
+        Each environment gets a seed of its own from the chain that begins with `seed` (with `static_seed`: `seed`
+        itself). Returns the seed after the last one, to go on with. A policy that draws from torch's random stream
+        needs `torch.manual_seed` beside.
+        """
+        self._land()
+        following: int = self.env.set_seed(seed, static_seed)
+        if self._random is not None:
+            own = self._actor is self._random
+            self._random = None
+            self._actor = self._random_actor() if own else self._actor
+        self.reset()
+        return following
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of the policy, and how far the collector is. The environments' own states are not in it."""
+        state: dict[str, Any] = {
+            "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
+            "frames": self.frames,
+            "iter": self._batches,
+            "traj_pool": self._episodes.next_id,
+            "policy_version": self._weights.version,
+        }
+        if hasattr(self.policy, "state_dict"):
+            state["policy_state_dict"] = (self._actor.module or self.policy).state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
+
+        Environments begin new episodes. `strict` is for the policy's `load_state_dict`.
+        """
+        if "policy_state_dict" in state_dict:
+            policy = self._actor.module or self.policy
+            if not hasattr(policy, "load_state_dict"):
+                raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
+            policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+        if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
+            self.env.load_state_dict(state_dict["env_state_dict"])
+        if not self._closed:
+            self._land()
+            self._forget()
+        self.frames, self._batches = state_dict["frames"], state_dict["iter"]
+        self._episodes.skip_to(state_dict.get("traj_pool", 0))
+        self._weights.version = state_dict.get("policy_version", 0)
+
+    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        """Copy weights into the policy that collects, in place: those of a module, a state dict or a `TensorDict`.
+
+        None copies those of the policy that the collector was made with, where it collects with a copy of it on
+        another device. Comes into effect with the next batch. Raises `RuntimeError` where the policy has no weights,
+        `ValueError` where names or shapes do not fit.
+        """
+        self._weights.update(policy_weights)
+
+    def stats(self) -> CollectorStats:
+        """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
+        actors = {id(actor): actor for actor in (self._actor, self._random) if actor is not None}.values()
+        transfer = sum(actor.transfer_seconds for actor in actors)
+        seconds = self._clock.seconds
+        return CollectorStats(
+            env=seconds["env"],
+            policy=max(0.0, seconds["act"] - transfer),
+            transfer=transfer,
+            storage=seconds["storage"],
+            idle=seconds["idle"],
+            frames=self._steps,
+        )
+
+    # Life.
+
+    def shutdown(self) -> None:
+        """Close the environments. Safe to call again, and after any failure."""
+        if not self._closed:
+            self._closed = True
+            self.env.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,76 @@
+"""Where each environment is: which episode, how many steps into it, and whether that episode is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class Episodes:
+    """The episodes in progress of N environments. The k-th episode of environment n has the id `k * N + n`.
+
+    So ids are unique within a collector, grow with time in each environment, and are the same whatever the batches are.
+    """
+
+    def __init__(self, env_num: int) -> None:
+        self._envs = np.arange(env_num)
+        self.over = np.ones(env_num, np.bool_)
+        """Whether an environment has to be reset before its next step."""
+        self.index = np.zeros(env_num, np.int64)
+        """The episode that it is in, or will begin."""
+        self.taken = np.zeros(env_num, np.int64)
+        """Steps taken in that episode."""
+
+    def abandon(self, env_ids: Any = slice(None)) -> None:
+        """Leave the episodes in progress of these environments: they are reset, and get new ids."""
+        left = np.zeros(len(self._envs), np.bool_)
+        left[env_ids] = True
+        self.index += left & (self.taken > 0)
+        self.taken[left] = 0
+        self.over[left] = True
+
+    def ids(self, env_ids: np.ndarray) -> np.ndarray:
+        """The ids of the episodes in progress."""
+        return self.index[env_ids] * len(self._envs) + env_ids
+
+    @property
+    def next_id(self) -> int:
+        """All ids so far are smaller."""
+        return int(self.index.max() + 1) * len(self._envs)
+
+    def skip_to(self, next_id: int) -> None:
+        """Give no id below this one from now on."""
+        self.abandon()
+        self.index[:] = np.maximum(self.index, -(-next_id // len(self._envs)))
+
+    def number(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Episode ids and step counts `(N, T)` of the steps that follow, of which those in `done` end an episode."""
+        n, steps = done.shape
+        before = done.cumsum(1) - done
+        ids = (self.index[:, None] + before) * n + self._envs[:, None]
+        # The row in which the episode of a row began; below zero where that was in a batch before.
+        began = np.empty((n, steps), np.int64)
+        began[:, 0] = -self.taken
+        began[:, 1:] = np.where(done[:, :-1], np.arange(1, steps), np.iinfo(np.int64).min)
+        return ids, np.arange(steps) - np.maximum.accumulate(began, axis=1)
+
+    def advance(self, done: np.ndarray, step_count: np.ndarray, count: np.ndarray) -> None:
+        """Go on to where the environments are after steps that were numbered so, `count` of each."""
+        stepped = np.flatnonzero(count)
+        last = count[stepped] - 1
+        self.taken[stepped] = np.where(done[stepped, last], 0, step_count[stepped, last] + 1)
+        self.index += done.sum(1)
+
+    def step(self, env_ids: np.ndarray, done: np.ndarray) -> None:
+        """One step of these environments, of which those in `done` (a mask) ended their episode."""
+        self.taken[env_ids] += 1
+        ended = env_ids[done]
+        self.taken[ended] = 0
+        self.index[ended] += 1
+        self.over[env_ids] = done
+
+
+def restarted(rows: np.ndarray, info: Any) -> list[int]:
+    """Which of these rows of a round ended because their environment failed (`on_error="restart"`)."""
+    return [row for row in rows.tolist() if info[row].get("restarted", False) is True]

@@ -1,0 +1,175 @@
+"""How a policy is called: what its signature asks for, and the state that it is given back."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from collector.exploration import ExplorationType
+from collector.policy import Policy, read_output
+from vecenv import nest
+
+
+class Signature(NamedTuple):
+    """What a policy is called with."""
+
+    keys: tuple[str, ...] = ()
+    """The entries of a dict observation that it takes; empty: it takes the observation whole."""
+    state: bool = False
+    env_id: bool = False
+    tensordict: bool = False
+
+
+def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) -> Signature:
+    """Read it once, when the collector is made.
+
+    Raises `TypeError` where the policy needs arguments that are not there.
+    """
+    tensordict = sys.modules.get("tensordict")
+    if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
+        return Signature(tensordict=True)
+    try:
+        parameters = inspect.signature(getattr(policy, "forward", policy)).parameters
+    except (TypeError, ValueError):  # written in C
+        return Signature()
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    # The first is the observation, whatever its name.
+    state, env_id = ("state" in parameters and named[0].name != "state"), "env_id" in parameters
+    required = [p.name for p in named if p.default is p.empty and p.name not in ("state", "env_id")]
+    if len(required) == 1 and required[0] in ("tensordict", "td"):
+        return Signature(tensordict=True)
+    keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
+    if required and keys.issuperset(required):
+        return Signature(tuple(required), state, env_id)
+    if len(required) > 1:
+        known = f"they are a dict with the keys {sorted(keys)}" if keys else "they are one argument"
+        raise TypeError(
+            f"Arguments to policy.forward are incompatible with the observations: it needs {required}, {known}"
+        )
+    return Signature((), state, env_id)
+
+
+class PolicyCall:
+    """Calls a policy with what its signature asks for, and reads what it returns; on arrays and on tensors alike.
+
+    Set `env_ids` to the environments of the rows before each call. `seconds` is the time spent in the policy.
+    """
+
+    def __init__(self, policy: Policy, signature: Signature, exploration: ExplorationType, env_num: int) -> None:
+        self.policy = policy
+        self.env_ids = np.arange(env_num)
+        self.seconds = 0.0
+        self._signature = signature
+        self._plain = signature == Signature()
+        self._exploration = exploration
+        self.memory = Memory(policy, env_num) if signature.state else None
+
+    def __call__(self, obs: Any) -> dict[str, Any]:
+        """The outputs by name; `action` is one of them."""
+        begin = time.perf_counter()
+        if self._plain:
+            outputs = read_output(self.policy(obs), self._exploration)
+        elif self._signature.tensordict:
+            from collector.tensordict_form import ask_tensordict
+
+            outputs = ask_tensordict(self.policy, obs, self._exploration)
+        else:
+            outputs = self._ask(obs)
+        self.seconds += time.perf_counter() - begin
+        return outputs
+
+    def _ask(self, obs: Any) -> dict[str, Any]:
+        keys, _, wants_ids, _ = self._signature
+        arguments: dict[str, Any] = {"env_id": _like(self.env_ids, obs)} if wants_ids else {}
+        if self.memory is not None:
+            arguments["state"] = self.memory.recall(self.env_ids)
+        output = self.policy(**{key: obs[key] for key in keys}, **arguments) if keys else self.policy(obs, **arguments)
+        if self.memory is not None:
+            output = self.memory.keep(self.env_ids, output)
+        return read_output(output, self._exploration)
+
+
+class Memory:
+    """The recurrent state of a policy: a row for each environment, on the policy's device.
+
+    An environment that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`.
+    """
+
+    def __init__(self, policy: Policy, env_num: int) -> None:
+        self._initial = getattr(policy, "initial_state", None)
+        self._env_num = env_num
+        self._rows: Any = None
+        self._fresh = np.ones(env_num, np.bool_)
+
+    def begin(self, env_ids: Any) -> None:
+        """Episodes begin in these environments."""
+        self._fresh[env_ids] = True
+
+    def recall(self, env_ids: np.ndarray) -> Any:
+        """The state of these environments; None before there is one."""
+        if self._rows is None and self._initial is not None:
+            self._rows = nest.map(_own, self._initial(self._env_num))
+        if self._rows is None:
+            return None
+        fresh = env_ids[self._fresh[env_ids]]
+        if len(fresh):
+            first = self._initial(len(fresh)) if self._initial is not None else nest.map(lambda rows: 0, self._rows)
+            nest.put(self._rows, fresh, first)
+        return nest.take(self._rows, env_ids)
+
+    def keep(self, env_ids: np.ndarray, output: Any) -> Any:
+        """Take the new state out of the policy's output, and return the rest.
+
+        Raises `TypeError` where there is none, `ValueError` where it has another number of rows.
+        """
+        if isinstance(output, tuple) and len(output) == 2:
+            output = {"action": output[0], "state": output[1]}
+        if not isinstance(output, dict) or "state" not in output:
+            raise TypeError(
+                "the policy has a parameter `state`, so it must return a dict with 'action' and 'state', "
+                f"or (action, state); got {type(output).__name__}"
+            )
+        output = dict(output)
+        state = output.pop("state")
+        for leaf in nest.leaves(state):
+            if len(leaf) != len(env_ids):
+                raise ValueError(
+                    f"the policy returned 'state' of shape {tuple(leaf.shape)} for {len(env_ids)} observations; "
+                    f"its first dimension must be {len(env_ids)}"
+                )
+        if self._rows is None:
+            self._rows = nest.map(self._zeros, state)
+        nest.put(self._rows, env_ids, state)
+        self._fresh[env_ids] = False
+        return output
+
+    def _zeros(self, leaf: Any) -> Any:
+        shape = (self._env_num, *leaf.shape[1:])
+        return np.zeros(shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf.new_zeros(shape)
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of an array or tensor, to write to."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone()
+
+
+def _like(ids: np.ndarray, obs: Any) -> Any:
+    """The ids as an array, or as a tensor where the observations are tensors."""
+    leaf = first_leaf(obs)
+    if leaf is None or isinstance(leaf, np.ndarray):
+        return ids
+    from collector.device import to_device
+
+    return to_device(ids, leaf.device)
+
+
+def first_leaf(tree: Any) -> Any:
+    """One leaf of a tree; None where it has none."""
+    leaves: Iterable[Any] = nest.leaves(tree)
+    return next(iter(leaves), None)

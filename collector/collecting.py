@@ -1,0 +1,118 @@
+"""`collect`: so many steps, or so many episodes, with statistics (as tianshou's collector)."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collector.episode_stats import CollectStats, Ended
+from collector.episodes import Episode, EpisodeCutter
+from collector.flat import concatenate
+
+CHUNK = 64
+"""Steps of each environment between two looks at which episodes have ended."""
+
+
+class StepBatch(NamedTuple):
+    """One round: the environments that stepped, and what came of it; arrays `(k, ...)`."""
+
+    env_id: np.ndarray
+    obs: Any
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    next_obs: Any
+    info: np.ndarray
+    """An object array of dicts."""
+
+
+StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
+
+
+def collect(
+    collector: Any,
+    n_step: int | None,
+    n_episode: int | None,
+    random: bool,
+    reset_before_collect: bool,
+    gym_reset_kwargs: dict[str, Any] | None,
+    on_step: StepHook | None,
+    on_episode: Callable[[Episode], Any] | None,
+    keep: bool,
+) -> CollectStats:
+    """See `BatchCollector.collect`."""
+    _check(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
+    begin = time.perf_counter()
+    if reset_before_collect:
+        collector.reset(**(gym_reset_kwargs or {}))
+    if n_step is not None:
+        batch = collector._gather_checked(_whole_rounds(n_step, collector), random, None, on_step)
+        steps, ended = batch.frames, collector.last_episodes
+    else:
+        assert n_episode is not None
+        batches, ended = _episodes(collector, n_episode, random, on_step, on_episode, keep)
+        unfinished = collector._leave_started()  # there are some where the interruptor was stopped
+        steps, batch = int(ended.lens.sum()), concatenate(batches, [unfinished]) if keep else None
+    if keep and collector.storing_device is not None:
+        batch = batch.to(collector.storing_device)
+    seconds = time.perf_counter() - begin
+    return CollectStats(len(ended.lens), steps, seconds, ended.returns, ended.lens, batch if keep else None)
+
+
+def _check(
+    n_step: int | None, n_episode: int | None, on_episode: Any, reset_before_collect: bool, reset_kwargs: Any
+) -> None:
+    if (n_step is None) == (n_episode is None):
+        raise ValueError(f"pass exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
+    for name, number in (("n_step", n_step), ("n_episode", n_episode)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    if on_episode is not None and n_episode is None:
+        raise ValueError("on_episode needs n_episode: with n_step, episodes may have begun before")
+    if reset_kwargs and not reset_before_collect:
+        raise ValueError("gym_reset_kwargs are for the reset of reset_before_collect=True")
+
+
+def _whole_rounds(n_step: int, collector: Any) -> int:
+    """`n_step`, or the next number of steps that the collector can collect."""
+    frames: int = collector._round_up(n_step)
+    if frames != n_step:
+        warnings.warn(
+            f"n_step={n_step} is not a multiple of the {collector._env_num} environments: collecting {frames}",
+            stacklevel=4,
+        )
+    return frames
+
+
+def _episodes(
+    collector: Any,
+    n_episode: int,
+    random: bool,
+    on_step: StepHook | None,
+    on_episode: Callable[[Episode], Any] | None,
+    keep: bool,
+) -> tuple[list[Any], Ended]:
+    """Whole episodes, so many from each environment as was set before: no environment gets more by ending early."""
+    n = collector._env_num
+    quota = np.full(n, n_episode // n)
+    quota[: n_episode % n] += 1
+    collector._leave_started()
+    cutter = EpisodeCutter()
+    batches: list[Any] = []
+    ends: list[Ended] = []
+    while quota.any() and not (ends and collector._stopped()):
+        batch = collector._gather_checked(CHUNK * n, random, quota, on_step)
+        ends.append(collector.last_episodes)
+        if keep:
+            batches.append(batch.flatten())
+        if on_episode is not None:
+            for episode in cutter.cut(batch):
+                on_episode(episode)
+    ended = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
+    order = np.argsort(ended.env_ids, kind="stable")
+    return batches, Ended(*(column[order] for column in ended))

@@ -1,0 +1,83 @@
+"""Exploration types: what is taken from a distribution that a policy returns, and how a policy learns of it."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+
+class ExplorationType(enum.Enum):
+    """What is taken from a distribution that a policy returns (names as in torchrl)."""
+
+    RANDOM = "random"
+    MODE = "mode"
+    MEAN = "mean"
+
+
+_current: ContextVar[ExplorationType | None] = ContextVar("exploration_type", default=None)
+
+
+def exploration_type() -> ExplorationType | None:
+    """The exploration type of the collector that is asking the policy; None outside of a collection.
+
+    For policies that explore by other means than a distribution:
+
+    >>> with set_exploration_type(ExplorationType.MODE):
+    ...     exploration_type()
+    <ExplorationType.MODE: 'mode'>
+    """
+    return _current.get()
+
+
+@contextmanager
+def set_exploration_type(wanted: ExplorationType) -> Iterator[None]:
+    """What `exploration_type()` says inside of `with`; collectors set their own while they collect."""
+    token = _current.set(wanted)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def as_exploration_type(wanted: ExplorationType, mode: str | None) -> ExplorationType:
+    """`wanted`, or what the deprecated name `mode` says where one is given.
+
+    Raises `ValueError` where it is none of the types.
+    """
+    if mode is not None:
+        warnings.warn("exploration_mode is deprecated; use exploration_type", DeprecationWarning, stacklevel=3)
+        wanted = mode.lower()  # type: ignore[assignment]
+    try:
+        return ExplorationType(getattr(wanted, "value", wanted))
+    except ValueError:
+        names = ", ".join(kind.value for kind in ExplorationType)
+        raise ValueError(f"an exploration type is one of {names}; got {wanted!r}") from None
+
+
+@lru_cache
+def _is_distribution(kind: type) -> bool:
+    """Asked of types, and remembered: for a tensor a missing attribute is slow to find out."""
+    return hasattr(kind, "sample") and hasattr(kind, "log_prob")
+
+
+def choose(action: Any, wanted: ExplorationType) -> Any:
+    """The action that a distribution stands for; anything else as it is.
+
+    Raises `ValueError` where the distribution has no mode or mean.
+    """
+    if not _is_distribution(type(action)):  # type: ignore[arg-type]
+        return action
+    if wanted is ExplorationType.RANDOM:
+        return action.sample()
+    try:
+        return getattr(action, wanted.value)
+    except (NotImplementedError, AttributeError):
+        raise ValueError(
+            f"{type(action).__name__} has no {wanted.value}; collect with another exploration_type, "
+            "or return the action itself"
+        ) from None

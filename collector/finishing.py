@@ -1,0 +1,69 @@
+"""What happens to a batch once it is collected: checked, split, moved and post-processed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collector.flat import FlatRollout
+from collector.rollout import Rollout
+
+
+class Finishing:
+    """Makes what the iterator gives of a batch: splits it, moves it to the storing device, post-processes it.
+
+    With `reuse` it gives the same object each time.
+    """
+
+    def __init__(self, device: Any, split: bool, postproc: Callable[[Any], Any] | None, reuse: bool) -> None:
+        self._device = device
+        self._split = split
+        self.postproc: Any = postproc
+        if postproc is not None and hasattr(postproc, "to") and device is not None:
+            self.postproc = postproc.to(device)
+        self._reuse = reuse
+        self._batch: Any = None
+
+    def store(self, batch: Any) -> Any:
+        """The batch on the storing device."""
+        if self._device is not None:
+            batch = batch.to(self._device)
+        if not self._reuse:
+            return batch
+        if self._batch is None:
+            self._batch = batch
+        self._batch.__dict__.update(batch.__dict__)
+        return self._batch
+
+    def finish(self, batch: Any) -> Any:
+        """What the iterator gives for it."""
+        batch = self.store(batch.split_trajectories() if self._split else batch)
+        if self.postproc is not None:
+            batch = self.postproc(batch)
+        for name in [name for name in getattr(batch, "extras", ()) if name.startswith("_")]:
+            del batch.extras[name]
+        return batch
+
+
+def check_rewards(batch: Rollout | FlatRollout) -> None:
+    """Raise `ValueError` where a reward is NaN."""
+    reward = batch.reward
+    if reward.dtype.kind != "f" or not np.isnan(reward).any():
+        return
+    at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
+    raise ValueError(
+        f"env {batch.env_ids[at[0]]} returned a reward of NaN in step {batch.step_count[at]} of its episode "
+        f"{batch.traj_ids[at]}, for the action {batch.action[at]}"
+    )
+
+
+def truncate_last(batch: Rollout | FlatRollout) -> None:
+    """Mark the last step of each environment as truncated; ends that are there stay, and no episode is reset."""
+    if isinstance(batch, Rollout):
+        count = (batch.mask | batch.broken).sum(1)
+        rows = np.flatnonzero(count)
+        batch.truncated[rows, count[rows] - 1] = True
+    else:
+        batch.truncated[np.flatnonzero(np.diff(batch.env_ids, append=-1))] = True

@@ -1,0 +1,161 @@
+"""A batch of collected steps in one dimension: by environment, then by time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vecenv import nest
+
+if TYPE_CHECKING:
+    from collector.rollout import Next, Rollout
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FlatRollout:
+    """F steps, `(F, ...)`: ordered by environment, then by time; environments may have different numbers of steps.
+
+    What `AsyncDataCollector` collects, and what `Rollout.flatten` gives. Names mean what they mean in `Rollout`; there
+    is no padding. The observation after a step is that before the next row, and is stored beside where it is not.
+    """
+
+    obs: Any
+    action: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    traj_ids: Any
+    step_count: Any
+    policy_version: Any
+    env_ids: Any
+    """int64 `(F,)`: the environment of each step."""
+    tail_rows: Any
+    """int64 `(K,)`: the rows whose next observation is not that of the row below: episodes and environments end."""
+    tail_obs: Any
+    """`(K, ...)`: the next observations of those rows."""
+    broken_ids: np.ndarray
+    """The `traj_ids` of episodes that broke off because their environment failed. Their steps in this batch are left
+    out; those in earlier ones have these ids."""
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        envs, ended = len(np.unique(host(self.env_ids))), int(self.done.sum())
+        return f"FlatRollout({envs} environments, {self.frames} frames, {ended} episode ends)"
+
+    @property
+    def shape(self) -> tuple[int]:
+        """`(F,)`."""
+        return (self.reward.shape[0],)
+
+    @property
+    def names(self) -> tuple[str]:
+        """What the dimension is."""
+        return ("time",)
+
+    @property
+    def frames(self) -> int:
+        """Steps in the batch."""
+        return int(self.reward.shape[0])
+
+    @property
+    def done(self) -> Any:
+        """Bool `(F,)`: the step ended its episode."""
+        return self.terminated | self.truncated
+
+    @property
+    def random(self) -> Any:
+        """Bool `(F,)`: the action was drawn at random, in place of the policy's."""
+        return self.policy_version < 0
+
+    @property
+    def mask(self) -> Any:
+        """Bool `(F,)`, all True: there is no padding."""
+        return self.step_count >= 0
+
+    @property
+    def next(self) -> Next:
+        """What came after each step. The observations are put together on each access, as a copy."""
+        from collector.rollout import Next
+
+        order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
+        following = nest.map(lambda rows: rows[like(order, rows)], self.obs)
+        nest.put(following, self.tail_rows, self.tail_obs)
+        return Next(following, self.reward, self.terminated, self.truncated, self.step_count + 1)
+
+    def flatten(self) -> FlatRollout:
+        """Itself."""
+        return self
+
+    def to(self, device: Any) -> FlatRollout:
+        """The same batch as torch tensors on `device` (which share this memory where the device is the CPU)."""
+        from collector.device import to_device
+
+        names = [each.name for each in fields(self) if each.name != "broken_ids"]
+        return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
+
+    def split_trajectories(self, pad_value: float = 0) -> Rollout:
+        """A row for each trajectory, padded; see `Rollout.split_trajectories`."""
+        from collector.split import split_trajectories
+
+        return split_trajectories(self, pad_value)
+
+    def to_tensordict(self) -> Any:
+        """The batch as a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`."""
+        from collector.tensordict_form import as_tensordict
+
+        return as_tensordict(self, [*self.shape], ["time"])
+
+
+def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
+    """Consecutive batches of one collector as one, ordered by environment again. Numpy batches.
+
+    Episodes that broke off in a later one are left out of the earlier ones too, and those with ids in `left_out`.
+    """
+    env_ids, traj_ids, broken = (
+        np.concatenate([getattr(batch, name) for batch in batches]) for name in ("env_ids", "traj_ids", "broken_ids")
+    )
+    order = np.argsort(env_ids, kind="stable")
+    order = order[~np.isin(traj_ids[order], np.concatenate([broken, *left_out]))]
+    after = join([batch.next.obs for batch in batches])
+    joined = {
+        each.name: join([getattr(batch, each.name) for batch in batches])
+        for each in fields(FlatRollout)
+        if each.name not in ("tail_rows", "tail_obs", "broken_ids")
+    }
+    columns = {name: nest.take(tree, order) for name, tree in joined.items()}
+    return with_tails(columns, nest.take(after, order), broken)
+
+
+def with_tails(columns: dict[str, Any], next_obs: Any, broken_ids: np.ndarray) -> FlatRollout:
+    """A batch of the columns by name, with the next observations that are not those of the row below."""
+    tail = columns["terminated"] | columns["truncated"]
+    tail[:-1] |= np.diff(columns["traj_ids"]) != 0
+    tail[-1:] = True
+    tail_rows = np.flatnonzero(tail)
+    return FlatRollout(
+        **columns, tail_rows=tail_rows, tail_obs=nest.take(next_obs, tail_rows), broken_ids=np.unique(broken_ids)
+    )
+
+
+def join(trees: Sequence[Any]) -> Any:
+    """Trees of `(k, ...)` arrays, joined along their first dimension."""
+    columns = zip(*(nest.leaves(tree) for tree in trees), strict=True)
+    joined = iter([np.concatenate(column) for column in columns])
+    return nest.map(lambda _: next(joined), trees[0])
+
+
+def host(array: Any) -> np.ndarray:
+    """An array or tensor as a numpy array."""
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def like(index: np.ndarray, array: Any) -> Any:
+    """An index array for `array`: a tensor on its device where that is a tensor."""
+    if isinstance(array, np.ndarray):
+        return index
+    from collector.device import to_device
+
+    return to_device(index, array.device)

@@ -1,0 +1,86 @@
+"""Where the time of a collector goes, and who is the bottleneck."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+class Clock:
+    """Adds up the time of each kind of work: `lap(kind)` counts what has passed since the last lap as that kind."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(("env", "act", "storage", "idle"), 0.0)
+        self._last: float | None = None
+
+    def lap(self, kind: str) -> None:
+        """What has passed since the last lap was this."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self.seconds[kind] += now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class CollectorStats:
+    """Where the time since the first batch went, in seconds; `str()` is one line that names the bottleneck.
+
+    >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
+    400 frames/s; environments 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %
+    """
+
+    env: float
+    """Sending actions and waiting for environments. Where the policy overlaps with them, only what was waited for."""
+    policy: float
+    """In the policy. On CUDA that is the time to queue its work."""
+    transfer: float
+    """Copies to and from the policy's device, checks of its outputs, and on CUDA the wait for it."""
+    storage: float
+    """Writing and finishing batches."""
+    idle: float
+    """Between batches, while whoever takes them does something else."""
+    frames: int
+    """Steps collected in that time."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.env + self.policy + self.transfer + self.storage + self.idle
+
+    @property
+    def frames_per_second(self) -> float:
+        """Steps a second, all time counted."""
+        return self.frames / self.total if self.total else 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each kind of work, the largest first."""
+        seconds = {
+            "environments": self.env,
+            "policy": self.policy,
+            "transfers": self.transfer,
+            "storage": self.storage,
+            "idle": self.idle,
+        }
+        ordered = sorted(seconds.items(), key=lambda item: -item[1])
+        return {name: value / self.total if self.total else 0.0 for name, value in ordered}
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes the most time: "environments", "policy", "transfers", "storage" or "idle" (whoever takes the
+        batches).
+        """
+        return next(iter(self.shares))
+
+    @property
+    def bottleneck_share(self) -> str:
+        """The bottleneck with its share, for a progress bar: "environments 60 %"."""
+        return _percent(self.bottleneck, self.shares[self.bottleneck])
+
+    def __str__(self) -> str:
+        parts = ", ".join(_percent(name, share) for name, share in self.shares.items())
+        return f"{self.frames_per_second:,.0f} frames/s; {parts}"
+
+
+def _percent(name: str, share: float) -> str:
+    return f"{name} {100 * share:.0f} %"

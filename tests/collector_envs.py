@@ -1,0 +1,115 @@
+"""Envs and loops of the collector's tests. A light module of its own, because workers import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from collector import FlatRollout, Rollout
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+
+BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Countdown(gymnasium.Env):
+    """Episodes of `length` steps; the observation is (episode, steps taken in it), so a wrong one shows."""
+
+    def __init__(self, length: int) -> None:
+        self.observation_space = spaces.Box(-1, 1000, (2,), np.int64)
+        self.action_space = spaces.Discrete(3)
+        self.length, self.episode, self.taken = length, -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.episode, self.taken = self.episode + 1, 0
+        return np.array([self.episode, 0]), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.taken += 1
+        over = self.taken == self.length
+        return np.array([self.episode, self.taken]), float(action), over, False, {}
+
+
+class DictObs(gymnasium.ObservationWrapper):
+    """The same env with a dict and a tuple around its observations."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Dict({"a": env.observation_space, "b": spaces.Tuple([env.observation_space])})
+
+    def observation(self, observation: Any) -> Any:
+        return {"a": observation, "b": (observation + 1,)}
+
+
+class Breaks(Countdown):
+    def step(self, action: Any) -> Any:
+        raise OverflowError("the env broke")
+
+
+def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:
+    return [partial(Countdown, length) for length in lengths]
+
+
+def cartpoles(n: int) -> list[Callable[[], gymnasium.Env]]:
+    return [partial(gymnasium.make, "CartPole-v1")] * n
+
+
+def pendulums(n: int) -> list[Callable[[], gymnasium.Env]]:
+    return [partial(gymnasium.make, "Pendulum-v1", max_episode_steps=13)] * n
+
+
+def lean(obs: np.ndarray) -> np.ndarray:
+    """A deterministic policy for CartPole."""
+    return (obs[:, 2] > 0).astype(np.int64)
+
+
+def push(obs: np.ndarray) -> np.ndarray:
+    """A deterministic policy for Pendulum."""
+    return 2 * np.sin(obs[:, 2:] + obs[:, :1]).astype(np.float32)
+
+
+def zeros(obs: Any) -> np.ndarray:
+    return np.zeros(len(obs["a"] if isinstance(obs, dict) else obs), np.int64)
+
+
+CASES = {
+    "cartpole": (cartpoles, lean),
+    "pendulum": (pendulums, push),
+    "cartpole random": (cartpoles, None),
+    "pendulum random": (pendulums, None),
+}
+cases = pytest.mark.parametrize("case", CASES)
+
+
+def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.ndarray]:
+    """The loop that a user would write: step all, then reset what is over. Arrays `(N, T, ...)`."""
+    venv.set_seed(seed)
+    obs, _ = venv.reset()
+    rows = []
+    for _ in range(steps):
+        action = np.stack([space.sample() for space in venv.action_space]) if policy is None else policy(obs)
+        following, reward, terminated, truncated, _ = venv.step(action)
+        rows.append((obs, action, reward, terminated, truncated, following.copy()))
+        obs, over = following.copy(), np.flatnonzero(terminated | truncated)
+        if len(over):
+            obs[over] = venv.reset(over)[0]
+    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
+    return {name: np.stack(column, axis=1) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def arrays(batch: Rollout | FlatRollout) -> dict[str, np.ndarray]:
+    names = ("obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count")
+    return {name: getattr(batch, name) for name in names} | {"next_obs": batch.next.obs}
+
+
+def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    for name in left.keys() & right.keys():
+        assert left[name].dtype == right[name].dtype, name
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)

@@ -1,0 +1,272 @@
+"""The collector whose environments step while the policy runs: nothing lost, nothing repeated, nothing out of order."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from collector_envs import (
+    CASES,
+    Countdown,
+    arrays,
+    assert_equal,
+    backends,
+    cartpoles,
+    cases,
+    countdowns,
+    hand_written,
+    pendulums,
+    zeros,
+)
+
+from collector import AsyncDataCollector, FlatRollout, Interruptor
+from collector.flat import concatenate
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+
+FLIGHTS = [{}, {"wait_num": 1}, {"wait_num": 2}, {"timeout": 0.01}]
+flights = pytest.mark.parametrize("flight", FLIGHTS, ids=str)
+
+
+def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]:
+    """The steps of each environment over all batches."""
+    whole = arrays(concatenate(batches))
+    env_ids = concatenate(batches).env_ids
+    return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
+
+
+@backends
+@flights
+@cases
+def test_each_environment_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str, Any], case: str) -> None:
+    fns, policy = CASES[case]
+    with backend(fns(4)) as venv:
+        expected = hand_written(venv, policy, steps=300, seed=3)
+    with AsyncDataCollector(backend(fns(4), **flight), policy, frames_per_batch=37) as collector:
+        collector.set_seed(3)
+        batches = [collector.rollout() for _ in range(6)]
+    assert [batch.frames for batch in batches] == [37] * 6
+    for env, steps in enumerate(by_env(batches, 4)):
+        count = len(steps["reward"])
+        assert_equal(steps, {name: rows[env, :count] for name, rows in expected.items()})
+
+
+@backends
+@pytest.mark.parametrize("frames", [1, 10, 20])
+def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, frames: int) -> None:
+    def collect(frames: int) -> list[dict[str, np.ndarray]]:
+        with AsyncDataCollector(backend(cartpoles(3)), None, frames_per_batch=frames, total_frames=240) as collector:
+            collector.set_seed(7)
+            return by_env(list(collector), 3)
+
+    for found, expected in zip(collect(frames), collect(120), strict=True):
+        assert_equal(found, expected)
+
+
+@backends
+def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
+    """Also for a policy with one random stream, which whoever is asked first draws from."""
+
+    def collect(workers: int) -> dict[str, np.ndarray]:
+        stream = np.random.default_rng(5)
+
+        def policy(obs: np.ndarray) -> np.ndarray:
+            return stream.integers(0, 2, len(obs))
+
+        options = {} if backend is DummyVectorEnv else {"num_workers": workers}
+        with AsyncDataCollector(backend(cartpoles(4), **options), policy, frames_per_batch=100) as collector:
+            collector.set_seed(1)
+            collector.rollout()
+            return arrays(collector.rollout())
+
+    first = collect(1)
+    assert_equal(collect(1), first)
+    assert_equal(collect(2), first)
+
+
+@flights
+def test_batches_are_ordered_by_environment_and_time(flight: dict[str, Any]) -> None:
+    with AsyncDataCollector(DummyVectorEnv(countdowns(3, 4, 9), **flight), zeros, frames_per_batch=25) as collector:
+        for _ in range(5):
+            batch = collector.rollout()
+            assert (np.diff(batch.env_ids) >= 0).all()
+            same = np.diff(batch.env_ids) == 0
+            clock = batch.obs[:, 0] * 100 + batch.obs[:, 1]
+            assert (np.diff(clock)[same] > 0).all()
+            np.testing.assert_array_equal(batch.next.obs[:, 1], batch.obs[:, 1] + 1)
+            np.testing.assert_array_equal(batch.step_count, batch.obs[:, 1])
+            np.testing.assert_array_equal(batch.traj_ids, batch.obs[:, 0] * 3 + batch.env_ids)
+
+
+def test_environments_step_while_the_policy_runs(tmp_path: Any) -> None:
+    """A step ends only once a file is there that the policy makes when it is asked for the other group."""
+    seen: list[list[int]] = []
+
+    class WaitsForOther(Countdown):
+        def __init__(self, env: int) -> None:
+            super().__init__(100)
+            self.env = env
+
+        def step(self, action: Any) -> Any:
+            flag = tmp_path / f"asked-{1 - self.env}-{self.taken + self.env}"
+            for _ in range(200_000):
+                if flag.exists():
+                    return super().step(action)
+            raise TimeoutError(f"the policy was not asked for the other while env {self.env} stepped")
+
+    def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
+        seen.append(env_id.tolist())
+        for env, taken in zip(env_id.tolist(), obs[:, 1].tolist(), strict=True):
+            (tmp_path / f"asked-{env}-{taken}").touch()
+        return zeros(obs)
+
+    fns = [partial(WaitsForOther, env) for env in range(2)]
+    with AsyncDataCollector(ShmemVectorEnv(fns, num_workers=2), policy, frames_per_batch=8) as collector:
+        assert collector.rollout().frames == 8
+    assert seen[:4] == [[0], [1], [0], [1]]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 9])
+def test_groups_take_turns(groups: int) -> None:
+    asked: list[list[int]] = []
+
+    def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
+        asked.append(env_id.tolist())
+        return zeros(obs)
+
+    venv = DummyVectorEnv(countdowns(*[100] * 4))
+    with AsyncDataCollector(venv, policy, frames_per_batch=40, groups=groups) as collector:
+        collector.rollout()
+    count = min(groups, 4)
+    assert asked[:count] == [list(range(group, 4, count)) for group in range(count)]
+    assert asked[count : 2 * count] == asked[:count]
+
+
+def test_a_list_of_callables_is_put_into_shared_memory() -> None:
+    with AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, num_workers=2) as collector:
+        assert isinstance(collector.env, ShmemVectorEnv)
+        assert (collector.env.num_workers, collector.env.is_async) == (2, False)
+    with AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, wait_num=2) as collector:
+        assert (collector.env.wait_num, collector.env.is_async) == (2, True)
+        assert collector.rollout().frames == 10
+    with pytest.raises(ValueError, match="groups must be at least 1, got 0"):
+        AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, groups=0)
+
+
+class TestKeywords:
+    """Those of the synchronous collector, where a flat batch makes them anew."""
+
+    def make(self, *lengths: int, policy: Any = zeros, frames: int = 20, **options: Any) -> AsyncDataCollector:
+        return AsyncDataCollector(DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=frames, **options)
+
+    def test_total_frames_end_the_iterator(self) -> None:
+        collector = self.make(3, 4, 5, total_frames=60)
+        assert [batch.frames for batch in collector] == [20] * 3
+        assert collector.env.is_closed
+
+    def test_max_frames_per_traj(self) -> None:
+        with self.make(100, 3, max_frames_per_traj=7, frames=50) as collector:
+            batch = concatenate([collector.rollout(), collector.rollout()])
+        ends = batch.step_count[batch.truncated & ~batch.terminated]
+        assert (ends == 6).all()
+        assert len(ends) >= 6
+        assert batch.step_count.max() == 6
+
+    def test_init_random_frames(self) -> None:
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            return {"action": zeros(obs) + 1, "value": np.ones(len(obs))}
+
+        with self.make(3, 4, policy=policy, init_random_frames=30) as collector:
+            batches = [collector.next() for _ in range(4)]
+        assert batches[0].random.all()
+        assert batches[1].random.all()
+        assert not batches[3].random.any()
+        for batch in batches:  # those in flight when the random batches end still have random actions
+            np.testing.assert_array_equal(batch.extras["value"], ~batch.random)
+            assert (batch.action[~batch.random] == 1).all()
+        assert batches[2].random.sum() <= 2
+
+    def test_reset_at_each_iter(self) -> None:
+        with self.make(100, 100, reset_at_each_iter=True) as collector:
+            batches = [collector.next() for _ in range(3)]
+        for batch in batches:
+            starts = np.r_[0, np.flatnonzero(np.diff(batch.env_ids)) + 1]
+            assert (batch.step_count[starts] == 0).all()
+            assert len(np.unique(batch.traj_ids)) == 2
+        assert not set(batches[0].traj_ids) & set(batches[1].traj_ids)
+
+    def test_split_trajs_set_truncated_and_postproc(self) -> None:
+        with self.make(4, 100, split_trajs=True, set_truncated=True, postproc=lambda batch: batch.shape) as collector:
+            rows, longest = collector.next()
+        assert rows >= 3
+        assert longest >= 8
+        with self.make(4, 100, set_truncated=True) as collector:
+            batch = collector.next()
+        last = np.flatnonzero(np.diff(batch.env_ids, append=-1))
+        assert batch.truncated[last].all()
+        assert batch.truncated.sum() == 2
+
+    def test_interruptor_ends_a_batch_after_a_round(self) -> None:
+        interruptor = Interruptor()
+        with self.make(100, 100, interruptor=interruptor) as collector:
+            interruptor.stop_collection()
+            assert collector.rollout().frames in (1, 2)
+            interruptor.start_collection()
+            assert collector.rollout().frames == 20
+
+    def test_some_environments_can_be_reset_and_the_others_go_on(self) -> None:
+        with self.make(100, 100, 100) as collector:
+            before = collector.rollout()
+            collector.reset([1])
+            both = concatenate([before, collector.rollout()])
+        for env in range(3):
+            steps = both.obs[both.env_ids == env]
+            episodes = np.unique(steps[:, 0]).tolist()
+            assert episodes == ([0, 1] if env == 1 else [0])
+            assert (np.diff(steps[steps[:, 0] == 0, 1]) == 1).all(), "no step is lost"
+
+    def test_storing_device(self) -> None:
+        torch = pytest.importorskip("torch")
+        with self.make(3, 4, storing_device="cpu") as collector:
+            assert isinstance(collector.rollout().reward, torch.Tensor)
+
+    def test_state_goes_on(self) -> None:
+        with self.make(3, 4, total_frames=60) as collector:
+            ids = collector.next().traj_ids
+            state = collector.state_dict()
+        with self.make(3, 4, total_frames=60) as collector:
+            collector.load_state_dict(state)
+            rest = list(collector)
+        assert len(rest) == 2
+        assert not set(ids) & {*rest[0].traj_ids, *rest[1].traj_ids}
+
+    @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
+    def test_the_first_batch_after_set_seed_is_reproducible(self, backend: Any) -> None:
+        firsts = []
+        for rounds in (0, 2):
+            with AsyncDataCollector(backend(pendulums(3)), None, frames_per_batch=50) as collector:
+                for _ in range(rounds):
+                    collector.rollout()
+                collector.set_seed(4)
+                firsts.append(arrays(collector.rollout()))
+                firsts[-1].pop("traj_ids")
+        assert_equal(firsts[0], firsts[1])
+
+    def test_the_version_of_the_policy_is_that_of_the_action(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        class Constant(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.value = torch.nn.Parameter(torch.zeros(()))
+
+            def forward(self, obs: Any) -> Any:
+                return self.value.long().expand(len(obs))
+
+        with self.make(100, 100, 100, 100, policy=Constant()) as collector:
+            collector.rollout()
+            collector.update_policy_weights_({"value": torch.ones(())})
+            batch = collector.rollout()
+        np.testing.assert_array_equal(batch.policy_version, batch.action)
+        assert 0 < (batch.policy_version == 0).sum() <= 2, "those in flight when the first batch was complete"

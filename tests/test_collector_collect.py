@@ -1,0 +1,242 @@
+"""`collect`: so many steps or episodes, hooks, and statistics (as tianshou's collector, without its surprises)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from collector_envs import Countdown, backends, cartpoles, countdowns, hand_written, lean, pendulums, zeros
+
+from collector import (
+    AsyncDataCollector,
+    CollectStats,
+    Episode,
+    Interruptor,
+    SequenceSummaryStats,
+    StepBatch,
+    SyncDataCollector,
+)
+from vecenv import DummyVectorEnv
+
+both = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+
+
+def ones(obs: np.ndarray) -> np.ndarray:
+    return zeros(obs) + 1
+
+
+def make(kind: type, *lengths: int, policy: Any = ones, **options: Any) -> Any:
+    return kind(DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=10 * len(lengths), **options)
+
+
+def resets(collector: Any) -> list[int]:
+    """How often each environment has been reset."""
+    return [episode + 1 for episode in collector.env.get_env_attr("episode")]
+
+
+@both
+class TestSteps:
+    def test_steps_of_all_environments_together(self, kind: type) -> None:
+        with make(kind, 3, 4) as collector:
+            stats = collector.collect(n_step=14)
+            assert isinstance(stats, CollectStats)
+            assert stats.n_collected_steps == stats.batch.frames == 14
+            assert collector.frames == 0
+
+    def test_episodes_go_on_from_call_to_call_and_count_where_they_end(self, kind: type) -> None:
+        with make(kind, 5, 5, groups=1) if kind is AsyncDataCollector else make(kind, 5, 5) as collector:
+            stats = [collector.collect(n_step=8) for _ in range(5)]
+        assert [each.lens.tolist() for each in stats] == [[], [5, 5], [5, 5], [5, 5], [5, 5]]
+        assert [each.n_collected_episodes for each in stats] == [0, 2, 2, 2, 2]
+        assert all((each.returns == each.lens).all() for each in stats)
+
+    def test_no_reset_is_wasted(self, kind: type) -> None:
+        with make(kind, 3, 3, **({"groups": 1} if kind is AsyncDataCollector else {})) as collector:
+            for _ in range(4):
+                collector.collect(n_step=6)
+            assert resets(collector) == [4, 4]
+
+
+def test_steps_are_rounded_up_to_whole_rounds_with_a_warning() -> None:
+    message = "n_step=10 is not a multiple of the 3 environments: collecting 12"
+    with make(SyncDataCollector, 3, 4, 5) as collector, pytest.warns(UserWarning, match=message):
+        assert collector.collect(n_step=10).n_collected_steps == 12
+    with make(AsyncDataCollector, 3, 4, 5) as collector:
+        assert collector.collect(n_step=10).n_collected_steps == 10
+
+
+@both
+class TestEpisodes:
+    @pytest.mark.parametrize("n_episode", [1, 2, 5, 7])
+    def test_exactly_that_many_whole_episodes(self, kind: type, n_episode: int) -> None:
+        with make(kind, 3, 4, 9) as collector:
+            for _ in range(2):
+                stats = collector.collect(n_episode=n_episode)
+                assert stats.n_collected_episodes == len(stats.lens) == len(stats.returns) == n_episode
+                assert stats.n_collected_steps == stats.lens.sum() == stats.batch.frames
+                rows = stats.batch.split_trajectories()
+                assert rows.mask.sum(1).tolist() == stats.lens.tolist()
+                assert (rows.step_count[:, 0] == 0).all()
+                assert (rows.obs[:, 0, 1] == 0).all()
+                np.testing.assert_array_equal(rows.final_time[np.argsort(rows.final_env)], stats.lens - 1)
+
+    def test_short_episodes_are_not_preferred(self, kind: type) -> None:
+        """Where whoever ends first goes on, nearly all episodes would be of the environment with short ones."""
+        with make(kind, 1, 100) as collector:
+            stats = collector.collect(n_episode=6)
+            assert sorted(stats.lens.tolist()) == [1, 1, 1, 100, 100, 100]
+            assert resets(collector) == [3, 3], "and none is reset once more than it has episodes"
+
+    def test_environments_that_are_not_needed_are_left_alone(self, kind: type) -> None:
+        with make(kind, 3, 3, 3) as collector:
+            collector.collect(n_episode=2)
+            assert resets(collector) == [1, 1, 0]
+            assert collector.collect(n_episode=3).lens.tolist() == [3, 3, 3]
+            assert resets(collector) == [2, 2, 1]
+
+    def test_episodes_in_progress_are_left_and_do_not_count(self, kind: type) -> None:
+        with make(kind, 9, 9) as collector:
+            collector.collect(n_step=8)
+            stats = collector.collect(n_episode=2)
+            assert stats.lens.tolist() == [9, 9]
+            assert (stats.batch.obs[:, 0] == 1).all(), "the second episodes of the environments"
+            assert collector.collect(n_step=20).n_collected_steps == 20
+
+    def test_a_batch_comes_after_it_as_before(self, kind: type) -> None:
+        with make(kind, 3, 4) as collector:
+            ids = {*collector.rollout().traj_ids.ravel().tolist()}
+            more = collector.collect(n_episode=4).batch.traj_ids
+            ids_after = collector.rollout().traj_ids
+        assert not ids & {*more.tolist()}
+        assert not {*more.tolist()} & {*ids_after.ravel().tolist()}
+
+    def test_an_interruptor_leaves_what_has_ended(self, kind: type) -> None:
+        interruptor, rounds = Interruptor(), [0]
+
+        def stop(step: StepBatch) -> None:
+            rounds[0] += len(step.env_id)
+            if rounds[0] >= 12:
+                interruptor.stop_collection()
+
+        with make(kind, 3, 100, interruptor=interruptor) as collector:
+            stats = collector.collect(n_episode=20, on_step=stop)
+            assert stats.n_collected_steps == stats.batch.frames == 3 * stats.n_collected_episodes
+            assert 1 <= stats.n_collected_episodes <= 4
+            assert not stats.batch.env_ids.any()
+
+    def test_each_episode_is_shown_once_and_whole(self, kind: type) -> None:
+        seen: list[Episode] = []
+        with make(kind, 70, 3) as collector:
+            stats = collector.collect(n_episode=4, on_episode=seen.append, keep=False)
+        assert stats.batch is None
+        assert sorted(len(episode) for episode in seen) == sorted(stats.lens.tolist()) == [3, 3, 70, 70]
+        for episode in seen:
+            np.testing.assert_array_equal(episode.obs[:, 1], np.arange(len(episode) + 1))
+            assert np.flatnonzero(episode.terminated).tolist() == [len(episode) - 1]
+            assert episode.total_reward == len(episode)
+
+
+@both
+class TestHooks:
+    def test_each_round_is_shown_and_what_the_hook_returns_is_stored(self, kind: type) -> None:
+        seen: list[StepBatch] = []
+
+        def note(step: StepBatch) -> dict[str, np.ndarray]:
+            seen.append(step)
+            return {"twice": step.obs[:, 1] * 2}
+
+        with make(kind, 3, 4) as collector:
+            batch = collector.collect(n_step=20, on_step=note).batch.flatten()
+            assert sum(len(step.env_id) for step in seen) >= batch.frames == 20
+            assert collector.collect(n_step=20).batch.extras.keys() == set()
+        np.testing.assert_array_equal(batch.extras["twice"], batch.obs[:, 1] * 2)
+        for step in seen:
+            np.testing.assert_array_equal(step.next_obs[:, 1], step.obs[:, 1] + 1)
+            np.testing.assert_array_equal(step.terminated, step.next_obs[:, 1] == np.array([3, 4])[step.env_id])
+            assert [info["env_id"] for info in step.info] == step.env_id.tolist()
+
+    def test_random_actions_can_take_the_policys_place(self, kind: type) -> None:
+        with make(kind, 30, 40) as collector:
+            batch = collector.collect(n_step=100, random=True).batch
+            assert batch.random.all()
+            assert len(np.unique(batch.action)) == 3
+            assert (collector.collect(n_step=100).batch.flatten().action[-50:] == 1).all()
+
+
+@both
+def test_reset_before_collect_leaves_episodes_and_passes_arguments_on(kind: type) -> None:
+    with kind(DummyVectorEnv(pendulums(2)), None, frames_per_batch=4) as collector:
+        collector.collect(n_step=6)
+        batch = collector.collect(
+            n_step=26, reset_before_collect=True, gym_reset_kwargs={"seed": 7}
+        ).batch.split_trajectories()
+    with DummyVectorEnv(pendulums(2)) as venv:
+        expected = venv.reset(seed=7)[0]
+    np.testing.assert_array_equal(batch.obs[batch.step_count[:, 0] == 0, 0][: len(batch.obs)], expected)
+
+
+def test_arguments_for_resets_are_not_those_of_the_next_episodes() -> None:
+    with SyncDataCollector(DummyVectorEnv(pendulums(1)), None, frames_per_batch=4) as collector:
+        batch = collector.collect(n_step=39, reset_before_collect=True, gym_reset_kwargs={"seed": 7}).batch
+    starts = batch.obs[0, ::13]
+    assert len(np.unique(starts, axis=0)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one of n_step and n_episode; got n_step=None, n_episode=None"),
+        ({"n_step": 1, "n_episode": 1}, "exactly one"),
+        ({"n_step": 0}, "n_step must be at least 1, got 0"),
+        ({"n_episode": -2}, "n_episode must be at least 1, got -2"),
+        ({"n_step": 4, "on_episode": print}, "on_episode needs n_episode"),
+        ({"n_step": 4, "gym_reset_kwargs": {"seed": 1}}, "reset_before_collect=True"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_collected(options: Any, message: str) -> None:
+    with make(SyncDataCollector, 3, 4) as collector:
+        with pytest.raises(ValueError, match=message):
+            collector.collect(**options)
+        assert resets(collector) == [0, 0]
+
+
+@backends
+def test_statistics_are_the_same_on_every_backend(backend: Any) -> None:
+    with backend(cartpoles(3)) as venv:
+        loop = hand_written(venv, lean, steps=300, seed=2)
+    done = loop["terminated"] | loop["truncated"]
+    expected = [np.diff(np.flatnonzero(row), prepend=-1)[:quota] for row, quota in zip(done, (3, 2, 2), strict=True)]
+    with SyncDataCollector(backend(cartpoles(3)), lean, frames_per_batch=30) as collector:
+        collector.set_seed(2)
+        stats = collector.collect(n_episode=7)
+    np.testing.assert_array_equal(stats.lens, np.concatenate(expected))
+    np.testing.assert_array_equal(stats.returns, stats.lens)
+
+
+class TestStats:
+    def test_summaries(self) -> None:
+        stats = CollectStats(3, 12, 2.0, np.array([1.0, 2.0, 6.0]), np.array([3, 4, 5]), None)
+        assert stats.collect_speed == 6.0
+        assert stats.returns_stat == SequenceSummaryStats(3.0, float(np.std([1, 2, 6])), 6.0, 1.0)
+        assert stats.lens_stat.mean == 4.0
+        assert repr(stats) == "CollectStats(12 steps, 3 episodes, returns 3 +- 2.16025)"
+
+    def test_of_nothing(self) -> None:
+        stats = CollectStats(0, 5, 1.0, np.zeros(0), np.zeros(0, np.int64), None)
+        assert np.isnan(stats.returns_stat.mean)
+        assert repr(stats) == "CollectStats(5 steps, 0 episodes)"
+
+    def test_vector_rewards_give_vector_returns(self) -> None:
+        class Two(Countdown):
+            def step(self, action: Any) -> Any:
+                obs, _, *rest = super().step(action)
+                return (obs, np.array([1.0, self.taken]), *rest)
+
+        with SyncDataCollector(
+            DummyVectorEnv([partial(Two, 3), partial(Two, 4)]), zeros, frames_per_batch=8
+        ) as collector:
+            stats = collector.collect(n_episode=4)
+            assert collector.rollout().reward.shape == (2, 4, 2)
+        assert stats.returns.tolist() == [[3, 6], [3, 6], [4, 10], [4, 10]]

@@ -1,0 +1,188 @@
+"""What a collector does when something fails: it says who, and loses no more than what broke."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from collector_envs import Breaks, Countdown, backends, countdowns, zeros
+
+from collector import AsyncDataCollector, SyncDataCollector
+from collector.episodes import EpisodeCutter
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+
+both = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+
+
+class BreaksOnce(Countdown):
+    """Fails in step `at` of its episode `episode_at`."""
+
+    def __init__(self, length: int, episode_at: int, at: int) -> None:
+        super().__init__(length)
+        self.episode_at, self.at = episode_at, at
+
+    def step(self, action: Any) -> Any:
+        if (self.episode, self.taken) == (self.episode_at, self.at):
+            raise OverflowError("the env broke")
+        return super().step(action)
+
+
+class Dies(Countdown):
+    """Its process is killed in the fourth step."""
+
+    def step(self, action: Any) -> Any:
+        if self.taken == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class NotANumber(Countdown):
+    """The reward of the third step is NaN."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return (obs, np.nan if self.taken == 3 else reward, *rest)
+
+
+@both
+@backends
+def test_an_environment_that_fails_is_named_and_the_collector_closed(kind: type, backend: Any) -> None:
+    venv = backend([partial(Countdown, 3), partial(Breaks, 3)])
+    with kind(venv, zeros, frames_per_batch=20) as collector:
+        with pytest.raises(OverflowError, match="the env broke") as caught:
+            collector.rollout()
+        assert any("env 1" in note for note in caught.value.__notes__)
+        assert venv.is_closed
+
+
+@both
+@pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
+def test_a_worker_that_dies_is_reported_with_its_environments(kind: type, backend: Any) -> None:
+    venv = backend([partial(Countdown, 3), partial(Dies, 9)], num_workers=2)
+    with kind(venv, zeros, frames_per_batch=20) as collector, pytest.raises(WorkerDiedError, match="env") as caught:
+        collector.rollout()
+    assert caught.value.env_ids == (1,)
+
+
+class TestRestart:
+    """A vector env with on_error="restart": the broken episode is marked and dropped, and the collection goes on."""
+
+    def fns(self) -> list[Any]:
+        return [partial(Countdown, 4), partial(BreaksOnce, 5, 2, 3)]
+
+    @backends
+    def test_the_steps_of_the_broken_episode_are_masked(self, backend: Any) -> None:
+        with SyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=40) as collector:
+            batch = collector.rollout()
+            more = collector.rollout()
+        assert batch.broken_ids.tolist() == [5], "the third episode of environment 1"
+        assert batch.broken.tolist() == [[False] * 20, [False] * 10 + [True] * 4 + [False] * 6]
+        np.testing.assert_array_equal(batch.mask, ~batch.broken)
+        assert batch.frames == 36
+        np.testing.assert_array_equal(batch.obs[1, 14:, 1], [0, 1, 2, 3, 4, 0])
+        np.testing.assert_array_equal(batch.traj_ids[1, 14:], [7] * 5 + [9])
+        assert 5 not in batch.flatten().traj_ids
+        assert 5 not in batch.split_trajectories().traj_ids
+        assert (batch.next.obs[batch.mask][:, 1] == batch.step_count[batch.mask] + 1).all()
+        assert more.mask.all()
+
+    @pytest.mark.parametrize("steps", [1, 3, 4, 7])
+    def test_only_that_episode_is_lost_wherever_batches_end(self, steps: int) -> None:
+        cutter, episodes, frames, broken = EpisodeCutter(), [], 0, []
+        venv = DummyVectorEnv(self.fns(), on_error="restart")
+        with SyncDataCollector(venv, zeros, frames_per_batch=2 * steps) as collector:
+            for _ in range(84 // steps):
+                batch = collector.rollout()
+                broken += batch.broken_ids.tolist()
+                frames += batch.frames
+                episodes += cutter.cut(batch)
+        assert broken == [5]
+        lengths = {env: [len(episode) for episode in episodes if episode.env_id == env] for env in (0, 1)}
+        assert lengths == {0: [4] * 21, 1: [5] * 16}
+        for episode in episodes:
+            np.testing.assert_array_equal(episode.obs[:, 1], np.arange(len(episode) + 1))
+
+    @backends
+    @pytest.mark.parametrize("frames", [1, 6, 40])
+    def test_flat_batches_leave_it_out(self, backend: Any, frames: int) -> None:
+        rows: list[tuple[int, int]] = []
+        broken: list[int] = []
+        with AsyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=frames) as collector:
+            for _ in range(80 // frames):
+                batch = collector.rollout()
+                broken += batch.broken_ids.tolist()
+                rows += zip(batch.traj_ids.tolist(), batch.step_count.tolist(), strict=True)
+        assert broken == [5]
+        rows = sorted(row for row in rows if row[0] not in broken)
+        assert len(rows) == len(set(rows)) > 70
+        assert [row for row in rows if row[0] == 3] == [(3, step) for step in range(5)]
+
+    @both
+    def test_it_is_not_one_of_the_episodes_that_were_asked_for(self, kind: type) -> None:
+        venv = DummyVectorEnv(self.fns(), on_error="restart")
+        with kind(venv, zeros, frames_per_batch=40) as collector:
+            stats = collector.collect(n_episode=8)
+        assert stats.lens.tolist() == [4] * 4 + [5] * 4
+        assert stats.batch.split_trajectories().mask.sum(1).tolist() == stats.lens.tolist()
+        assert 5 not in stats.batch.traj_ids
+
+    @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
+    def test_the_death_of_a_worker_breaks_the_episodes_of_its_environments(self, backend: Any) -> None:
+        fns = [partial(Countdown, 4), partial(Dies, 9), partial(Countdown, 50)]
+        venv = backend(fns, num_workers=3, on_error="restart", max_restarts=3)
+        with SyncDataCollector(venv, zeros, frames_per_batch=24) as collector:
+            batch = collector.rollout()
+        assert np.unique(np.nonzero(batch.broken)[0]).tolist() == [1]
+        assert batch.broken_ids.tolist() == [1, 4]
+        assert batch.frames == 16
+
+    def test_a_broken_episode_is_no_end_of_one(self) -> None:
+        venv = DummyVectorEnv(self.fns(), on_error="restart")
+        with SyncDataCollector(venv, zeros, frames_per_batch=40) as collector:
+            batch = collector.rollout()
+            assert collector.last_episodes.lens.tolist() == [4] * 5 + [5] * 3
+        assert len(batch.final_env) == 8
+
+
+@both
+def test_a_reward_that_is_not_a_number_is_an_error_that_says_where(kind: type) -> None:
+    venv = DummyVectorEnv([partial(Countdown, 9), partial(NotANumber, 9)])
+    with kind(venv, zeros, frames_per_batch=40) as collector:
+        collector.collect(n_step=4)
+        message = r"env 1 returned a reward of NaN in step 2 of its episode 1, for the action 0"
+        with pytest.raises(ValueError, match=message):
+            collector.rollout()
+        assert venv.is_closed
+
+
+def test_infinite_rewards_are_numbers() -> None:
+    class Infinite(Countdown):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return (obs, np.inf, *rest)
+
+    with SyncDataCollector(DummyVectorEnv([partial(Infinite, 2)]), zeros, frames_per_batch=4) as collector:
+        assert np.isinf(collector.rollout().reward).all()
+
+
+@both
+def test_an_error_of_the_policy_in_mid_batch_closes_everything(kind: type) -> None:
+    calls = [0]
+
+    def policy(obs: np.ndarray) -> np.ndarray:
+        calls[0] += 1
+        if calls[0] == 5:
+            raise ZeroDivisionError
+        return zeros(obs)
+
+    venv = ShmemVectorEnv(countdowns(3, 4), num_workers=2)
+    with kind(venv, policy, frames_per_batch=40) as collector:
+        with pytest.raises(ZeroDivisionError):
+            collector.rollout()
+        with pytest.raises(RuntimeError, match="shut down"):
+            collector.rollout()
+    assert venv.is_closed

@@ -1,0 +1,481 @@
+"""The keywords and methods of the collector, one by one; what they mean is what they mean in torchrl."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from collector_envs import Countdown, DictObs, arrays, assert_equal, backends, countdowns, lean, pendulums, zeros
+from gymnasium import spaces
+
+from collector import Collector, ExplorationType, Rollout, SyncDataCollector, exploration_type
+from vecenv import DummyVectorEnv
+
+
+def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
+    """A collector of countdowns, `steps` of each in a batch."""
+    return SyncDataCollector(
+        DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
+    )
+
+
+def test_collector_is_its_newer_name() -> None:
+    assert Collector is SyncDataCollector
+
+
+class TestDevices:
+    @pytest.mark.parametrize(
+        ("given", "found"),
+        [
+            ({}, (None, None, None)),
+            ({"device": "cpu"}, ("cpu", "cpu", "cpu")),
+            ({"storing_device": "cpu"}, ("cpu", None, None)),
+            ({"policy_device": "cpu"}, (None, "cpu", None)),
+            ({"env_device": "cpu"}, (None, None, "cpu")),
+            ({"policy_device": "cpu", "env_device": "cpu"}, ("cpu", "cpu", "cpu")),
+            ({"device": "cpu", "storing_device": "meta"}, ("meta", "cpu", "cpu")),
+        ],
+    )
+    def test_a_device_fills_in_what_is_not_given(self, given: dict[str, str], found: tuple[Any, ...]) -> None:
+        pytest.importorskip("torch")
+        with make(3, policy=None, **given) as collector:
+            devices = collector.storing_device, collector.policy_device, collector.env_device
+            assert tuple(None if each is None else str(each) for each in devices) == found
+            batch = collector.rollout()
+            expected = None if found[0] is None else found[0]
+            assert (None if isinstance(batch.reward, np.ndarray) else str(batch.reward.device)) == expected
+
+
+class TestMaxFramesPerTraj:
+    @backends
+    def test_episodes_are_truncated_there_in_each_environment_across_batches(self, backend: Any) -> None:
+        venv = backend(countdowns(100, 3, 100))
+        with SyncDataCollector(venv, zeros, frames_per_batch=15, max_frames_per_traj=7) as collector:
+            batches = [collector.rollout() for _ in range(6)]
+        joined = {
+            name: np.concatenate([arrays(batch)[name] for batch in batches], axis=1) for name in arrays(batches[0])
+        }
+        steps = np.arange(30)
+        for env, length in enumerate((7, 3, 7)):
+            ends = steps % length == length - 1
+            np.testing.assert_array_equal(joined["truncated"][env], ends & (length == 7))
+            np.testing.assert_array_equal(joined["terminated"][env], ends & (length == 3))
+            np.testing.assert_array_equal(joined["step_count"][env], steps % length)
+            np.testing.assert_array_equal(joined["next_obs"][env, :, 1], steps % length + 1)
+            np.testing.assert_array_equal(joined["obs"][env, :, 0], steps // length)
+
+    @pytest.mark.parametrize("limit", [None, -1, 0])
+    def test_none_and_numbers_below_one_are_no_limit(self, limit: int | None) -> None:
+        with make(100, max_frames_per_traj=limit, steps=50) as collector:
+            assert not collector.rollout().done.any()
+
+    def test_environments_that_count_their_steps_are_refused(self) -> None:
+        class Counts(DictObs):
+            def __init__(self, env: gymnasium.Env) -> None:
+                super().__init__(env)
+                self.observation_space = spaces.Dict({"step_count": env.observation_space})
+
+        venv = DummyVectorEnv([lambda: Counts(Countdown(3))])
+        with pytest.raises(ValueError, match="environment 0 already has a 'step_count'"):
+            SyncDataCollector(venv, zeros, frames_per_batch=5, max_frames_per_traj=5)
+        assert venv.is_closed
+
+
+class TestInitRandomFrames:
+    def test_random_batches_come_first_rounded_up_and_hold_zeros_for_what_only_the_policy_gives(self) -> None:
+        calls: list[int] = []
+
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            calls.append(len(obs))
+            return {"action": zeros(obs) + 1, "value": np.ones((len(obs), 2), np.float32)}
+
+        with make(3, 4, policy=policy, steps=5, init_random_frames=11) as collector:
+            batches = [batch for _, batch in zip(range(4), collector, strict=False)]
+        for batch in batches[:2]:
+            assert batch.random.all()
+            assert batch.extras["value"].shape == (2, 5, 2)
+            assert batch.extras["value"].dtype == np.float32
+            assert not batch.extras["value"].any()
+        assert len(np.unique([batch.action for batch in batches[:2]])) > 1
+        for batch in batches[2:]:
+            assert not batch.random.any()
+            assert (batch.action == 1).all()
+            assert batch.extras["value"].all()
+        steps = sum(batch.frames for batch in batches[2:])
+        assert sum(calls) == steps + 2, "asked once for what it returns, and then for each step"
+
+    @pytest.mark.parametrize("frames", [None, -1, 0])
+    def test_none_and_numbers_below_one_turn_it_off(self, frames: int | None) -> None:
+        with make(3, init_random_frames=frames) as collector:
+            assert not collector.next().random.any()
+
+    def test_asking_for_what_the_policy_returns_moves_no_random_stream(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        class Draws(torch.nn.Module):
+            def forward(self, obs: Any) -> Any:
+                return {"action": torch.randint(3, (len(obs),)), "noise": torch.rand(len(obs))}
+
+        def second_batch(frames: int) -> dict[str, np.ndarray]:
+            with torch.random.fork_rng(), make(100, 100, policy=Draws(), init_random_frames=frames) as collector:
+                torch.manual_seed(1)
+                if frames:
+                    collector.next()
+                return {"noise": collector.next().extras["noise"]}
+
+        assert second_batch(20)["noise"][0, 0] == second_batch(0)["noise"][0, 0]
+
+
+class TestResets:
+    def test_reset_at_each_iter_begins_each_batch_with_new_episodes(self) -> None:
+        with make(100, 4, reset_at_each_iter=True, steps=6) as collector:
+            batches = [collector.next() for _ in range(3)]
+        for number, batch in enumerate(batches):
+            assert (batch.obs[:, 0, 1] == 0).all()
+            assert (batch.step_count[:, 0] == 0).all()
+            assert batch.obs[0, 0, 0] == number
+        ids = [set(batch.traj_ids.ravel().tolist()) for batch in batches]
+        assert not ids[0] & ids[1]
+        assert not ids[1] & ids[2]
+
+    def test_some_environments_can_be_reset(self) -> None:
+        with make(100, 100, 100) as collector:
+            first = collector.rollout()
+            collector.reset([0, 2])
+            second = collector.rollout()
+        assert second.obs[:, 0].tolist() == [[1, 0], [0, 10], [1, 0]]
+        assert second.step_count[:, 0].tolist() == [0, 10, 0]
+        np.testing.assert_array_equal(second.traj_ids[:, 0] == first.traj_ids[:, -1], [False, True, False])
+
+    @pytest.mark.parametrize(("index", "error"), [([3], IndexError), ([-1], IndexError), ([0, 0], ValueError)])
+    def test_wrong_ids_are_errors_and_nothing_is_reset(self, index: Any, error: type) -> None:
+        with make(100, 100, 100) as collector:
+            collector.rollout()
+            with pytest.raises(error):
+                collector.reset(index)
+            assert collector.rollout().step_count[:, 0].tolist() == [10, 10, 10]
+
+    def test_reset_takes_what_the_environments_take(self) -> None:
+        with SyncDataCollector(DummyVectorEnv(pendulums(2)), None, frames_per_batch=10) as collector:
+            collector.rollout()
+            collector.reset(seed=5)
+            after = collector.rollout().obs[:, 0]
+        with DummyVectorEnv(pendulums(2)) as venv:
+            np.testing.assert_array_equal(after, venv.reset(seed=5)[0])
+
+    def test_reset_when_done_can_only_be_true(self) -> None:
+        with pytest.raises(ValueError, match=r"reset_when_done is deprecated\."):
+            SyncDataCollector(countdowns(3), zeros, frames_per_batch=5, reset_when_done=False)
+
+
+class TestSeeds:
+    @backends
+    def test_the_first_batch_after_set_seed_is_reproducible(self, backend: Any) -> None:
+        firsts = []
+        for rounds in (0, 1, 3):
+            with SyncDataCollector(backend(pendulums(3)), None, frames_per_batch=60) as collector:
+                for _ in range(rounds):
+                    collector.rollout()
+                assert collector.set_seed(10) == 3288080526
+                firsts.append(arrays(collector.rollout()))
+        for first in firsts:
+            first.pop("traj_ids")
+            assert_equal(first, firsts[0])
+
+    def test_a_step_follows_from_the_observation_before_it(self) -> None:
+        with SyncDataCollector(DummyVectorEnv(pendulums(1)), None, frames_per_batch=5) as collector:
+            collector.set_seed(1)
+            batch = collector.rollout()
+        angle, after = (np.arctan2(obs[0, 0, 1], obs[0, 0, 0]) for obs in (batch.obs, batch.next.obs))
+        assert abs(after - angle) < 0.5
+
+    def test_a_static_seed_is_that_of_every_environment(self) -> None:
+        with SyncDataCollector(DummyVectorEnv(pendulums(3)), None, frames_per_batch=3) as collector:
+            assert collector.set_seed(7, static_seed=True) == 7
+            obs = collector.rollout().obs[:, 0]
+        np.testing.assert_array_equal(obs, obs[[0, 0, 0]])
+
+
+class TestAfterABatch:
+    def test_postproc_gets_what_split_trajs_made_and_its_result_is_the_batch(self) -> None:
+        seen: list[Any] = []
+
+        def note(batch: Rollout) -> Rollout:
+            seen.append(batch)
+            return batch
+
+        with make(4, 100, steps=6, split_trajs=True, postproc=note) as collector:
+            batch = collector.next()
+        assert seen == [batch]
+        assert batch.shape == (3, 6)
+        with make(3, postproc=lambda batch: None) as collector:
+            assert next(iter(collector)) is None
+
+    def test_postproc_is_moved_to_the_storing_device(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        class Scale(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.factor = torch.nn.Parameter(torch.ones(()))
+
+            def forward(self, batch: Rollout) -> Rollout:
+                assert self.factor.device.type == batch.reward.device.type
+                return batch
+
+        with make(3, postproc=Scale(), storing_device="meta") as collector:
+            assert collector._finishing.postproc.factor.device.type == "meta"
+
+    def test_extras_whose_names_begin_with_an_underscore_are_removed_at_the_end(self) -> None:
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            return {"action": zeros(obs), "_hidden": zeros(obs), "value": zeros(obs)}
+
+        names = []
+        with make(3, policy=policy, postproc=lambda batch: (names.append(set(batch.extras)), batch)[1]) as collector:
+            assert collector.next().extras.keys() == {"value"}
+        assert names == [{"_hidden", "value"}]
+
+    def test_split_trajs_gives_a_row_for_each_trajectory(self) -> None:
+        with make(100, 100, steps=6, max_frames_per_traj=4, split_trajs=True) as collector:
+            batch = collector.next()
+        assert batch.traj_ids.tolist() == [[0, 0, 0, 0], [2, 2, -1, -1], [1, 1, 1, 1], [3, 3, -1, -1]]
+        assert batch.mask.tolist() == [[True] * 4, [True, True, False, False]] * 2
+        assert batch.env_ids.tolist() == [0, 0, 1, 1]
+        assert batch.frames == collector.frames == 12
+
+    def test_set_truncated_marks_the_last_step_and_the_episode_goes_on(self) -> None:
+        with make(5, 7, steps=5, set_truncated=True) as collector:
+            first, second = collector.rollout(), collector.rollout()
+        assert first.terminated[:, -1].tolist() == [True, False], "an end that is there stays"
+        assert first.truncated.tolist() == [[False] * 4 + [True]] * 2
+        assert second.traj_ids[1, 0] == first.traj_ids[1, 0]
+        assert second.step_count[:, 0].tolist() == [0, 5]
+        assert first.next.obs[1, -1].tolist() == [0, 5]
+
+    def test_return_same_td_gives_one_object_in_one_memory(self) -> None:
+        with make(3, 4, return_same_td=True, total_frames=60) as collector:
+            batches, rewards, starts = [], [], []
+            for batch in collector:
+                batches.append(batch)
+                rewards.append(batch.reward)
+                starts.append(batch.obs[:, 0].tolist())
+        assert batches[0] is batches[1] is batches[2]
+        assert np.shares_memory(rewards[0], rewards[1])
+        assert starts == [[[0, 0], [0, 0]], [[3, 1], [2, 2]], [[6, 2], [5, 0]]]
+
+    def test_without_it_batches_do_not_alias(self) -> None:
+        with make(3, 4) as collector:
+            one, two = collector.next(), collector.next()
+        assert one is not two
+        assert not np.shares_memory(one.reward, two.reward)
+
+
+class TestExploration:
+    def asked_with(self, **options: Any) -> set[Any]:
+        seen: set[Any] = set()
+
+        def policy(obs: np.ndarray) -> np.ndarray:
+            seen.add(exploration_type())
+            return zeros(obs)
+
+        with make(3, policy=policy, **options) as collector:
+            collector.rollout()
+        return seen
+
+    def test_a_policy_can_ask_for_the_type(self) -> None:
+        assert self.asked_with() == {ExplorationType.RANDOM}
+        assert self.asked_with(exploration_type=ExplorationType.MODE) == {ExplorationType.MODE}
+        assert exploration_type() is None
+
+    def test_exploration_mode_is_the_old_name_and_wins(self) -> None:
+        with pytest.warns(DeprecationWarning, match="use exploration_type"):
+            assert self.asked_with(exploration_mode="mean") == {ExplorationType.MEAN}
+
+    def test_other_types_are_errors(self) -> None:
+        with pytest.raises(ValueError, match="one of random, mode, mean; got 'best'"):
+            SyncDataCollector(countdowns(3), zeros, frames_per_batch=5, exploration_type="best")
+
+
+class TestState:
+    def test_a_collector_goes_on_where_the_state_was_saved(self) -> None:
+        with make(3, steps=5, total_frames=20) as collector:
+            ids = np.concatenate([collector.next().traj_ids, collector.next().traj_ids], axis=1)
+            state = collector.state_dict()
+        assert "policy_state_dict" not in state
+        assert (state["frames"], state["iter"]) == (10, 2)
+        with make(3, steps=5, total_frames=20) as collector:
+            collector.load_state_dict(state)
+            rest = list(collector)
+        assert [batch.frames for batch in rest] == [5, 5]
+        assert min(batch.traj_ids.min() for batch in rest) > ids.max()
+
+    def test_a_finished_state_yields_nothing(self) -> None:
+        collector = make(3, steps=5, total_frames=10)
+        assert len(list(collector)) == 2
+        state = collector.state_dict()
+        with make(3, steps=5, total_frames=10) as again:
+            again.load_state_dict(state)
+            assert list(again) == []
+            assert again.next() is None
+
+    def test_weights_of_the_policy_are_in_the_state(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        def module(bias: float) -> Any:
+            net = torch.nn.Linear(4, 2)
+            torch.nn.init.constant_(net.bias, bias)
+            return net
+
+        class Argmax(torch.nn.Module):
+            def __init__(self, bias: float) -> None:
+                super().__init__()
+                self.net = module(bias)
+
+            def forward(self, obs: Any) -> Any:
+                return self.net(obs).argmax(-1)
+
+        cartpoles = [partial(gymnasium.make, "CartPole-v1")]
+        with SyncDataCollector(cartpoles, Argmax(1.0), frames_per_batch=2) as collector:
+            state = collector.state_dict()
+        policy = Argmax(2.0)
+        with SyncDataCollector(cartpoles, policy, frames_per_batch=2) as collector:
+            collector.load_state_dict(state)
+        assert policy.net.bias.tolist() == [1.0, 1.0]
+        with (
+            SyncDataCollector(cartpoles, lean, frames_per_batch=2) as collector,
+            pytest.raises(RuntimeError, match="takes none"),
+        ):
+            collector.load_state_dict(state)
+
+    def test_its_length_is_the_number_of_batches(self) -> None:
+        with make(3, steps=5, total_frames=20) as collector:
+            assert len(collector) == 4
+        with make(3, steps=5) as collector:
+            assert collector
+            with pytest.raises(TypeError, match="no length"):
+                len(collector)
+
+
+class TestWeights:
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> None:
+        self.torch = pytest.importorskip("torch")
+
+    def constant(self, value: int, hook: Any = None) -> Any:
+        torch = self.torch
+
+        class Constant(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = torch.nn.Module()
+                self.inner.value = torch.nn.Parameter(torch.tensor(float(value)))
+
+            def forward(self, obs: Any) -> Any:
+                if hook is not None:
+                    hook()
+                return self.inner.value.long().expand(len(obs))
+
+        return Constant()
+
+    def test_weights_come_from_a_module_a_state_dict_or_nested_names(self) -> None:
+        with make(3, 4, policy=self.constant(0)) as collector:
+            assert collector.rollout().policy_version.max() == 0
+            for version, source in enumerate(
+                (
+                    self.constant(1),
+                    self.constant(2).state_dict(),
+                    {"inner": {"value": self.torch.tensor(1.0)}},
+                ),
+                start=1,
+            ):
+                collector.update_policy_weights_(source)
+                batch = collector.rollout()
+                assert (batch.action == (1, 2, 1)[version - 1]).all()
+                assert (batch.policy_version == version).all()
+            assert collector.policy_version == 3
+
+    def test_a_copy_on_another_device_is_updated_from_the_original(self) -> None:
+        policy = self.constant(1)
+        with make(3, policy=policy) as collector:
+            copy = self.constant(0)
+            collector._actor.module, collector._weights._module = copy, copy
+            collector.update_policy_weights_()
+            assert copy.inner.value == 1
+
+    def test_what_does_not_fit_changes_nothing(self) -> None:
+        torch, policy = self.torch, self.constant(1)
+        with make(3, policy=policy) as collector:
+            for source, message in (
+                ({"other": torch.ones(())}, r"no weights named \['other'\]"),
+                ({}, r"weights are missing: \['inner.value'\]"),
+                ({"inner.value": torch.ones(2)}, r"has the shape \(2,\); it must be \(\)"),
+            ):
+                with pytest.raises(ValueError, match=message):
+                    collector.update_policy_weights_(source)
+            with pytest.raises(TypeError, match="a module, or a mapping"):
+                collector.update_policy_weights_(3)
+            assert collector.policy_version == 0
+        assert policy.inner.value == 1
+
+    @pytest.mark.parametrize("policy", [None, zeros])
+    def test_a_policy_without_weights_is_an_error(self, policy: Any) -> None:
+        with make(3, policy=policy) as collector, pytest.raises(RuntimeError, match="no weights to update"):
+            collector.update_policy_weights_()
+
+    def test_an_update_in_mid_batch_waits_for_its_end(self) -> None:
+        collectors: list[SyncDataCollector] = []
+        source = self.constant(2)
+        policy = self.constant(1, hook=lambda: collectors[0].update_policy_weights_(source))
+        with make(3, policy=policy) as collector:
+            collectors.append(collector)
+            first = collector.rollout()
+            assert (first.action == 1).all()
+            assert (first.policy_version == 0).all()
+            with self.torch.no_grad():
+                source.inner.value.fill_(0)
+            second = collector.rollout()
+        assert (second.action == 2).all(), "what the weights were when the update was asked for"
+        assert (second.policy_version == 1).all()
+
+
+class TestStats:
+    def test_the_bottleneck_is_named_in_one_line(self) -> None:
+        with make(3, 4, policy=zeros) as collector:
+            collector.rollout()
+            stats = collector.stats()
+        assert stats.frames == 20
+        assert stats.total == pytest.approx(sum((stats.env, stats.policy, stats.transfer, stats.storage, stats.idle)))
+        assert "\n" not in str(stats)
+        assert str(stats).startswith(f"{stats.frames_per_second:,.0f} frames/s; {stats.bottleneck}")
+
+    @pytest.mark.parametrize("slow", ["environments", "policy", "idle"])
+    def test_who_is_slow_is_the_bottleneck(self, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        for module in ("timing", "actor", "calling"):
+            monkeypatch.setattr(f"collector.{module}.time.perf_counter", lambda: now[0])
+
+        def pass_time(who: str) -> None:
+            now[0] += 1.0 if who == slow else 0.01
+
+        class Slow(Countdown):
+            def step(self, action: Any) -> Any:
+                pass_time("environments")
+                return super().step(action)
+
+        def policy(obs: np.ndarray) -> np.ndarray:
+            pass_time("policy")
+            return zeros(obs)
+
+        with SyncDataCollector(DummyVectorEnv([partial(Slow, 3)]), policy, frames_per_batch=2) as collector:
+            for _ in range(3):
+                collector.next()
+                pass_time("idle")
+            collector.next()
+            stats = collector.stats()
+        assert stats.bottleneck == slow
+        assert stats.bottleneck_share.startswith(slow)
+        assert stats.policy == pytest.approx(8 * (1.0 if slow == "policy" else 0.01))
+        assert stats.idle == pytest.approx(3 * (1.0 if slow == "idle" else 0.01))

@@ -1,0 +1,393 @@
+"""What a policy may be, and what is done with what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from collector_envs import (
+    Countdown,
+    DictObs,
+    arrays,
+    assert_equal,
+    cartpoles,
+    countdowns,
+    lean,
+    pendulums,
+    zeros,
+)
+from gymnasium import spaces
+
+from collector import AsyncDataCollector, ExplorationType, RandomPolicy, Rollout, SyncDataCollector
+from collector.policy import draw
+from vecenv import DummyVectorEnv
+
+
+class TestPolicies:
+    def collect(self, policy: Any, steps: int = 8, **kwargs: Any) -> Rollout:
+        with SyncDataCollector(
+            DummyVectorEnv(countdowns(3, 5)), policy, frames_per_batch=2 * steps, **kwargs
+        ) as collector:
+            return collector.rollout()
+
+    def test_a_policy_sees_each_observation_once_and_never_a_last_one(self) -> None:
+        seen: list[np.ndarray] = []
+
+        def watch(obs: np.ndarray) -> np.ndarray:
+            seen.append(obs.copy())
+            return np.zeros(len(obs), np.int64)
+
+        batch = self.collect(watch)
+        assert sorted(map(tuple, np.concatenate(seen))) == sorted(map(tuple, batch.obs.reshape(-1, 2)))
+
+    def test_a_dict_stores_what_comes_beside_the_action(self) -> None:
+        batch = self.collect(lambda obs: {"action": zeros(obs), "value": obs[:, 1] * 0.5})
+        assert batch.extras.keys() == {"value"}
+        np.testing.assert_array_equal(batch.extras["value"], batch.obs[..., 1] * 0.5)
+
+    def test_actions_reach_their_environments(self) -> None:
+        batch = self.collect(lambda obs: (obs[:, 0] + obs[:, 1]) % 3)
+        np.testing.assert_array_equal(batch.reward, batch.action)
+        np.testing.assert_array_equal(batch.action, batch.obs.sum(-1) % 3)
+
+    @pytest.mark.parametrize(
+        ("policy", "error", "message"),
+        [
+            (lambda obs: np.zeros(7, np.int64), ValueError, r"'action' of shape \(7,\) for 2 observations"),
+            (lambda obs: np.int64(0), ValueError, r"'action' of shape \(\) for 2 observations"),
+            (lambda obs: {"value": obs}, TypeError, "without 'action'"),
+            (lambda obs: {"action": zeros(obs), "v": np.zeros(3)}, ValueError, r"'v' of shape \(3,\)"),
+            (
+                lambda obs: zeros(obs).astype(np.int64 if obs[0, 1] < 2 else np.float32),
+                TypeError,
+                "float32.* after .*int64",
+            ),
+        ],
+    )
+    def test_what_does_not_fit_is_an_error_that_names_it(self, policy: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            self.collect(policy)
+
+    def test_an_error_of_the_policy_is_raised_as_it_is(self) -> None:
+        with pytest.raises(ZeroDivisionError):
+            self.collect(lambda obs: 1 // 0)
+
+
+class TestTorchPolicies:
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> Iterator[None]:
+        self.torch = pytest.importorskip("torch")
+        with self.torch.random.fork_rng():
+            yield
+
+    def collect(self, policy: Any, **kwargs: Any) -> Rollout:
+        with SyncDataCollector(DummyVectorEnv(cartpoles(4)), policy, frames_per_batch=200, **kwargs) as collector:
+            collector.set_seed(0)
+            return collector.rollout()
+
+    def test_a_module_gets_tensors_in_inference_mode(self) -> None:
+        torch, seen = self.torch, []
+
+        class Lean(torch.nn.Module):
+            def forward(self, obs: Any) -> Any:
+                seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled(), obs.dtype))
+                return (obs[:, 2] > 0).long()
+
+        batch = self.collect(Lean())
+        assert set(seen) == {(True, False, torch.float32)}
+        assert_equal(arrays(batch), arrays(self.collect(lean)))
+
+    def test_a_function_gets_tensors_where_a_policy_device_is_named(self) -> None:
+        batch = self.collect(lambda obs: (obs[:, 2] > self.torch.zeros(())).long(), policy_device="cpu")
+        assert isinstance(batch.action, np.ndarray)
+        assert_equal(arrays(batch), arrays(self.collect(lean)))
+
+    @pytest.mark.parametrize("device", [{"device": "cpu"}, {"storing_device": "cpu"}])
+    def test_batches_are_tensors_on_the_storing_device(self, device: dict[str, str]) -> None:
+        batch = self.collect(None, **device)
+        expected = self.collect(None)
+        for name, array in arrays(expected).items():
+            tensor = arrays(batch)[name]
+            assert isinstance(tensor, self.torch.Tensor)
+            np.testing.assert_array_equal(tensor.numpy(), array)
+        assert batch.frames == 200
+
+    def test_a_distribution_is_sampled_or_asked_for_its_mode(self) -> None:
+        torch = self.torch
+
+        class Sure(torch.nn.Module):
+            def forward(self, obs: Any) -> Any:
+                return torch.distributions.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1))
+
+        mode = self.collect(Sure(), exploration_type=ExplorationType.MODE)
+        np.testing.assert_array_equal(mode.action, mode.obs[..., 2] < 0)
+        torch.manual_seed(0)
+        sampled = self.collect(Sure())
+        assert 0 < (sampled.action != (sampled.obs[..., 2] < 0)).mean() < 1
+        torch.manual_seed(0)
+        assert_equal(arrays(sampled), arrays(self.collect(Sure())))
+
+    @pytest.mark.parametrize("fns", [cartpoles(4), pendulums(4)])
+    def test_the_mlp_takes_legal_actions(self, fns: Any) -> None:
+        from collector import MLPPolicy
+
+        venv = DummyVectorEnv(fns)
+        space = venv.action_space[0]
+        with SyncDataCollector(venv, MLPPolicy(venv.observation_space[0], space), frames_per_batch=400) as collector:
+            actions = collector.rollout().action
+        assert actions.dtype == space.dtype
+        assert all(space.contains(action) for action in actions.reshape(-1, *space.shape))
+        assert len(np.unique(actions)) > 1
+
+    def test_the_mlp_refuses_spaces_that_it_does_not_know(self) -> None:
+        from collector import MLPPolicy
+
+        box, text = spaces.Box(-1, 1, (3,)), spaces.Text(5)
+        for observation, action in ((text, box), (box, text), (box, spaces.Box(-np.inf, np.inf, (2,)))):
+            with pytest.raises(TypeError, match="the MLP policy"):
+                MLPPolicy(observation, action)
+        policy = MLPPolicy(spaces.Discrete(5, start=2), spaces.Discrete(3, start=-1))
+        assert set(policy(self.torch.tensor([2, 6] * 200)).tolist()) == {-1, 0, 1}
+
+
+class TestFasterPolicies:
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> None:
+        self.torch = pytest.importorskip("torch")
+
+    def test_a_compiled_policy_acts_as_it_did_and_takes_new_weights(self) -> None:
+        torch = self.torch
+
+        class Threshold(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.at = torch.nn.Parameter(torch.zeros(()))
+
+            def forward(self, obs: Any) -> Any:
+                return (obs[:, 2] > self.at).long()
+
+        options = {"frames_per_batch": 100, "compile_policy": {"backend": "eager"}}
+        with SyncDataCollector(DummyVectorEnv(cartpoles(4)), Threshold(), **options) as collector:
+            batch = collector.rollout()
+            np.testing.assert_array_equal(batch.action, batch.obs[..., 2] > 0)
+            collector.update_policy_weights_({"at": torch.tensor(torch.inf)})
+            assert not collector.rollout().action.any()
+
+    @pytest.mark.parametrize("name", ["compile_policy", "cudagraph_policy"])
+    def test_policies_on_arrays_are_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match="are for policies on tensors"):
+            SyncDataCollector(cartpoles(1), lean, frames_per_batch=10, **{name: True})
+
+    def test_graphs_need_a_cuda_device(self) -> None:
+        with pytest.raises(ValueError, match="cudagraph_policy needs the policy on a CUDA device"):
+            SyncDataCollector(cartpoles(1), self.torch.nn.Identity(), frames_per_batch=10, cudagraph_policy=True)
+
+
+class TestSignatures:
+    """What a policy is called with depends on the names of its parameters."""
+
+    def collect(self, policy: Any, **kwargs: Any) -> Rollout:
+        fns = [lambda length=length: DictObs(Countdown(length)) for length in (3, 5)]
+        with SyncDataCollector(DummyVectorEnv(fns), policy, frames_per_batch=16, **kwargs) as collector:
+            return collector.rollout()
+
+    def test_entries_of_a_dict_by_name(self) -> None:
+        batch = self.collect(lambda a, b: {"action": zeros(a), "sum": a[:, 1] + b[0][:, 1]})
+        np.testing.assert_array_equal(batch.extras["sum"], 2 * batch.obs["a"][..., 1] + 1)
+
+    def test_one_other_parameter_gets_the_whole(self) -> None:
+        batch = self.collect(lambda obs: (zeros(obs["a"]), obs["a"][:, 1]))
+        np.testing.assert_array_equal(batch.extras["output1"], batch.obs["a"][..., 1])
+
+    def test_parameters_that_are_no_entries_are_an_error(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"Arguments to policy.forward are incompatible .*\['a', 'c'\].*\['a', 'b'\]"
+        ):
+            self.collect(lambda a, c: zeros(a))
+
+    def test_env_id_tells_whose_rows_they_are(self) -> None:
+        batch = self.collect(lambda obs, env_id: {"action": zeros(obs["a"]), "id": env_id})
+        np.testing.assert_array_equal(batch.extras["id"], [[0] * 8, [1] * 8])
+
+    def test_modules_get_env_ids_as_tensors(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        class Ids(torch.nn.Module):
+            def forward(self, obs: Any, env_id: Any) -> Any:
+                return {"action": torch.zeros(len(env_id), dtype=torch.long), "id": env_id}
+
+        np.testing.assert_array_equal(self.collect(Ids()).extras["id"], [[0] * 8, [1] * 8])
+
+    def test_what_has_no_signature_gets_the_observations(self) -> None:
+        message = r"actions of shape \(1, 2\); for the action space they must be \(1,\)"
+        with (
+            SyncDataCollector(DummyVectorEnv(countdowns(3)), np.copy, frames_per_batch=4) as collector,
+            pytest.raises(ValueError, match=message),
+        ):
+            collector.rollout()
+
+
+class TestRecurrentPolicies:
+    """`state` is carried from step to step, and begins anew with each episode of each environment."""
+
+    LENGTHS = (2, 3, 7)
+
+    def check(self, policy: Any, kind: type = SyncDataCollector, **options: Any) -> None:
+        with kind(DummyVectorEnv(countdowns(*self.LENGTHS)), policy, frames_per_batch=12, **options) as collector:
+            batches = [collector.rollout().flatten() for _ in range(4)]
+            collector.reset([1])
+            batches.append(collector.rollout().flatten())
+            batches.append(collector.collect(n_episode=4).batch)
+        for batch in batches:
+            np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + getattr(policy, "first", 0))
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_zeros_at_first(self, kind: type) -> None:
+        def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
+            state = np.zeros((len(obs), 1), np.int64) if state is None else state
+            return {"action": zeros(obs), "seen": state[:, 0], "state": state + 1}
+
+        self.check(count, kind)
+
+    def test_a_tuple_of_action_and_state(self) -> None:
+        seen: list[np.ndarray] = []
+
+        def count(obs: np.ndarray, state: Any = None) -> Any:
+            state = {"n": np.zeros(len(obs))} if state is None else state
+            seen.append(state["n"] - obs[:, 1])
+            return zeros(obs), {"n": state["n"] + 1}
+
+        with SyncDataCollector(DummyVectorEnv(countdowns(*self.LENGTHS)), count, frames_per_batch=90) as collector:
+            collector.rollout()
+        assert not np.concatenate(seen).any()
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_a_module_with_an_initial_state(self, kind: type) -> None:
+        torch = pytest.importorskip("torch")
+
+        class Counts(torch.nn.Module):
+            first = 5
+
+            def initial_state(self, k: int) -> Any:
+                return (torch.full((k,), self.first), {"hidden": torch.zeros(k, 2)})
+
+            def forward(self, obs: Any, state: Any) -> Any:
+                n, deep = state
+                assert deep["hidden"].shape == (len(obs), 2)
+                assert (deep["hidden"] == (n - self.first)[:, None]).all()
+                after = (n + 1, {"hidden": deep["hidden"] + 1})
+                return {"action": torch.zeros(len(obs), dtype=torch.long), "seen": n, "state": after}
+
+        self.check(Counts(), kind)
+
+    @pytest.mark.parametrize(
+        ("output", "error", "message"),
+        [
+            (lambda obs: zeros(obs), TypeError, "a dict with 'action' and 'state', .* got ndarray"),
+            (lambda obs: {"action": zeros(obs)}, TypeError, "'action' and 'state'"),
+            (lambda obs: (zeros(obs), np.zeros((7, 2))), ValueError, r"'state' of shape \(7, 2\) for 3 observations"),
+        ],
+    )
+    def test_a_state_that_does_not_fit_is_an_error(self, output: Any, error: type, message: str) -> None:
+        with (
+            SyncDataCollector(
+                DummyVectorEnv(countdowns(*self.LENGTHS)), lambda obs, state: output(obs), frames_per_batch=12
+            ) as collector,
+            pytest.raises(error, match=message),
+        ):
+            collector.rollout()
+
+
+class TestWhatDoesNotFit:
+    def collect(self, policy: Any, fns: Any = None, **options: Any) -> Rollout:
+        venv = DummyVectorEnv(fns or countdowns(3, 5))
+        with SyncDataCollector(venv, policy, frames_per_batch=16, **options) as collector:
+            return collector.rollout()
+
+    @pytest.mark.parametrize(
+        ("fns", "action", "error", "message"),
+        [
+            (countdowns(3, 5), np.zeros((2, 1, 1), np.int64), ValueError, r"\(2, 1, 1\); .* must be \(2,\)"),
+            (countdowns(3, 5), np.zeros(2, np.float32), TypeError, "dtype float32; .* must be int64"),
+            (pendulums(2), np.zeros((2, 3), np.float32), ValueError, r"\(2, 3\); .* must be \(2, 1\)"),
+            (pendulums(2), np.array([["a"], ["b"]]), TypeError, "must be float32"),
+        ],
+    )
+    def test_an_action_that_the_space_does_not_have_is_named(
+        self, fns: Any, action: Any, error: type, message: str
+    ) -> None:
+        with pytest.raises(error, match=message):
+            self.collect(lambda obs: action, fns)
+
+    def test_what_fits_is_stored_as_the_environment_gets_it(self) -> None:
+        batch = self.collect(lambda obs: zeros(obs).astype(np.int32)[:, None])
+        assert batch.action.dtype == np.int64
+        assert batch.action.shape == (2, 8)
+        batch = self.collect(lambda obs: np.zeros(len(obs)), pendulums(2))
+        assert batch.action.dtype == np.float32
+        assert batch.action.shape == (2, 8, 1)
+
+    def test_another_device_is_named(self) -> None:
+        torch = pytest.importorskip("torch")
+        with pytest.raises(ValueError, match="returned 'action' on meta; it must be on cpu"):
+            self.collect(lambda obs: torch.zeros(len(obs), device="meta"), policy_device="cpu")
+
+    def test_a_distribution_without_a_mode_is_named(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        def policy(obs: Any) -> Any:
+            base = torch.distributions.Normal(torch.zeros(len(obs), 1), 1.0)
+            return torch.distributions.TransformedDistribution(base, torch.distributions.TanhTransform())
+
+        for kind in (ExplorationType.MODE, ExplorationType.MEAN):
+            with pytest.raises(ValueError, match=f"TransformedDistribution has no {kind.value}"):
+                self.collect(policy, pendulums(2), policy_device="cpu", exploration_type=kind)
+        assert abs(self.collect(policy, pendulums(2), policy_device="cpu").action).max() < 1
+
+    def test_policies_that_take_tensordicts(self) -> None:
+        torch = pytest.importorskip("torch")
+        nn = pytest.importorskip("tensordict.nn")
+        module = nn.TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+        batch = self.collect(module, pendulums(2))
+        np.testing.assert_allclose(batch.action, module.module(torch.from_numpy(batch.obs.copy())).detach(), rtol=1e-5)
+
+        def on_arrays(td: Any) -> Any:
+            return td.set("action", (td["observation"][:, 2:] > 0).float())
+
+        batch = self.collect(on_arrays, pendulums(2))
+        np.testing.assert_array_equal(batch.action, batch.obs[..., 2:] > 0)
+
+
+class TestRandomPolicy:
+    SPACES = (
+        spaces.Discrete(5),
+        spaces.Discrete(4, start=-2),
+        spaces.Box(-2, 2, (3,), np.float32),
+        spaces.Box(np.array([-1, 0, -np.inf]), np.array([1, np.inf, np.inf]), dtype=np.float64),
+        spaces.Box(0, 255, (2, 2), np.uint8),
+        spaces.MultiDiscrete([3, 4]),
+        spaces.MultiBinary(4),
+    )
+
+    @pytest.mark.parametrize("space", SPACES, ids=str)
+    def test_blocks_hold_what_sample_would_give(self, space: Any) -> None:
+        space.seed(5)
+        expected = np.stack([space.sample() for _ in range(100)])
+        space.seed(5)
+        drawn = np.concatenate([draw(space, 33), draw(space, 67)])
+        assert drawn.dtype == space.dtype
+        np.testing.assert_array_equal(drawn, expected)
+
+    def test_each_environment_has_a_stream_of_its_own_whoever_else_is_asked(self) -> None:
+        copies = [spaces.Discrete(1000, seed=seed) for seed in range(3)]
+        together, apart = RandomPolicy(copies), RandomPolicy(copies)
+        expected = np.stack([together(None) for _ in range(600)])
+        for env in (2, 0, 1):
+            np.testing.assert_array_equal([apart(None, [env])[0] for _ in range(600)], expected[:, env])
+        assert copies[0].sample() == expected[0, 0], "the spaces that it was made of are not advanced"
+
+    def test_spaces_that_are_no_arrays_are_refused(self) -> None:
+        with pytest.raises(TypeError, match="environment 1"):
+            RandomPolicy([spaces.Discrete(2), spaces.Text(3)])

@@ -1,0 +1,181 @@
+"""What can be done with a batch: flatten, split, move, and the form that torchrl has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from collector_envs import Countdown, DictObs, countdowns, zeros
+
+from collector import FlatRollout, Interruptor, Rollout, SyncDataCollector
+from vecenv import DummyVectorEnv
+
+COLUMNS = ("action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version")
+
+
+def act(obs: Any) -> dict[str, np.ndarray]:
+    rows = obs["a"] if isinstance(obs, dict) else obs
+    return {"action": zeros(rows) + rows[:, 1] % 3, "value": rows.sum(1) * 0.5}
+
+
+def collect(*lengths: int, steps: int, skip: int = 0, wrap: Any = lambda env: env, **options: Any) -> Rollout:
+    fns = [lambda length=length: wrap(Countdown(length)) for length in lengths]
+    with SyncDataCollector(DummyVectorEnv(fns), act, frames_per_batch=steps * len(lengths), **options) as collector:
+        for _ in range(skip):
+            collector.rollout()
+        return collector.rollout()
+
+
+def interrupted(lengths: list[int], steps: int, rounds: int) -> Rollout:
+    """A batch that was ended after so many rounds, in which environments have different numbers of steps."""
+    left, interruptor = [rounds], Interruptor()
+
+    def stop(obs: np.ndarray) -> dict[str, np.ndarray]:
+        left[0] -= 1
+        if left[0] == 0:
+            interruptor.stop_collection()
+        return act(obs)
+
+    venv = DummyVectorEnv(countdowns(*lengths))
+    with SyncDataCollector(venv, stop, frames_per_batch=steps * len(lengths), interruptor=interruptor) as collector:
+        return collector.rollout()
+
+
+def random_batches() -> list[Rollout]:
+    """Batches with all mixtures of episode ends, borders and missing steps."""
+    rng = np.random.default_rng(0)
+    batches = []
+    for _ in range(25):
+        lengths = rng.integers(1, 9, rng.integers(1, 6)).tolist()
+        steps = int(rng.integers(1, 13))
+        batches.append(collect(*lengths, steps=steps, skip=int(rng.integers(3))))
+        batches.append(interrupted(lengths, steps, int(rng.integers(1, steps + 1))))
+    return batches
+
+
+BATCHES = random_batches()
+every_batch = pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
+
+
+@every_batch
+def test_flat_batches_hold_the_marked_steps_by_environment_and_time(batch: Rollout) -> None:
+    flat = batch.flatten()
+    mask = batch.mask
+    assert flat.shape == (batch.frames,) == (flat.frames,)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(flat, name), getattr(batch, name)[mask])
+    np.testing.assert_array_equal(flat.obs, batch.obs[mask])
+    np.testing.assert_array_equal(flat.next.obs, batch.next.obs[mask])
+    np.testing.assert_array_equal(flat.extras["value"], batch.extras["value"][mask])
+    np.testing.assert_array_equal(flat.env_ids, np.nonzero(mask)[0])
+    assert flat.mask.all()
+    assert flat.flatten() is flat
+
+
+@every_batch
+def test_split_trajectories_are_whole_runs_padded_at_the_end(batch: Rollout) -> None:
+    split, flat = batch.split_trajectories(), batch.flatten()
+    assert split.frames == batch.frames
+    assert (np.diff(split.mask.astype(int), axis=1) <= 0).all()
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(split, name)[split.mask], getattr(flat, name))
+    np.testing.assert_array_equal(split.obs[split.mask], flat.obs)
+    np.testing.assert_array_equal(split.next.obs[split.mask], flat.next.obs)
+    for row, (ids, mask) in enumerate(zip(split.traj_ids, split.mask, strict=True)):
+        assert len(set(ids[mask])) == 1
+        assert (ids[~mask] == -1).all()
+        assert split.env_ids[row] == ids[0] % batch.shape[0]
+    assert not split.reward[~split.mask].any()
+    ends = np.zeros_like(split.mask)
+    ends[split.final_env, split.final_time] = True
+    np.testing.assert_array_equal(ends, split.done)
+    np.testing.assert_array_equal(split.final_obs, split.next.obs[split.final_env, split.final_time])
+
+
+def test_padding_can_have_another_value() -> None:
+    split = collect(3, 5, steps=5).split_trajectories(pad_value=-7)
+    assert (split.reward[~split.mask] == -7).all()
+    assert not split.done[~split.mask].any()
+
+
+def test_steps_are_counted_from_the_start_of_an_episode() -> None:
+    batch = collect(3, 5, steps=7, skip=1)
+    np.testing.assert_array_equal(batch.step_count, batch.obs[..., 1])
+    np.testing.assert_array_equal(batch.next.step_count, batch.next.obs[..., 1])
+
+
+def test_observations_are_stored_once() -> None:
+    batch = collect(3, 5, steps=7)
+    assert np.shares_memory(batch.obs, batch.all_obs)
+    assert batch.all_obs.shape == (2, 8, 2)
+    assert len(batch.final_obs) == 3
+    assert batch.names[-1] == "time"
+
+
+def test_trees_of_observations_keep_their_form() -> None:
+    batch = collect(3, 5, steps=7, wrap=DictObs)
+    for flat in (batch.flatten(), batch.split_trajectories().flatten()):
+        np.testing.assert_array_equal(flat.obs["a"], batch.obs["a"].reshape(-1, 2))
+        np.testing.assert_array_equal(flat.next.obs["b"][0], batch.next.obs["b"][0].reshape(-1, 2))
+
+
+class TestTensors:
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> None:
+        self.torch = pytest.importorskip("torch")
+
+    def assert_same(self, tensors: Rollout | FlatRollout, batch: Rollout | FlatRollout) -> None:
+        for name in COLUMNS:
+            assert isinstance(getattr(tensors, name), self.torch.Tensor)
+            np.testing.assert_array_equal(getattr(tensors, name), getattr(batch, name))
+        np.testing.assert_array_equal(tensors.next.obs, batch.next.obs)
+        np.testing.assert_array_equal(tensors.extras["value"], batch.extras["value"])
+        np.testing.assert_array_equal(tensors.done, batch.done)
+        np.testing.assert_array_equal(tensors.mask, batch.mask)
+
+    @pytest.mark.parametrize("batch", BATCHES[:6], ids=range(6))
+    def test_a_batch_of_tensors_can_do_what_one_of_arrays_can(self, batch: Rollout) -> None:
+        tensors = batch.to("cpu")
+        self.assert_same(tensors, batch)
+        self.assert_same(tensors.flatten(), batch.flatten())
+        self.assert_same(tensors.split_trajectories(), batch.split_trajectories())
+        self.assert_same(batch.flatten().to("cpu"), batch.flatten())
+        assert tensors.frames == batch.frames
+        assert repr(tensors) == repr(batch)
+        assert repr(tensors.flatten()) == repr(batch.flatten())
+
+    def test_the_cpu_shares_memory(self) -> None:
+        batch = collect(3, 5, steps=5)
+        batch.to("cpu").reward[:] = 42
+        assert (batch.reward == 42).all()
+
+
+class TestTensordicts:
+    @pytest.fixture(autouse=True)
+    def _tensordict(self) -> None:
+        pytest.importorskip("tensordict")
+
+    def test_keys_and_shapes_are_those_of_torchrl(self) -> None:
+        batch = collect(3, 5, steps=7)
+        found = batch.to_tensordict()
+        assert found.batch_size == (2, 7)
+        assert found.names == [None, "time"]
+        for key in ("reward", "done", "terminated", "truncated", "step_count"):
+            assert found["next", key].shape == (2, 7, 1)
+            np.testing.assert_array_equal(found["next", key][..., 0], getattr(batch.next, key))
+        np.testing.assert_array_equal(found["observation"], batch.obs)
+        np.testing.assert_array_equal(found["next", "observation"], batch.next.obs)
+        np.testing.assert_array_equal(found["action"], batch.action)
+        np.testing.assert_array_equal(found["value"], batch.extras["value"])
+        assert found["collector", "traj_ids"].shape == (2, 7)
+        assert not found["done"].any(), "a finished environment has been reset before its next step"
+        assert found["done"].shape == (2, 7, 1)
+
+    def test_flat_batches_and_dict_observations(self) -> None:
+        batch = collect(3, 5, steps=7, wrap=DictObs)
+        found = batch.flatten().to_tensordict()
+        assert found.batch_size == (14,)
+        assert found.names == ["time"]
+        np.testing.assert_array_equal(found["a"], batch.obs["a"].reshape(-1, 2))
+        np.testing.assert_array_equal(found["next", "b", "0"], batch.next.obs["b"][0].reshape(-1, 2))
