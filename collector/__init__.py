@@ -2,24 +2,44 @@
 
 from typing import TYPE_CHECKING, Any
 
-from collector.collector import Interruptor, SyncDataCollector
+from collector.async_collector import AsyncDataCollector
+from collector.collecting import StepBatch
+from collector.collector import SyncDataCollector
 from collector.dataset import load_episodes
+from collector.episode_stats import CollectStats, SequenceSummaryStats
 from collector.episodes import Episode
-from collector.policy import ExplorationType, RandomPolicy
+from collector.exploration import ExplorationType, exploration_type, set_exploration_type
+from collector.flat import FlatRollout
+from collector.interruptor import Interruptor
+from collector.policy import RandomPolicy
 from collector.rollout import Rollout
+from collector.timing import CollectorStats
 
 if TYPE_CHECKING:
     from collector.mlp import MLPPolicy
+    from collector.torch_vector_env import TorchVectorEnv
+
+Collector = SyncDataCollector
 
 __all__ = [
+    "AsyncDataCollector",
+    "CollectStats",
+    "Collector",
+    "CollectorStats",
     "Episode",
     "ExplorationType",
+    "FlatRollout",
     "Interruptor",
     "MLPPolicy",
     "RandomPolicy",
     "Rollout",
+    "SequenceSummaryStats",
+    "StepBatch",
     "SyncDataCollector",
+    "TorchVectorEnv",
+    "exploration_type",
     "load_episodes",
+    "set_exploration_type",
 ]
 
 
@@ -28,4 +48,8 @@ def __getattr__(name: str) -> Any:
         from collector.mlp import MLPPolicy
 
         return MLPPolicy
+    if name == "TorchVectorEnv":  # and this one
+        from collector.torch_vector_env import TorchVectorEnv
+
+        return TorchVectorEnv
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,7 +47,7 @@ class Actor:
         torch = sys.modules.get("torch")
         is_module = torch is not None and isinstance(policy, torch.nn.Module)
         if is_module or (device is not None and not isinstance(policy, RandomPolicy)):
-            self._reads = self._on_tensors(policy, device, env.env_num, exploration, graph, compile)
+            self._reads = self._on_tensors(policy, device, env, exploration, graph, compile)
         elif graph or compile:
             raise ValueError(
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
@@ -108,15 +108,18 @@ class Actor:
         return {name: np.asarray(value) for name, value in self._call(obs).items()}
 
     def _on_tensors(
-        self, policy: Policy, device: Any, env_num: int, exploration: ExplorationType, graph: Any, compile: Any
+        self, policy: Policy, device: Any, env: Any, exploration: ExplorationType, graph: Any, compile: Any
     ) -> Callable[[Any], Outputs]:
         from collector.device import TorchPolicy
+        from collector.staging import memory_of
 
-        torch_policy = TorchPolicy(policy, device, env_num, exploration, cudagraph=graph, compile=compile)
+        torch_policy = TorchPolicy(
+            policy, device, env.env_num, exploration, memory=memory_of(env), cudagraph=graph, compile=compile
+        )
         self.module = torch_policy.module
         self._call.policy = torch_policy.policy
         if self._call.memory is not None:
-            self._call.memory = Memory(policy if self.module is None else self.module, env_num)
+            self._call.memory = Memory(policy if self.module is None else self.module, env.env_num)
         torch_policy.policy = self._call_on_device
         return torch_policy
 

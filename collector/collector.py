@@ -1,15 +1,18 @@
 """The loop that turns a vector environment and a policy into batches of data.
 
-A round asks the policy for the actions of the environments that are about to step, and sends them; environments whose
-episode is over are reset in the same round. So a reset costs no round trip of its own; the environment merely falls a
-row behind the others::
+A round asks the policy for the actions of the environments that are about to step, and sends them. An environment whose
+episode ends is reset by its worker in the same round, but for the last round of a batch: whether it steps again is not
+known yet. Where that cannot be, the reset travels with the next steps of the others. So it costs no round trip of its
+own; the environment merely falls a row behind them::
 
     round    1    2    3    4    5    6
     env 0    s0   s1   s2   s3   s4         s = step, with the row it is recorded in; R = reset
     env 1    s0   s1#  R    s2   s3   s4    # = the episode ends
-    env 2    s0   s1   s2   s3#             (its reset travels with the first round of the next batch)
+    env 2    s0   s1   s2   s3   s4#        (reset at the start of the next batch)
 
-A batch is complete when every environment has T rows.
+That is so for vector environments whose backend cannot reset by itself, for episodes that `max_frames_per_traj` or a
+failure ended, and where episodes are counted (`collect(n_episode=...)`): no reset is to be wasted there. A batch is
+complete when every environment has T rows.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collector.policy import Policy
 from collector.rollout import Rollout
 from collector.tape import Tape, Where
 from vecenv import nest
+from vecenv.facades.engine import autoresets
 from vecenv.venvs import DummyVectorEnv
 
 
@@ -162,6 +166,7 @@ class _Loop:
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
         self._stopped = collector._stopped
         self._lap = collector._clock.lap
+        self._autoreset = quota is None and autoresets(collector.env)
 
     def run(self, rows: np.ndarray, ids: np.ndarray, obs: Any) -> tuple[np.ndarray, bool]:
         """Rounds of the environments `ids` until one may have all its rows, or all its episodes.
@@ -174,6 +179,9 @@ class _Loop:
         where: Where = slice(first * n, first * n + n) if k == n and first == last else rows
         done = self._over[ids]
         over = done.nonzero()[0]  # the rows of a round whose environments are to be reset
+        if self._autoreset and 0 < len(over) < k:  # now, so that they do not fall behind
+            self._reset_some(ids[over], over, obs, rows[over])
+            done, over = np.zeros_like(done), _NONE
         rounds, stopped = tape.steps - last, False
         while rounds and not stopped:
             resets = over
@@ -181,22 +189,28 @@ class _Loop:
                 obs, over = self._reset(ids, where), _NONE
                 continue
             outputs = self._choose(obs, ids, resets, done)
-            obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, resets, done)
+            autoreset = self._autoreset and rounds > 1
+            obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, resets, done, autoreset)
             if self._limit:
                 truncated = self._cut_long(ids, resets, truncated)
             # An environment that is reset writes to the row of its next step, which overwrites it.
             tape.write_step(where, outputs, reward, terminated, truncated)
+            done = terminated | truncated
+            over = done.nonzero()[0]
+            last_obs, begun = _last_obs(obs, over, info)
             if self._on_step is not None:
-                before = tape.read("obs", _as_rows(where))
-                step = StepBatch(ids, before, outputs["action"], reward, terminated, truncated, obs, info)
+                before, after = tape.read("obs", _as_rows(where)), _with_rows(obs, over, last_obs)
+                step = StepBatch(ids, before, outputs["action"], reward, terminated, truncated, after, info)
                 self._call_hook(step, _as_rows(where), resets)
             where = _advance(where, n, resets)
             tape.write("obs", where, obs)
-            done = terminated | truncated
-            over = done.nonzero()[0]
             rounds -= 1
-            if len(over) and self._end_episodes(ids, over, _as_rows(where) - n, obs, info):
+            if len(over) and self._end_episodes(ids, over, _as_rows(where) - n, last_obs, info):
                 break
+            if begun:
+                self._actor.begin(ids[begun])
+                done[begun] = False
+                over = done.nonzero()[0]
             self._lap("storage")
             stopped = self._stopped()
         self._over[ids] = False
@@ -211,6 +225,14 @@ class _Loop:
         self._tape.write("obs", where, obs)
         return obs
 
+    def _reset_some(self, env_ids: np.ndarray, rows: np.ndarray, obs: Any, where: np.ndarray) -> None:
+        """Reset these environments, and write what they observe into these rows of `obs`."""
+        self._actor.begin(env_ids)
+        first, _ = self._env.reset(env_ids)
+        self._lap("env")
+        nest.put(obs, rows, first)
+        self._tape.write("obs", where, first)
+
     def _choose(self, obs: Any, ids: np.ndarray, resets: np.ndarray, over: np.ndarray) -> Outputs:
         """The policy's outputs; it is not asked for the rows `resets` (in `over` a mask), which are reset."""
         if not len(resets):
@@ -221,15 +243,14 @@ class _Loop:
         self._lap("act")
         return outputs
 
-    def _step(self, action: np.ndarray, ids: np.ndarray, resets: np.ndarray, over: np.ndarray) -> tuple[Any, ...]:
+    def _step(
+        self, action: np.ndarray, ids: np.ndarray, resets: np.ndarray, over: np.ndarray, autoreset: bool
+    ) -> tuple[Any, ...]:
         everyone = len(ids) == self._env_num
-        step: tuple[Any, ...]
-        if not len(resets):
-            step = self._env.step(action, None if everyone else ids)
-        elif everyone:
-            step = self._env.step(action, None, reset=over)
-        else:
-            step = self._env.step(action, ids, reset=ids[resets])
+        options: dict[str, Any] = {"autoreset": True} if autoreset else {}
+        if len(resets):
+            options["reset"] = over if everyone else ids[resets]
+        step: tuple[Any, ...] = self._env.step(action, None if everyone else ids, **options)
         self._lap("env")
         return step
 
@@ -239,13 +260,14 @@ class _Loop:
         self._taken[ids[resets]] = 0
         return truncated | (self._taken[ids] >= self._limit)
 
-    def _end_episodes(self, ids: np.ndarray, over: np.ndarray, rows: np.ndarray, obs: Any, info: Any) -> bool:
+    def _end_episodes(self, ids: np.ndarray, over: np.ndarray, rows: np.ndarray, last_obs: Any, info: Any) -> bool:
         """Note the episodes that ended in this round; returns whether an environment now has all that it is to have."""
         self._taken[ids[over]] = 0
         if broken := restarted(over, info):
             self._tape.break_episodes(rows[broken])
-            over = over[~np.isin(over, broken)]
-        self._tape.end_episodes(rows[over], nest.take(obs, over))
+            whole = ~np.isin(over, broken)
+            over, last_obs = over[whole], nest.take(last_obs, whole)
+        self._tape.end_episodes(rows[over], last_obs)
         if self._quota is None:
             return False
         self._quota[ids[over]] -= 1
@@ -270,6 +292,23 @@ def _advance(where: Where, n: int, stay: np.ndarray) -> Where:
     rows = _as_rows(where) + n
     rows[stay] -= n
     return rows
+
+
+def _last_obs(obs: Any, over: np.ndarray, info: Any) -> tuple[Any, list[int]]:
+    """The last observations of the episodes that ended in these rows of a round, and which of them were reset in it."""
+    last, begun = nest.take(obs, over), []
+    for j, row in enumerate(over.tolist()):
+        if "final_obs" in info[row]:
+            nest.put(last, j, info[row]["final_obs"])
+            begun.append(row)
+    return last, begun
+
+
+def _with_rows(obs: Any, rows: np.ndarray, values: Any) -> Any:
+    """A copy of `obs` with `values` in these rows."""
+    copy = nest.map(np.copy, obs)
+    nest.put(copy, rows, values)
+    return copy
 
 
 def _as_rows(where: Where) -> np.ndarray:

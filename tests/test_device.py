@@ -85,34 +85,36 @@ class TestStaged:
             assert back.dtype == tensor.numpy().dtype
         assert staging.to_numpy({"x": torch.tensor(3.0, device=device)})["x"].shape == ()
 
-    def test_a_round_that_failed_is_waited_for_before_its_buffers_are_used_again(
-        self, device: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        staging, waits = staged(device), []
-        wait = staging._wait
-        monkeypatch.setattr(staging, "_wait", lambda: (waits.append(1), wait()))
-        staging.to_device(rows(8))  # and then the policy raises
-        assert waits == []
-        staging.to_device(rows(8, seed=1))
-        assert waits == [1]
-
-    def test_a_round_waits_once(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        staging, waits = staged(device), []
-        wait = staging._wait
-        monkeypatch.setattr(staging, "_wait", lambda: (waits.append(1), wait()))
-        for _ in range(5):
-            tensors = staging.to_device({"a": rows(8), "b": rows(8, np.uint8)})
-            staging.to_numpy({"action": tensors["a"], "value": tensors["b"]})
-        assert len(waits) == 5
-
 
 @needs_cuda
 class TestCuda:
     def test_buffers_are_page_locked(self) -> None:
         staging = staged("cuda")
         back = staging.to_numpy({"x": staging.to_device(rows(8))})
-        assert staging._inputs[0].host.is_pinned()
+        assert staging._inputs[0]._host.is_pinned()
         assert torch.from_numpy(back["x"]).is_pinned()
+
+    def test_kept_memory_is_registered_and_released(self) -> None:
+        memory = rows(4096)
+        staging = Staged(resolve_device("cuda"), len(memory), memory=[memory])
+        for seed in range(50):
+            memory[...] = rows(len(memory), seed=seed)
+            back = staging.to_numpy({"x": staging.to_device(memory) + 1})["x"]
+            np.testing.assert_array_equal(back, rows(len(memory), seed=seed) + 1)
+        assert staging.registered == [True]
+        assert torch.from_numpy(memory).is_pinned()
+        staging.close()
+        assert not torch.from_numpy(memory).is_pinned()
+
+    def test_memory_that_cuda_refuses_is_staged_and_leaves_no_error_behind(self) -> None:
+        memory, cudart = rows(4096), torch.cuda.cudart()
+        assert int(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)) == 0
+        try:
+            staging = Staged(resolve_device("cuda"), len(memory), memory=[memory])
+            np.testing.assert_array_equal(staging.to_numpy({"x": staging.to_device(memory) + 1})["x"], memory + 1)
+            assert staging.registered == [False]
+        finally:
+            assert int(cudart.cudaHostUnregister(memory.ctypes.data)) == 0
 
     def test_the_device_is_never_synchronised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         policy = TorchPolicy(torch.nn.Flatten().cuda(), None, 8, ExplorationType.RANDOM)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.base import BaseVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
 
 
@@ -18,8 +19,10 @@ def wait_for_all(venv: Any, timeout: float) -> bool:
 
 
 def autoresets(venv: Any) -> bool:
-    """Whether `step(..., autoreset=True)` works on the vector env: its backend can, and no wrapper is in between."""
-    return not isinstance(venv, VectorEnvWrapper) and bool(venv._backend.autoresets)
+    """Whether `step(..., autoreset=True)` works: the backend can, and `step` is that of the engine."""
+    if not isinstance(venv, BaseVectorEnv) or type(venv).step is not BaseVectorEnv.step:
+        return False
+    return venv._backend.autoresets
 
 
 def check_engine(venv: Any) -> None:

@@ -1,0 +1,335 @@
+"""`python -m benchmarks.gpu`: a convolutional policy on a GPU, fed by environments with (4, 84, 84) uint8 frames.
+
+    python -m benchmarks.gpu                          # 8, 32 and 128 environments: some minutes
+    python -m benchmarks.gpu --device cpu --fast      # does each part still run? the figures mean nothing
+
+Without CUDA it says so and ends with status 2. All lanes live in this process; a round measures each once, ratios are
+taken within a round, and the table shows medians. The JSON file has the figures of every round.
+
+- frames: environment steps a second, of our collector, of a bare loop (step, policy, step, ...) with and without the
+  observations registered with CUDA, of that with CUDA graphs, and of torchrl's collector where it is installed.
+- path: bytes a second from the vector environment's observations to the device, each batch waited for, against a plain
+  copy of as many bytes from pinned memory. Without registration there is a copy on the host before it.
+- idle: the share of the wall time in which the device runs no kernel and no copy, as PyTorch's profiler sees it in the
+  bare loop. Profiling slows the loop down, so it is less without.
+- policy: calls a second of the policy alone on tensors that are there already, with and without CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.envs import PIXEL_SHAPE, EnvSpec, calibrate
+from benchmarks.report import git_revision, machine, versions
+from collector import ExplorationType, SyncDataCollector
+from collector.device import TorchPolicy
+from collector.graphs import GraphedPolicy
+from collector.link import link_to
+from collector.staging import Staged, memory_of
+from vecenv import ShmemVectorEnv
+
+PATH_TARGET = 0.85
+"""Of a plain pinned copy: what the path of the observations has to reach."""
+NO_CUDA = 2
+
+Lane = Callable[[float], float]
+"""Runs for so many seconds, and returns a rate a second."""
+
+
+@dataclass
+class Figure:
+    """One line of the table; `rounds` are the figures of `what`, and `ratios` those against `against`."""
+
+    part: str
+    envs: int
+    what: str
+    unit: str
+    rounds: list[float]
+    against: str = ""
+    ratios: list[float] = field(default_factory=list)
+    target: float | None = None
+
+
+class Cnn(nn.Module):
+    """Three convolutions and a hidden layer (those of the DQN paper), and a draw from the softmax of the logits."""
+
+    def __init__(self, actions: int = 2) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1)]
+        self.net = nn.Sequential(
+            *convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, actions)
+        )
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions `(k,)` for frames `(k, 4, 84, 84)` of bytes, which become floats here, on the device."""
+        logits = self.net(obs.float() / 255)
+        return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1)
+
+
+class Bench:
+    """What all parts share."""
+
+    def __init__(self, device: torch.device, seconds: float, rounds: int, steps: int, iterations: int) -> None:
+        self.device, self.seconds, self.rounds = device, seconds, rounds
+        self.steps = steps  # of each environment in a batch of a collector
+        self.spec = EnvSpec("pixels", iterations)
+        self.module = Cnn().to(device)
+        self.link = link_to(device)
+
+    def venv(self, envs: int, copy: bool) -> ShmemVectorEnv:
+        return ShmemVectorEnv(self.spec.env_fns(envs), copy=copy)
+
+    def measure(self, lanes: dict[str, Lane]) -> dict[str, list[float]]:
+        """The rates of every lane, a round after another, each beginning with another lane."""
+        rates: dict[str, list[float]] = {name: [] for name in lanes}
+        for lane in lanes.values():  # buffers, graphs and libraries are made in the first calls
+            lane(self.seconds / 10)
+        names = list(lanes)
+        for number in range(self.rounds):
+            shift = number % len(names)
+            for name in names[shift:] + names[:shift]:
+                rates[name].append(lanes[name](self.seconds))
+        return rates
+
+    def timed(self, once: Callable[[], float]) -> Lane:
+        """A lane that does `once` again and again, which returns how much that was."""
+
+        def lane(seconds: float) -> float:
+            done, begin = 0.0, time.perf_counter()
+            while not done or time.perf_counter() - begin < seconds:
+                done += once()
+            return done / (time.perf_counter() - begin)
+
+        return lane
+
+    def graphed(self, envs: int) -> GraphedPolicy:
+        """The policy as CUDA graphs; on the CPU, whose kernels cannot be captured, the same without the capture."""
+        capture = None if self.device.type == "cuda" else (lambda run: run)
+        return GraphedPolicy(self.module, envs, capture=capture)
+
+
+# Frames a second.
+
+
+def loop(bench: Bench, envs: int, opened: ExitStack, *, copy: bool, graphs: bool) -> Callable[[], float]:
+    """One round of the bare loop; environments whose episode is over are reset in the same round."""
+    venv = opened.enter_context(bench.venv(envs, copy))
+    policy: Any = bench.graphed(envs) if graphs else bench.module
+    ask = TorchPolicy(policy, bench.device, envs, ExplorationType.RANDOM, memory=memory_of(venv))
+    state = {"obs": venv.reset()[0], "over": np.zeros(envs, np.bool_)}
+
+    def once() -> float:
+        action, over = ask(state["obs"])["action"], state["over"]
+        state["obs"], _, terminated, truncated, _ = venv.step(action, reset=over if over.any() else None)
+        state["over"] = (terminated | truncated) & ~over
+        return float(envs - np.count_nonzero(over))
+
+    return once
+
+
+def collecting(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
+    """One batch of our collector."""
+    venv = bench.venv(envs, copy=True)
+    collector = SyncDataCollector(venv, bench.module, frames_per_batch=envs * bench.steps, policy_device=bench.device)
+    opened.enter_context(collector)
+    return lambda: float(collector.rollout().frames)
+
+
+def torchrl(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
+    """One batch of torchrl's collector."""
+    from tensordict.nn import TensorDictModule
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymWrapper, ParallelEnv
+
+    makers = [lambda fn=fn: GymWrapper(fn(), categorical_action_encoding=True) for fn in bench.spec.env_fns(envs)]
+    policy = TensorDictModule(bench.module, in_keys=["observation"], out_keys=["action"])
+    frames = envs * bench.steps
+    env = ParallelEnv(envs, makers)
+    collector = Collector(env, policy, frames_per_batch=frames, total_frames=-1, policy_device=bench.device)
+    opened.callback(collector.shutdown)
+    batches = iter(collector)
+    return lambda: float(next(batches).numel())
+
+
+def frames(bench: Bench, envs: int, say: Callable[[str], None]) -> list[Figure]:
+    with ExitStack() as opened:
+        lanes = {
+            "collector": bench.timed(collecting(bench, envs, opened)),
+            "loop": bench.timed(loop(bench, envs, opened, copy=True, graphs=False)),
+            "loop, copy=False": bench.timed(loop(bench, envs, opened, copy=False, graphs=False)),
+            "loop, copy=False, graphs": bench.timed(loop(bench, envs, opened, copy=False, graphs=True)),
+        }
+        try:
+            lanes["torchrl"] = bench.timed(torchrl(bench, envs, opened))
+        except ImportError as error:
+            say(f"torchrl is left out: {error}")
+        rates = bench.measure(lanes)
+    against = "torchrl" if "torchrl" in rates else "collector"
+    return [
+        _against(Figure("frames", envs, name, "frames/s", rounds), against, rates) for name, rounds in rates.items()
+    ]
+
+
+# The path of the observations.
+
+
+def path(bench: Bench, envs: int) -> list[Figure]:
+    shape = (envs, *PIXEL_SHAPE)
+    size = float(np.prod(shape))
+    pinned, target = bench.link.host(shape, torch.uint8), bench.link.empty(shape, torch.uint8)
+    with bench.venv(envs, copy=False) as venv:
+        obs, _ = venv.reset()
+        ours = Staged(bench.device, envs, memory=memory_of(venv))
+        staged = Staged(bench.device, envs)
+
+        def plain() -> float:
+            bench.link.copy(target, pinned)
+            bench.link.wait(bench.link.record())
+            return size
+
+        def through(staging: Staged) -> Callable[[], float]:
+            def once() -> float:
+                staging.to_device(obs)
+                staging.settle()
+                return size
+
+            return once
+
+        lanes = {"plain": plain, "observations": through(ours), "observations, staged": through(staged)}
+        rates = bench.measure({name: bench.timed(once) for name, once in lanes.items()})
+        registered = all(ours.registered)
+        ours.close()
+    name = "observations" if registered else "observations (CUDA did not register them)"
+    return [
+        Figure("path", envs, "pinned copy", "bytes/s", rates["plain"]),
+        _against(Figure("path", envs, name, "bytes/s", rates["observations"], target=PATH_TARGET), "plain", rates),
+        _against(
+            Figure("path", envs, "observations, staged", "bytes/s", rates["observations, staged"]), "plain", rates
+        ),
+    ]
+
+
+# How idle the device is.
+
+
+def idle(bench: Bench, envs: int) -> list[Figure]:
+    cuda = bench.device.type == "cuda"
+    activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
+    figures = []
+    for graphs in (False, True):
+        shares = []
+        with ExitStack() as opened:
+            once = loop(bench, envs, opened, copy=False, graphs=graphs)
+            bench.timed(once)(bench.seconds / 10)
+            for _ in range(bench.rounds):
+                with profile(activities=[activity]) as seen:
+                    begin = time.perf_counter()
+                    bench.timed(once)(bench.seconds / 4)
+                    wall = time.perf_counter() - begin
+                events = seen.key_averages()
+                busy = sum(each.self_device_time_total if cuda else each.self_cpu_time_total for each in events) / 1e6
+                shares.append(max(0.0, 1 - busy / wall))
+        figures.append(Figure("idle", envs, "loop, graphs" if graphs else "loop", "of the time", shares))
+    return figures
+
+
+# The policy alone.
+
+
+def policy(bench: Bench, envs: int) -> list[Figure]:
+    obs = torch.zeros((envs, *PIXEL_SHAPE), dtype=torch.uint8, device=bench.device)
+    answer = bench.link.host((envs,), torch.int64)
+
+    def asking(ask: Any) -> Lane:
+        def once() -> float:
+            with torch.inference_mode():
+                bench.link.copy(answer, ask(obs))
+                bench.link.wait(bench.link.record())
+            return 1.0
+
+        return bench.timed(once)
+
+    rates = bench.measure({"plain": asking(bench.module), "graphs": asking(bench.graphed(envs))})
+    return [_against(Figure("policy", envs, name, "calls/s", rounds), "plain", rates) for name, rounds in rates.items()]
+
+
+# The table and the command line.
+
+
+def _against(figure: Figure, against: str, rates: dict[str, list[float]]) -> Figure:
+    if rates[against] is not figure.rounds:
+        figure.against = against
+        figure.ratios = [own / other for own, other in zip(figure.rounds, rates[against], strict=True)]
+    return figure
+
+
+def print_figures(console: Console, figures: list[Figure], title: str) -> None:
+    table = Table(title=title)
+    for column in ("part", "envs", "what", "figure", "against", "ratio", "to reach"):
+        table.add_column(column, justify="right" if column in ("envs", "figure", "ratio") else "left")
+    for each in figures:
+        value = median(each.rounds)
+        text = f"{value:.0%}" if each.part == "idle" else f"{value:,.3g}" if value >= 1e6 else f"{value:,.0f}"
+        ratio = f"{median(each.ratios):.2f} ({min(each.ratios):.2f}-{max(each.ratios):.2f})" if each.ratios else ""
+        goal = ""
+        if each.target is not None:
+            goal = f">= {each.target}: {'yes' if median(each.ratios) >= each.target else 'NO'}"
+        table.add_row(each.part, str(each.envs), each.what, f"{text} {each.unit}", each.against, ratio, goal)
+    console.print(table)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--envs", type=int, nargs="+", help="numbers of environments [8 32 128; --fast: 2]")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each lane in a round [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fast", action="store_true", help="everything once, as short as can be")
+    parser.add_argument("--json", type=Path, default=None, help="where the figures go [benchmarks/results/gpu.json]")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        console.print("There is no CUDA device, so nothing was measured. --device cpu --fast shows whether it runs.")
+        return NO_CUDA
+    seconds, rounds = (0.02, 1) if options.fast else (options.seconds, options.rounds)
+    steps, iterations = (2, 0) if options.fast else (32, calibrate())
+    bench = Bench(device, seconds, rounds, steps, iterations)
+    figures: list[Figure] = []
+    for envs in options.envs or ([2] if options.fast else [8, 32, 128]):
+        figures += frames(bench, envs, console.print)
+        figures += path(bench, envs) + idle(bench, envs) + policy(bench, envs)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    print_figures(console, figures, f"(4, 84, 84) uint8 frames and a convolutional policy on {name}")
+    document = {
+        "git": git_revision(),
+        "machine": {**machine(), "device": name},
+        "versions": versions(),
+        "options": {"seconds": seconds, "rounds": rounds, "fast": options.fast},
+        "figures": [asdict(each) for each in figures],
+    }
+    target = options.json or Path(__file__).parent / "results" / "gpu.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(document, indent=1) + "\n")
+    console.print(f"Every round is in {target}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

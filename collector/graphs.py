@@ -1,0 +1,195 @@
+"""A policy as CUDA graphs: all of its kernels are launched at once, where launching each takes longer than running it.
+
+A graph is recorded once for each size of batch and then replayed on the same memory::
+
+    obs --copy--> static inputs --replay--> static outputs --> valid until the next call
+
+What the policy does in Python happens while it is recorded, and never again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributions import Distribution
+
+from collector.exploration import ExplorationType
+from collector.padding import PaddedPolicy
+from collector.policy import Policy
+from vecenv import nest
+
+Run = Callable[[], Any]
+"""Reads its inputs from where they always are, and returns a tree of tensors."""
+
+
+class GraphedPolicy(PaddedPolicy):
+    """Asks a policy by replaying CUDA graphs, one for each size of batch (and form of input), recorded when needed.
+
+    Guarantees:
+
+    1. Random numbers go on from call to call, as without graphs: those of the device's default generator, and of the
+       ones in `generators`.
+    2. Weights that are changed in place take effect. Where a parameter or buffer moved in memory (`module.to`,
+       `param.data = ...`), or `module.training` changed, the graphs are recorded again. New `Parameter` objects in
+       place of old ones are not noticed: load weights in place.
+    3. Recording moves no random stream, and leaves the caller's stream the current one.
+
+    Outputs carry no gradient, and are valid until the next call. Recording waits for the whole device; replaying waits
+    for nothing. `sizes` as in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording;
+    `capture` turns a run into one that does the same on static memory.
+
+    Example::
+
+        policy = GraphedPolicy(module.cuda(), rows=64)
+        actions = policy(torch.zeros(64, 4, device="cuda"))
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rows: int,
+        exploration: ExplorationType = ExplorationType.RANDOM,
+        *,
+        sizes: Sequence[int] | None = None,
+        generators: Sequence[torch.Generator] = (),
+        warmup: int = 3,
+        faster: Policy | None = None,
+        capture: Callable[[Run], Run] | None = None,
+    ) -> None:
+        super().__init__(policy, rows, exploration, sizes=sizes, faster=faster)
+        self._module = _module_of(policy)
+        self._capture = capture or CudaCapture(generators, warmup)
+        self._programs: dict[Any, _Program] = {}
+        self._tensors: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode():
+            return super().__call__(*args, **kwargs)
+
+    def _run(self, inputs: Any, rows: int, size: int) -> Any:
+        if [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
+            self._programs.clear()
+        training = self._module is not None and self._module.training
+        key = (size, training, _form(inputs))
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._record(inputs, size)
+        for static, given in zip(program.inputs, nest.leaves(inputs), strict=True):
+            if static is not None:
+                static[:rows].copy_(given)
+        return program.run()
+
+    def _record(self, inputs: Any, size: int) -> _Program:
+        if self._module is not None:
+            self._tensors = [*self._module.parameters(), *self._module.buffers()]
+            self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        static = nest.map(lambda leaf: None if leaf is None else _static(leaf, size), inputs)
+        inputs = list(nest.leaves(static))
+        with torch.cuda.device_of(next(leaf for leaf in inputs if leaf is not None)):
+            return _Program(inputs, self._capture(lambda: self._ask(static, size)))
+
+
+class _Program(NamedTuple):
+    """What was recorded for one size and form of input."""
+
+    inputs: list[torch.Tensor | None]
+    run: Run
+
+
+class CudaCapture:
+    """Turns a run into the replay of a CUDA graph on the current device.
+
+    The graphs share memory for what lies between inputs and outputs: one replay at a time, on one stream.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator] = (), warmup: int = 3) -> None:
+        self._generators = list(generators)
+        self._warmup = warmup
+        self._stream: torch.cuda.Stream | None = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
+    def __call__(self, run: Run) -> Run:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        # A failed capture leaves its own stream as the current one; leaving this `with` puts that right.
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            self._warm_up(run, self._stream)
+            return self._record(run, self._stream)
+
+    def _warm_up(self, run: Run, stream: torch.cuda.Stream) -> None:
+        """Libraries set themselves up in their first calls, which no graph may contain; no random stream moves."""
+        current = torch.cuda.current_stream()
+        states = [generator.get_state() for generator in self._generators]
+        stream.wait_stream(current)
+        with torch.random.fork_rng(devices=[current.device]), torch.cuda.stream(stream):
+            for _ in range(self._warmup):
+                run()
+        current.wait_stream(stream)
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+    def _record(self, run: Run, stream: torch.cuda.Stream) -> Run:
+        # Only a pool that a graph still uses can be shared.
+        pool = next((other.pool() for other in self._graphs), None)
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:  # the default one is registered by the capture itself
+            graph.register_generator_state(generator)
+        try:
+            # thread_local: a learner in another thread may allocate meanwhile.
+            with (
+                unchecked_distributions(),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
+                outputs = run()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "the policy cannot be recorded as a CUDA graph. It must not wait for the device (.item(), .cpu(), "
+                "print, an `if` on a tensor, validate_args=True) nor draw from a generator that is not in "
+                "cudagraph_policy={'generators': [...]}; or collect with cudagraph_policy=False"
+            ) from error
+        self._graphs.add(graph)
+
+        def replay() -> Any:
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Distributions do not look at their arguments, for which they would have to wait for the device."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def _module_of(policy: Policy) -> torch.nn.Module | None:
+    """The module that a policy is, or a method of."""
+    return next(
+        (each for each in (policy, getattr(policy, "__self__", None)) if isinstance(each, torch.nn.Module)), None
+    )
+
+
+def _static(leaf: torch.Tensor, size: int) -> torch.Tensor:
+    """Memory for `size` rows: the given ones and zeros."""
+    rows = torch.zeros((size, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
+    rows[: len(leaf)].copy_(leaf)
+    return rows
+
+
+def _form(tree: Any) -> Any:
+    """What has to be equal for a graph to be used again: names, shapes of a row, dtypes and devices."""
+    if isinstance(tree, dict):
+        return tuple((key, _form(child)) for key, child in tree.items())
+    if isinstance(tree, tuple):
+        return tuple(map(_form, tree))
+    return None if tree is None else (tree.shape[1:], tree.dtype, tree.device)

@@ -1,0 +1,70 @@
+"""Arrays as tensors and back, and which device is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from vecenv import nest
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("policies and batches on a device need PyTorch: pip install 'vecenv[torch]'") from error
+
+
+def resolve_device(device: Any) -> torch.device:
+    """`device` as a `torch.device` with an index where it is CUDA; "auto" is CUDA where there is one, else the CPU.
+
+    Raises `ValueError` where a CUDA device is named that PyTorch does not see.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    resolved = torch.device(device)
+    if resolved.type != "cuda":
+        return resolved
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = resolved.index if resolved.index is not None else (torch.cuda.current_device() if count else 0)
+    if index >= count:
+        raise ValueError(f"there is no device {device}: PyTorch sees {count} CUDA devices; use 'cpu' or 'auto'")
+    return torch.device("cuda", index)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch's CPU operations on one thread: those of a small network do not gain from a second one.
+
+    Where worker processes use the other CPUs, waiting for the second thread makes the network several times slower.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def to_device(tree: Any, device: Any) -> Any:
+    """Numpy arrays as tensors on `device`; on the CPU they share memory."""
+    return nest.map(lambda array: as_tensor(array).to(device), tree)
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """The array as a CPU tensor on the same memory.
+
+    Raises `TypeError` where torch has no such dtype (Python objects, text).
+    """
+    if not array.flags.writeable:
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise TypeError(f"torch has no dtype for arrays of {array.dtype}; use them as numpy arrays") from None
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A tensor, from wherever it is, or what numpy reads as an array; a tensor on the CPU shares its memory."""
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

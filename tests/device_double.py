@@ -1,0 +1,189 @@
+"""Stand-ins for CUDA that are as nasty as it may be, so that its rules are tested on machines without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from collector.link import Link
+from vecenv import nest
+
+
+class LateLink(Link):
+    """A device on which every copy runs as late as it may: when somebody waits for it, or a kernel needs it.
+
+    Fails (`AssertionError`) where the source of a copy was written to before the copy ran. `log` names what was asked
+    of the device, in order. Memory comes filled with what nobody wrote.
+    """
+
+    def __init__(self, device: torch.device | None = None, registers: bool = True) -> None:
+        super().__init__(device or torch.device("cpu"))
+        self.log: list[str] = []
+        self._registers = registers
+        self._queue: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._ran = self._queued = 0
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.log.append("host")
+        return torch.full(shape, 77, dtype=dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.log.append("empty")
+        return torch.full(shape, 77, dtype=dtype)
+
+    def register(self, array: np.ndarray) -> Any:
+        self.log.append("register")
+        return object() if self._registers else None
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.log.append("copy")
+        self._queue.append((target, source, source.clone()))
+        self._queued += 1
+
+    def record(self) -> int:
+        self.log.append("record")
+        return self._queued
+
+    def wait(self, mark: int) -> None:
+        self.log.append("wait")
+        self._run_until(mark)
+
+    def kernel(self) -> None:
+        """What a kernel sees that is launched now: everything that was queued before has run."""
+        self._run_until(self._queued)
+
+    def _run_until(self, mark: int) -> None:
+        while self._ran < mark:
+            target, source, then = self._queue.pop(0)
+            assert torch.equal(source, then), "the source of a copy was written to before the copy had run"
+            target.copy_(source)
+            self._ran += 1
+
+
+class FakeGraphs:
+    """Captures like CUDA graphs: a replay reads and writes the memory that the capture saw, and nothing else.
+
+    The run is done once to record it; the Python code of the policy is run again in each replay, which CUDA would not.
+    """
+
+    def __init__(self) -> None:
+        self.captures = self.replays = 0
+
+    def __call__(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        self.captures += 1
+        outputs = nest.map(lambda leaf: leaf.clone(), run())
+
+        def replay() -> Any:
+            self.replays += 1
+            for static, new in zip(nest.leaves(outputs), nest.leaves(run()), strict=True):
+                static.copy_(new)
+            return outputs
+
+        return replay
+
+
+class FakeCudart:
+    """The CUDA runtime's registration of memory: refuses what it would refuse, and notes in `log` what was asked."""
+
+    INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED = 1, 712, 713
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.locked: dict[int, int] = {}
+        self.pending_error = 0
+        self.at_unregister: Callable[[], None] = lambda: None
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.log.append("register")
+        if size == 0:
+            return self._failed(self.INVALID_VALUE)
+        if any(begin < address + size and address < begin + length for begin, length in self.locked.items()):
+            return self._failed(self.ALREADY_REGISTERED)
+        self.locked[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.log.append("unregister")
+        self.at_unregister()
+        if self.locked.pop(address, None) is None:
+            return self._failed(self.NOT_REGISTERED)
+        return 0
+
+    def clear_error(self) -> None:
+        self.log.append("clear")
+        self.pending_error = 0
+
+    def _failed(self, code: int) -> int:
+        self.pending_error = code
+        return code
+
+
+class FakeStreams:
+    """The parts of `torch.cuda` that record a graph, without a device: `log` holds what was asked, in order."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.log: list[str] = []
+        self.current = FakeStream("caller's", self)
+        for name, value in {
+            "Stream": lambda: FakeStream("side", self),
+            "current_stream": lambda device=None: self.current,
+            "stream": self._stream,
+            "graph": self._graph,
+            "CUDAGraph": lambda: FakeGraph(self),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.random, "fork_rng", self._fork_rng)
+
+    @contextmanager
+    def _stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def _fork_rng(self, devices: Any) -> Iterator[None]:
+        self.log.append("fork")
+        yield
+        self.log.append("join")
+
+    @contextmanager
+    def _graph(self, graph: FakeGraph, pool: Any, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
+        self.log.append(f"capture on {stream.name}, pool {pool}, {capture_error_mode}")
+        before, self.current = self.current, stream  # and where the capture fails, PyTorch leaves it so
+        graph.shared = pool or graph.shared
+        yield
+        self.current = before
+        self.log.append("captured")
+
+
+class FakeStream:
+    device = "cuda:0"
+
+    def __init__(self, name: str, streams: FakeStreams) -> None:
+        self.name, self._streams = name, streams
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self._streams.log.append(f"{self.name} waits for {other.name}")
+
+
+class FakeGraph:
+    made = 0
+
+    def __init__(self, streams: FakeStreams) -> None:
+        type(self).made += 1
+        self._streams, self.shared = streams, f"of graph {self.made}"
+
+    def register_generator_state(self, generator: Any) -> None:
+        self._streams.log.append("register generator")
+
+    def pool(self) -> str:
+        return self.shared
+
+    def replay(self) -> None:
+        self._streams.log.append("replay")

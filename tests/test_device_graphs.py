@@ -1,0 +1,431 @@
+"""Policies that are compiled, or replayed as CUDA graphs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from device_double import FakeGraph, FakeGraphs, FakeStreams  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributions import Categorical, Normal  # noqa: E402
+
+from collector.device import TorchPolicy  # noqa: E402
+from collector.exploration import ExplorationType  # noqa: E402
+from collector.graphs import CudaCapture, GraphedPolicy, unchecked_distributions  # noqa: E402
+from collector.mlp import MLPPolicy  # noqa: E402
+from collector.padding import PaddedPolicy, batch_sizes  # noqa: E402
+from collector.prepare import prepare_policy  # noqa: E402
+
+CUDA = torch.cuda.is_available()
+needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+RANDOM, MODE, MEAN = ExplorationType.RANDOM, ExplorationType.MODE, ExplorationType.MEAN
+
+Make = Callable[..., Any]
+
+
+def graphed(policy: Any, rows: int = 8, exploration: ExplorationType = RANDOM, **options: Any) -> Any:
+    return GraphedPolicy(policy, rows, exploration, capture=FakeGraphs(), **options)
+
+
+def padded(policy: Any, rows: int = 8, exploration: ExplorationType = RANDOM, **options: Any) -> Any:
+    return PaddedPolicy(policy, rows, exploration, **options)
+
+
+both = pytest.mark.parametrize("make", [padded, graphed])
+
+
+def obs(k: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).random((k, 4), np.float32))
+
+
+class TestSizes:
+    def test_a_full_batch_and_its_half_quarter_and_eighth(self) -> None:
+        assert batch_sizes(128) == (16, 32, 64, 128)
+        assert batch_sizes(6) == (1, 2, 3, 6)
+        assert batch_sizes(1) == (1,)
+        assert batch_sizes(8, [3, 10]) == (3, 10)
+
+    @pytest.mark.parametrize("sizes", [[], [0, 8], [4]])
+    def test_sizes_that_do_not_hold_a_full_batch_are_refused(self, sizes: list[int]) -> None:
+        with pytest.raises(ValueError, match="at least the 8 rows of a full batch"):
+            batch_sizes(8, sizes)
+
+
+@both
+class TestSameAnswers:
+    def test_for_any_number_of_rows(self, make: Make) -> None:
+        module, seen = nn.Linear(4, 2), set()
+        policy = make(lambda rows: (seen.add(len(rows)), module(rows))[1])
+        for seed, k in enumerate([8, 1, 2, 3, 4, 5, 6, 7, 8, 3]):
+            torch.testing.assert_close(policy(obs(k, seed)), module(obs(k, seed)))
+        assert seen == {1, 2, 4, 8}
+
+    def test_dicts_tuples_and_keyword_arguments_keep_their_form(self, make: Make) -> None:
+        def policy(obs: Any, env_id: Any, state: Any = None) -> Any:
+            return {"action": obs["a"] + obs["b"][0], "ids": env_id * 2, "state": {"h": obs["a"] * 3}}
+
+        outputs = make(policy)({"a": obs(3), "b": (obs(3, 1),)}, env_id=torch.tensor([5, 6, 7]), state=None)
+        torch.testing.assert_close(outputs["action"], obs(3) + obs(3, 1))
+        assert outputs["ids"].tolist() == [10, 12, 14]
+        torch.testing.assert_close(outputs["state"]["h"], obs(3) * 3)
+
+    def test_a_tuple_of_action_and_state(self, make: Make) -> None:
+        action, state = make(lambda x, state: (Normal(x, 1), state + 1), exploration=MEAN)(obs(3), state=obs(3, 1))
+        torch.testing.assert_close(action, obs(3))
+        torch.testing.assert_close(state, obs(3, 1) + 1)
+
+    @pytest.mark.parametrize("exploration", [MODE, MEAN])
+    def test_what_a_distribution_stands_for_is_chosen_inside(self, make: Make, exploration: Any) -> None:
+        action = make(lambda x: {"action": Normal(x, 1)}, exploration=exploration)(obs(5))["action"]
+        torch.testing.assert_close(action, obs(5))
+
+    def test_samples_differ_from_call_to_call(self, make: Make) -> None:
+        policy = make(lambda x: Categorical(logits=torch.zeros(len(x), 1000)))
+        drawn = torch.stack([policy(obs(8)).clone() for _ in range(5)])
+        assert len(set(drawn.flatten().tolist())) > 30
+
+    def test_the_collectors_see_the_policy(self, make: Make) -> None:
+        class Recurrent(nn.Module):
+            def initial_state(self, k: int) -> torch.Tensor:
+                return torch.ones(k, 2)
+
+            def forward(self, obs: Any, state: Any) -> Any:
+                return obs, state
+
+        policy = make(Recurrent())
+        assert list(inspect.signature(policy).parameters) == ["obs", "state"]
+        assert policy.initial_state(3).shape == (3, 2)
+        with pytest.raises(AttributeError, match="nope"):
+            policy.nope  # noqa: B018
+        assert make(torch.sin)(obs(2)).shape == (2, 4)  # which has no signature
+
+
+@both
+class TestBadInput:
+    @pytest.mark.parametrize("given", [np.zeros((3, 4)), [1.0], torch.tensor(1.0), 3])
+    def test_what_is_no_row_tensor_is_refused(self, make: Make, given: Any) -> None:
+        with pytest.raises(TypeError, match="takes tensors with a row for each observation"):
+            make(lambda obs: obs)(given)
+
+    def test_no_tensor_at_all_is_refused(self, make: Make) -> None:
+        with pytest.raises(TypeError, match="at least one tensor"):
+            make(lambda obs=None: obs)(None)
+
+    def test_more_rows_than_prepared_for_are_refused(self, make: Make) -> None:
+        with pytest.raises(ValueError, match="at most 8 rows, got 9"):
+            make(lambda obs: obs)(obs(9))
+
+    def test_unequal_numbers_of_rows_are_refused(self, make: Make) -> None:
+        with pytest.raises(ValueError, match="same number of rows; got 3 and 2"):
+            make(lambda obs, state: obs)(obs(3), state=obs(2))
+
+    @pytest.mark.parametrize("output", [lambda x: x.mean(), lambda x: {"action": x, "n": 3}, lambda x: x[:1]])
+    def test_outputs_without_a_row_for_each_observation_are_refused(self, make: Make, output: Any) -> None:
+        with pytest.raises(ValueError, match="returns tensors with a row for each observation"):
+            make(output)(obs(3))
+
+
+class TestGraphs:
+    def test_there_is_one_capture_for_a_size(self) -> None:
+        policy = graphed(nn.Linear(4, 2))
+        for k in (8, 7, 8, 5, 3, 4, 1, 8):
+            policy(obs(k))
+        assert policy._capture.captures == 3
+        assert policy._capture.replays == 8
+
+    def test_another_form_of_input_is_captured_anew(self) -> None:
+        policy = graphed(lambda x, state=None: x * 2)
+        policy(obs(8))
+        policy(obs(8).double())
+        policy(obs(8), state=None)
+        policy(obs(8), state=obs(8))
+        policy(obs(8), state=obs(8))
+        assert policy._capture.captures == 4
+
+    def test_outputs_are_in_the_same_memory_until_the_next_call(self) -> None:
+        policy = graphed(nn.Linear(4, 2))
+        first = policy(obs(8))
+        before = first.clone()
+        second = policy(obs(8, 1))
+        assert first.data_ptr() == second.data_ptr()
+        assert not torch.equal(first, before)
+
+    def test_weights_changed_in_place_take_effect_without_a_capture(self) -> None:
+        module = nn.Linear(4, 2)
+        policy = graphed(module)
+        policy(obs(8))
+        module.load_state_dict({"weight": torch.zeros(2, 4), "bias": torch.full((2,), 5.0)})
+        torch.testing.assert_close(policy(obs(8)), torch.full((8, 2), 5.0))
+        assert policy._capture.captures == 1
+
+    @pytest.mark.parametrize("bound", [False, True])
+    def test_weights_that_moved_are_captured_anew(self, bound: bool) -> None:
+        module = nn.Linear(4, 2)
+        policy = graphed(module.forward if bound else module)
+        policy(obs(8))
+        module.weight.data = torch.zeros(2, 4)
+        policy(obs(8))
+        policy(obs(8))
+        assert policy._capture.captures == 2
+
+    def test_training_mode_is_captured_apart(self) -> None:
+        policy = graphed(nn.Dropout(1.0).eval())
+        torch.testing.assert_close(policy(obs(8)), obs(8))
+        policy.policy.train()
+        assert (policy(obs(8)) == 0).all()
+        policy.policy.eval()
+        torch.testing.assert_close(policy(obs(8)), obs(8))
+        assert policy._capture.captures == 2
+
+    def test_outputs_carry_no_gradient(self) -> None:
+        assert not graphed(nn.Linear(4, 2))(obs(8)).requires_grad
+
+    def test_distributions_do_not_check_their_arguments_while_they_are_recorded(self) -> None:
+        before = torch.distributions.Distribution._validate_args
+        with unchecked_distributions():
+            Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
+        assert torch.distributions.Distribution._validate_args == before
+        with pytest.raises(ValueError, match="scale"):
+            Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
+
+
+class TestCapture:
+    """The calls of the real capture, with CUDA's objects replaced."""
+
+    @pytest.fixture
+    def streams(self, monkeypatch: pytest.MonkeyPatch) -> FakeStreams:
+        FakeGraph.made = 0
+        return FakeStreams(monkeypatch)
+
+    def test_it_warms_up_on_a_side_stream_and_then_records(self, streams: FakeStreams) -> None:
+        def run() -> torch.Tensor:
+            streams.log.append(f"run on {streams.current.name}")
+            return torch.ones(3)
+
+        generator = torch.Generator().manual_seed(3)
+        replay = CudaCapture([generator], warmup=2)(run)
+        assert streams.log == [
+            "side waits for caller's",
+            "fork",
+            "run on side",
+            "run on side",
+            "join",
+            "caller's waits for side",
+            "register generator",
+            "capture on side, pool None, thread_local",
+            "run on side",
+            "captured",
+        ]
+        assert streams.current.name == "caller's"
+        assert replay() is replay()
+        assert streams.log[-2:] == ["replay", "replay"]
+
+    def test_generators_are_where_they_were(self, streams: FakeStreams) -> None:
+        drawn, untouched = (torch.Generator().manual_seed(3) for _ in range(2))
+
+        def draws() -> torch.Tensor:
+            return torch.rand(2, generator=drawn) if not streams.log[-1].startswith("capture on") else torch.ones(2)
+
+        CudaCapture([drawn], warmup=2)(draws)
+        assert torch.equal(torch.rand(2, generator=drawn), torch.rand(2, generator=untouched))
+
+    def test_memory_is_shared_with_graphs_that_are_still_there(self, streams: FakeStreams) -> None:
+        capture = CudaCapture()
+        one = capture(lambda: torch.ones(3))
+        two = capture(lambda: torch.ones(3))
+        del one
+        three = capture(lambda: torch.ones(3))
+        assert [entry for entry in streams.log if "pool" in entry][1:] == [
+            "capture on side, pool of graph 1, thread_local"
+        ] * 2
+        del two, three
+        capture(lambda: torch.ones(3))
+        assert streams.log[-2] == "capture on side, pool None, thread_local"
+
+    def test_what_cannot_be_recorded_is_an_error_and_the_stream_is_the_callers_again(
+        self, streams: FakeStreams
+    ) -> None:
+        def run() -> Any:
+            if streams.log[-1].startswith("capture on"):
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            return torch.ones(3)
+
+        with pytest.raises(RuntimeError, match="cannot be recorded as a CUDA graph") as caught:
+            CudaCapture()(run)
+        assert "not permitted" in str(caught.value.__cause__)
+        assert streams.current.name == "caller's"
+
+    def test_what_the_policy_raises_before_is_raised_as_it_is(self, streams: FakeStreams) -> None:
+        def run() -> Any:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            CudaCapture()(run)
+
+
+class TestPrepare:
+    @pytest.mark.parametrize("name", ["prepare", "padding"])
+    def test_the_examples_are_true(self, name: str) -> None:
+        failed, tried = doctest.testmod(importlib.import_module(f"collector.{name}"))
+        assert (failed, tried > 0) == (0, True)
+
+    @pytest.mark.parametrize("off", [False, None])
+    def test_without_options_it_is_the_policy_itself(self, off: Any) -> None:
+        module = nn.Linear(4, 2)
+        assert prepare_policy(module, "cpu", off, off, rows=8) is module
+
+    @pytest.mark.parametrize("option", [True, {"warmup": 1}, {}])
+    def test_cuda_graphs_need_cuda(self, option: Any) -> None:
+        with pytest.raises(ValueError, match="needs the policy on a CUDA device, and it is on cpu: pass policy_device"):
+            prepare_policy(nn.Linear(4, 2), "cpu", cudagraph=option, rows=8)
+
+    def test_a_compiled_policy_gives_the_same(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        policy = prepare_policy(module, "cpu", compile={"backend": "eager"}, rows=8)
+        for k in (8, 3, 5, 1):
+            torch.testing.assert_close(policy(obs(k)), module(obs(k)))
+
+    def test_it_is_compiled_once_for_each_size(self) -> None:
+        shapes = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            shapes.extend(tuple(each.shape) for each in inputs if each.dim() == 2 and each.shape[1] == 4)
+            return graph.forward
+
+        policy = prepare_policy(lambda x: x * 2, "cpu", compile={"backend": backend}, rows=8)
+        for k in (8, 3, 5, 1, 2, 4, 6, 7):
+            policy(obs(k))
+        assert sorted(shapes) == [(1, 4), (2, 4), (4, 4), (8, 4)]
+
+    def test_the_module_keeps_the_names_of_its_weights(self) -> None:
+        module = nn.Linear(4, 2)
+        asked = TorchPolicy(module, "cpu", 8, RANDOM, compile={"backend": "eager"})
+        assert asked.module is module
+        with torch.no_grad():
+            module.weight.zero_()
+            module.bias.fill_(5)
+        np.testing.assert_array_equal(asked(obs(3).numpy())["action"], np.full((3, 2), 5, np.float32))
+
+    # PyTorch's own compiler loads modules of PyTorch that call what is deprecated.
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+    @pytest.mark.slow
+    def test_it_is_compiled_by_the_default_compiler(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        asked = TorchPolicy(module, "cpu", 8, RANDOM, compile=True)
+        for k in (8, 3):
+            with torch.no_grad():
+                expected = module(obs(k)).numpy()
+            np.testing.assert_allclose(asked(obs(k).numpy())["action"], expected, rtol=1e-5, atol=1e-6)
+
+    def test_two_kinds_of_graphs_are_one_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("collector.prepare.resolve_device", lambda device: torch.device("cuda", 0))
+        with pytest.raises(ValueError, match="makes CUDA graphs by itself"):
+            prepare_policy(nn.Linear(4, 2), "cuda", True, {"mode": "reduce-overhead"}, rows=8)
+
+    def test_both_together_record_the_compiled_policy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("collector.prepare.resolve_device", lambda device: torch.device("cuda", 0))
+        graphs, compiled = FakeGraphs(), []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            compiled.append(1)
+            return graph.forward
+
+        module = nn.Linear(4, 2)
+        policy = prepare_policy(module, "cuda", {"capture": graphs}, {"backend": backend}, rows=8)
+        torch.testing.assert_close(policy(obs(8)), module(obs(8)))
+        assert (graphs.captures, compiled) == (1, [1])
+
+    def test_policies_on_tensordicts_are_refused(self) -> None:
+        tensordict_nn = pytest.importorskip("tensordict.nn")
+        policy = tensordict_nn.TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
+        with pytest.raises(TypeError, match="works on a TensorDict"):
+            prepare_policy(policy, "cpu", compile=True, rows=8)
+
+
+class Draws(nn.Module):
+    """Normal noise around a linear map, from a generator of its own or the default one."""
+
+    def __init__(self, generator: Any = None) -> None:
+        super().__init__()
+        self.net, self.generator = nn.Linear(4, 2), generator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.net(x)
+        return mean + torch.empty_like(mean).normal_(generator=self.generator)
+
+
+@needs_cuda
+class TestCudaGraphs:
+    def test_the_same_answers_as_without(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).cuda()
+        policy = prepare_policy(module, "cuda", cudagraph=True, rows=8)
+        with torch.inference_mode():
+            for seed, k in enumerate([8, 1, 3, 5, 8, 7]):
+                given = obs(k, seed).cuda()
+                torch.testing.assert_close(policy(given), module(given))
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_random_streams_go_on_and_are_the_same_as_without(self, own: bool) -> None:
+        generator = torch.Generator("cuda") if own else None
+        module, given = Draws(generator).cuda(), obs(8).cuda()
+        options = {"generators": [generator]} if own else True
+        policy = prepare_policy(module, "cuda", cudagraph=options, rows=8)
+
+        def seeded() -> None:
+            torch.cuda.manual_seed(7)
+            if generator is not None:
+                generator.manual_seed(7)
+
+        seeded()
+        with torch.inference_mode():
+            plain = torch.stack([module(given) for _ in range(20)])
+        seeded()
+        replayed = torch.stack([policy(given).clone() for _ in range(20)])
+        assert (replayed.std(0) > 0.3).all()
+        torch.testing.assert_close(replayed, plain)
+
+    def test_weights_that_moved_are_recorded_again_while_outputs_are_still_held(self) -> None:
+        module, given = nn.Linear(4, 2).cuda(), obs(8).cuda()
+        policy = GraphedPolicy(module, 8)
+        held = [policy(given), policy(given[:3])]
+        module.weight.data = torch.zeros(2, 4, device="cuda")
+        torch.testing.assert_close(policy(given), module.bias.detach().expand(8, 2))
+        assert len(held) == 2
+
+    def test_a_categorical_is_sampled_inside(self) -> None:
+        policy = GraphedPolicy(lambda x: Categorical(logits=x), 8)
+        drawn = torch.stack([policy(torch.zeros(8, 100, device="cuda")).clone() for _ in range(50)])
+        assert len(drawn.unique()) > 50
+
+    def test_weights_changed_in_place_take_effect(self) -> None:
+        module, given = nn.Linear(4, 2).cuda(), obs(8).cuda()
+        policy = GraphedPolicy(module, 8)
+        policy(given)
+        with torch.no_grad():
+            module.weight.zero_()
+            module.bias.fill_(5)
+        torch.testing.assert_close(policy(given), torch.full((8, 2), 5.0, device="cuda"))
+
+    def test_what_cannot_be_recorded_is_an_error_and_leaves_the_stream_alone(self) -> None:
+        policy, stream = GraphedPolicy(lambda x: x * x.sum().item(), 8), torch.cuda.current_stream()
+        with pytest.raises(RuntimeError, match="cannot be recorded as a CUDA graph"):
+            policy(obs(8).cuda())
+        assert torch.cuda.current_stream() == stream
+        torch.testing.assert_close(obs(8).cuda() * 2, (obs(8) * 2).cuda())
+
+    @pytest.mark.parametrize("options", [{"cudagraph": True}, {"cudagraph": True, "compile": True}])
+    def test_the_mlp_acts(self, options: Any) -> None:
+        from gymnasium import spaces
+
+        module = MLPPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(4))
+        asked = TorchPolicy(module, "cuda", 8, RANDOM, **options)
+        drawn = {action for seed in range(30) for action in asked(obs(8 - seed % 4, seed).numpy())["action"].tolist()}
+        assert drawn == {0, 1, 2, 3}
