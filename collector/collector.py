@@ -197,9 +197,10 @@ class _Loop:
             tape.write_step(where, outputs, reward, terminated, truncated)
             done = terminated | truncated
             over = done.nonzero()[0]
-            last_obs, begun = _last_obs(obs, over, info)
+            last_obs, begun = _last_obs(obs, over, info) if len(over) else (None, [])
             if self._on_step is not None:
-                before, after = tape.read("obs", _as_rows(where)), _with_rows(obs, over, last_obs)
+                before = tape.read("obs", _as_rows(where))
+                after = _with_rows(obs, over, last_obs) if begun else obs
                 step = StepBatch(ids, before, outputs["action"], reward, terminated, truncated, after, info)
                 self._call_hook(step, _as_rows(where), resets)
             where = _advance(where, n, resets)

@@ -49,6 +49,8 @@ def one_thread() -> Iterator[None]:
 
 def to_device(tree: Any, device: Any) -> Any:
     """Numpy arrays as tensors on `device`; on the CPU they share memory."""
+    if torch.device(device).type == "cpu":
+        return as_tensor(tree) if isinstance(tree, np.ndarray) else nest.map(as_tensor, tree)
     return nest.map(lambda array: as_tensor(array).to(device), tree)
 
 
@@ -67,4 +69,6 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 def as_array(value: Any) -> np.ndarray:
     """A tensor, from wherever it is, or what numpy reads as an array; a tensor on the CPU shares its memory."""
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    return value.numpy() if value.is_cpu and not value.requires_grad else value.detach().cpu().numpy()
