@@ -95,15 +95,18 @@ class HandOver:
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
         if extras:
-            infos = [_info(i, extras[i]) if i in extras else {"env_id": i} for i in asked]
+            infos = [self._info(i, extras[i]) if i in extras else {"env_id": i} for i in asked]
         else:
             infos = [{"env_id": i} for i in asked]
         return np.fromiter(infos, object, len(infos))
 
-
-def _info(i: int, extra: Extra) -> dict[str, Any]:
-    final = {} if extra.final is None else {"final_obs": extra.final.obs, "final_info": dict(extra.final.info)}
-    return {**(extra.info or {}), **final, "env_id": i}
+    def _info(self, i: int, extra: Extra) -> dict[str, Any]:
+        if extra.final is None:
+            return {**(extra.info or {}), "env_id": i}
+        last, last_info = extra.final
+        if last is None:
+            last = nest.map(lambda leaf: _row(leaf, i), self._arena.final)
+        return {**(extra.info or {}), "final_obs": last, "final_info": dict(last_info), "env_id": i}
 
 
 def _row(leaf: np.ndarray, i: int) -> Any:

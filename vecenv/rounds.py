@@ -154,7 +154,7 @@ class Rounds(EnvAccess):
 
         def enough() -> bool:
             raw = mail.tobytes()
-            return raw == all_done or raw.count(box.DONE) + raw.count(box.DONE_EXTRA) >= need
+            return raw == all_done or box.count_done(raw) >= need
 
         return enough
 

@@ -6,6 +6,7 @@
     truncated   (n,)  bool
     action      (n, *shape)     when the action is one array leaf
     obs         (n, *shape)     for each array leaf of the observation
+    final       (n, *shape)     the last observation of an env that was reset in the round of its last step
 
 The post box of an env has one writer at a time: the parent writes an operation into an idle box, the host writes the
 answer.
@@ -35,15 +36,28 @@ RESET_KWARGS = 4  # with the keyword arguments in the payload of the round
 AUTORESET = 64  # added to a step: reset the env as well if the step ends its episode
 STEP_RESET = STEP | AUTORESET
 DONE = 128  # the row holds all there is
-DONE_EXTRA = 129  # there is an `Extra` besides the row
+EXTRA = 1  # added to DONE: there is an `Extra` besides the row
+FINAL = 2  # added to DONE: there is a last observation besides the row
+DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
 
 PAGE = 4096
 _ALL_OPS = bytes(range(IDLE + 1, DONE))
+_NOT_DONE = bytes(range(DONE))
 
 
 def all_ask(mail: bytes) -> bool:
     """Whether every one of these post boxes asks for something."""
     return not mail.translate(None, _ALL_OPS)
+
+
+def count_done(mail: bytes) -> int:
+    """How many of these post boxes hold an answer."""
+    return len(mail.translate(None, _NOT_DONE))
+
+
+def has_extra(answer: int) -> bool:
+    """Whether there is an `Extra` besides what the arena holds."""
+    return answer in (DONE_EXTRA, DONE_EXTRA_FINAL)
 
 
 def only(j: int, mail: bytes) -> bytes:
@@ -62,6 +76,8 @@ class Arena:
     action: np.ndarray | None
     obs: Any
     """Tree of arrays (n, *shape); an object leaf is an object array (n,), which is never shared."""
+    final: Any = None
+    """A tree like `obs`; None where there are object leaves."""
 
     @classmethod
     def build(cls, layout: Layout, n: int, buffer: Any = None) -> Arena:
@@ -77,19 +93,27 @@ class Arena:
 
         mail, reward, terminated, truncated = (array(leaf) for leaf in _SMALL)
         action = None if layout.action is None else array(layout.action)
-        return cls(mail, reward, terminated, truncated, action, nest.map(array, layout.obs))
+        obs = nest.map(array, layout.obs)
+        final = nest.map(array, layout.obs) if _has_final(layout) else None
+        return cls(mail, reward, terminated, truncated, action, obs, final)
 
     def block(self, start: int, stop: int) -> Arena:
         """The rows of envs `start` .. `stop - 1`, as views."""
         rows = slice(start, stop)
         action = None if self.action is None else self.action[rows]
         obs = nest.take(self.obs, rows)
-        return Arena(self.mail[rows], self.reward[rows], self.terminated[rows], self.truncated[rows], action, obs)
+        final = None if self.final is None else nest.take(self.final, rows)
+        flags = self.terminated[rows], self.truncated[rows]
+        return Arena(self.mail[rows], self.reward[rows], *flags, action, obs, final)
 
     def outputs(self) -> list[np.ndarray]:
         """The arrays that hosts write, other than `mail` and object leaves."""
         arrays = [leaf for leaf in nest.leaves(self.obs) if leaf.dtype != object]
         return [*arrays, self.reward, self.terminated, self.truncated]
+
+    def finals(self) -> list[np.ndarray]:
+        """The arrays of the last observations."""
+        return [] if self.final is None else list(nest.leaves(self.final))
 
 
 _SMALL = (
@@ -100,14 +124,16 @@ _SMALL = (
 )
 
 
+def _has_final(layout: Layout) -> bool:
+    return all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout.obs))
+
+
 def _plan(layout: Layout, n: int) -> tuple[list[int], int]:
-    """The offset of each array, and the bytes needed. Arrays start on pages, so that each can be registered with a
-    GPU.
-    """
+    """The offset of each array, and of the end. Arrays start on pages, so that each can be registered with a GPU."""
     action = () if layout.action is None else (layout.action,)
-    arrays = (*_SMALL, *action, *(leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)))
+    obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]
     offsets, end = [], 0
-    for leaf in arrays:
+    for leaf in (*_SMALL, *action, *obs, *(obs if _has_final(layout) else ())):
         offsets.append(end)
         size = n * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
         end += -(-size // PAGE) * PAGE
@@ -119,6 +145,13 @@ def arena_bytes(layout: Layout, n: int) -> int:
     return _plan(layout, n)[1]
 
 
+def used_bytes(layout: Layout, n: int) -> int:
+    """How many of them every round uses: the last observations, which not everybody asks for, are behind those."""
+    offsets, end = _plan(layout, n)
+    leaves = sum(1 for _ in nest.leaves(layout.obs))
+    return offsets[-leaves] if leaves and _has_final(layout) else end
+
+
 def anonymous_file(name: str) -> int:
     """The descriptor of an unnamed file in memory, or in the temporary folder where there is no memfd."""
     if hasattr(os, "memfd_create"):
@@ -127,22 +160,23 @@ def anonymous_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
-def reserve(fd: int, size: int, purpose: str) -> mmap.mmap:
-    """Give the file `fd` `size` bytes that are really there, and map them. SharedMemoryError if there is not so much.
+def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.mmap:
+    """Give the file `fd` `size` bytes, and map them. SharedMemoryError if there is not so much.
 
-    Without the reservation a full memory would kill whoever touches a page first (SIGBUS) instead of failing here.
+    The first `used` (None: all) are really there: without that a full memory would kill whoever touches a page first
+    (SIGBUS) instead of failing here. The others are taken when they are written to.
     """
+    used = size if used is None else used
     available = available_memory()
-    if available is not None and size > available:
-        raise _refused(size, purpose, f"only {available / 2**20:.1f} MiB are available")
+    if available is not None and used > available:
+        raise _refused(used, purpose, f"only {available / 2**20:.1f} MiB are available")
     try:
+        os.ftruncate(fd, size)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, size)
-        else:
-            os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, used)
         memory = mmap.mmap(fd, size)
     except OSError as error:
-        raise _refused(size, purpose, f"the system refused: {error}") from error
+        raise _refused(used, purpose, f"the system refused: {error}") from error
     _seal(fd)
     return memory
 

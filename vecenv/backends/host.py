@@ -17,7 +17,7 @@ from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.layout import Layout
-from vecenv.backends.rows import FLAGS, REWARDS, Extra, RowWriter
+from vecenv.backends.rows import FLAGS, NOTHING, RENEWED, REWARDS, Extra, RowWriter
 from vecenv.errors import EnvContractError, VectorEnvError
 
 
@@ -143,19 +143,23 @@ class EnvHost:
 
     def _next_episode(self, j: int, last: Extra | None) -> Extra:
         """Reset env j, whose episode is over: of the row of its last step only the observation changes."""
-        rows, last = self._rows, last or Extra()
+        rows, last = self._rows, last or NOTHING
         final = rows.final(j, last)
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
         self._mark(j)
         try:
-            first = rows.write_reset(j, self.envs[j].reset()) or Extra()
+            first = rows.write_reset(j, self.envs[j].reset()) or NOTHING
+            if first is NOTHING and last is NOTHING and final.obs is None:
+                first = RENEWED
+            else:
+                first = first._replace(reward=last.reward, final=final)
         except BaseException as error:
             failure = self._capture(error, j, "reset")
             failure.stepped = True
-            rows.write_obs(j, final.obs)
+            rows.restore(j, final)
             first = last._replace(failure=failure)
         rows.reward[j], rows.terminated[j], rows.truncated[j] = outcome
-        return first._replace(reward=last.reward, final=None if first.failure else final)
+        return first
 
     def _reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
         self._mark(j)

@@ -40,7 +40,7 @@ from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
 from vecenv.backends.layout import Layout
 from vecenv.backends.limits import check_descriptors
 from vecenv.backends.placement import Placement
-from vecenv.backends.rows import Extra
+from vecenv.backends.rows import RENEWED, Extra
 from vecenv.backends.shield import shield
 from vecenv.backends.watchdog import Hung, Watchdog
 from vecenv.backends.worker import Boot, Luggage, Server, dumps
@@ -189,6 +189,10 @@ class ProcessBackend(Backend):
     def finish(self, ids: Sequence[int] | None) -> None:
         if self._notes:
             self._show_notes()
+        if box.DONE_FINAL in (mail := self._mail.tobytes()):
+            for i in range(self._n) if ids is None else ids:
+                if mail[i] == box.DONE_FINAL:
+                    self._extras[i] = RENEWED
 
     def _show_notes(self) -> None:
         while self._notes:  # shown here, where a warning that is turned into an exception does no harm
@@ -360,7 +364,7 @@ class ProcessBackend(Backend):
         return [
             i
             for i in worker.ids
-            if box.IDLE < self._mail[i] < box.DONE or (self._mail[i] == box.DONE_EXTRA and i not in self._extras)
+            if box.IDLE < self._mail[i] < box.DONE or (box.has_extra(self._mail[i]) and i not in self._extras)
         ]
 
     def _unregister(self, *fds: int) -> None:

@@ -21,7 +21,10 @@ Put = Callable[[Any, "list[Any] | None"], None]
 
 
 class Final(NamedTuple):
-    """The end of an episode, of an env that was reset in the round of its last step."""
+    """The end of an episode, of an env that was reset in the round of its last step.
+
+    `obs` is None where the arena has it.
+    """
 
     obs: Any
     info: Mapping[str, Any]
@@ -39,6 +42,10 @@ class Extra(NamedTuple):
     final: Final | None = None
 
 
+NOTHING = Extra()
+RENEWED = Extra(final=Final(None, {}))
+"""Of an env that was reset in the round of its last step, where both infos are empty and the arena has the rest."""
+
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 FLAGS = frozenset({bool, np.bool_})
 
@@ -50,7 +57,7 @@ class RowWriter:
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, copy_objects: bool) -> None:
-        self._obs = block.obs
+        self._obs, self._final = block.obs, block.final
         self.own = _own_info if copy_objects else _as_it_is
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
@@ -90,14 +97,21 @@ class RowWriter:
         return None
 
     def final(self, j: int, extra: Extra) -> Final:
-        """What env j has just returned, apart from the arena and from the arrays that the env may write into."""
-        values = iter(copy.deepcopy(extra.objects or []))
-        obs = nest.map(lambda leaf: next(values) if leaf.dtype == object else leaf[j].copy(), self._obs)
+        """What env j has just returned, apart from its row and from the arrays that the env may write into."""
+        obs = None
+        if self._final is not None:
+            nest.put(self._final, j, nest.take(self._obs, j))
+        else:
+            values = iter(copy.deepcopy(extra.objects or []))
+            obs = nest.map(lambda leaf: next(values) if leaf.dtype == object else leaf[j].copy(), self._obs)
         return Final(obs, _own_info(extra.info or {}))
 
-    def write_obs(self, j: int, obs: Any) -> None:
-        """Put an observation that was written before into the row once more."""
-        self._put[j](obs, [])
+    def restore(self, j: int, final: Final) -> None:
+        """Put the last observation of an episode back into the row."""
+        if final.obs is None:
+            nest.put(self._obs, j, nest.take(self._final, j))
+        else:
+            self._put[j](final.obs, [])
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
-from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve
+from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve, used_bytes
 from vecenv.backends.bell import Bell, bell_fds, fence
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import CALLS, ROUNDS, SLEEPS, Control
@@ -38,7 +38,7 @@ from vecenv.backends.limits import usable_cpus
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
-from vecenv.backends.worker import Boot, Server
+from vecenv.backends.worker import Boot, Server, answer_of
 from vecenv.backends.worker_process import WorkerProcess
 
 WORKER_SPINS = 200
@@ -146,7 +146,7 @@ class ShmemServer(Server):
             self._mail[:] = self._all_done
         else:
             for j in done:
-                self._mail[j] = box.DONE_EXTRA if j in extras else box.DONE
+                self._mail[j] = answer_of(extras.get(j))
         fence()
         self._parent_bell.ring()
         if payload:
@@ -187,7 +187,8 @@ class ShmemBackend(ProcessBackend):
     def _reserve(self, layout: Layout) -> Arena:
         n = len(self._makers)
         size = arena_bytes(layout, n)
-        self._memory = reserve(self._memory_fd, size, f"{n} envs of {size / n / 2**20:.2f} MiB")
+        used = used_bytes(layout, n)
+        self._memory = reserve(self._memory_fd, size, f"{n} envs of {used / n / 2**20:.2f} MiB", used)
         self._all_workers = range(self.num_workers)
         return Arena.build(layout, n, self._memory)
 
@@ -260,14 +261,14 @@ class ShmemBackend(ProcessBackend):
 
     def finish(self, ids: Sequence[int] | None) -> None:
         """The post boxes are filled before the extras are sent: wait for those that are still on their way."""
-        if self._notes:
-            self._show_notes()
-        if box.DONE_EXTRA in self._mail.tobytes():
-            missing = [i for i in (range(self._n) if ids is None else ids) if self._mail[i] == box.DONE_EXTRA]
+        super().finish(ids)
+        mail = self._mail.tobytes()
+        if box.DONE_EXTRA in mail or box.DONE_EXTRA_FINAL in mail:
+            missing = [i for i in (range(self._n) if ids is None else ids) if box.has_extra(mail[i])]
             self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
-        late = {i - worker.start for i in worker.ids if self._mail[i] == box.DONE_EXTRA and i not in self._extras}
+        late = {i - worker.start for i in worker.ids if box.has_extra(self._mail[i]) and i not in self._extras}
         self._load_extras(worker, frame.payload, late)
 
     def nudge(self) -> None:

@@ -2,7 +2,7 @@
 
     ROUND    operation of each env of the block, uint8 | action row of each env of the block | pickled payloads
     ANSWERS  post box of each env of the block, uint8 | row of each env that has answered, array after array |
-             pickled extras
+             last observation of each env that was reset with its last step, array after array | pickled extras
 
 The rows are raw bytes; only what does not fit a row is pickled. Nothing is shared, so the other end could be another
 machine.
@@ -26,7 +26,7 @@ from vecenv.backends.layout import Layout
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
-from vecenv.backends.worker import Server
+from vecenv.backends.worker import Server, answer_of
 from vecenv.backends.worker_process import WorkerProcess
 
 WORKER_SPINS = 100
@@ -40,7 +40,7 @@ class SubprocServer(Server):
 
     def bind(self, layout: Layout) -> None:
         self._block = Arena.build(layout, self.count)
-        self._outputs = self._block.outputs()
+        self._outputs, self._finals = self._block.outputs(), self._block.finals()
         self._everyone = range(self.count)
         self.host.bind(layout, self._block)
 
@@ -73,12 +73,15 @@ class SubprocServer(Server):
             self._answer([j], self.run(box.only(j, ops), action, load))
 
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
+        payload = self.extras_payload(extras) if extras else b""
         mail = bytearray(self.count)
         for j in done:
-            mail[j] = box.DONE_EXTRA if j in extras else box.DONE
+            mail[j] = answer_of(extras.get(j))
         rows = slice(None) if len(done) == self.count else list(done)
         parts = [array[rows].tobytes() for array in self._outputs]
-        self.link.write(ch.ANSWERS, 0, bytes(mail), *parts, self.extras_payload(extras) if extras else b"")
+        if final := [j for j in done if mail[j] & box.FINAL]:
+            parts += [array[final].tobytes() for array in self._finals]
+        self.link.write(ch.ANSWERS, 0, bytes(mail), *parts, payload)
 
 
 class Port(NamedTuple):
@@ -100,6 +103,7 @@ class SubprocBackend(ProcessBackend):
     def _reserve(self, layout: Layout) -> Arena:
         arena = Arena.build(layout, len(self._makers))
         self._outputs = [(array, array[0].nbytes) for array in arena.outputs()]
+        self._finals = [(array, array[0].nbytes) for array in arena.finals()]
         blocks = [slice(worker.start, worker.stop) for worker in self.workers]
         self._ports = [
             Port(
@@ -155,6 +159,10 @@ class SubprocBackend(ProcessBackend):
             for array, size in self._outputs:
                 start, end = end, end + len(answered) * size
                 array[answered] = _rows(payload[start:end], array, len(answered))
+        if final := [worker.start + j for j, answer in enumerate(mail) if answer & box.FINAL]:
+            for array, size in self._finals:
+                start, end = end, end + len(final) * size
+                array[final] = _rows(payload[start:end], array, len(final))
         if end < len(payload):
             self._load_extras(worker, frame.payload[end:], {i - worker.start for i in answered})
         if answered is worker.ids:

@@ -37,7 +37,7 @@ from vecenv.backends.failure import Failure, capture
 from vecenv.backends.host import EnvHost, EnvReport, PaceMeter
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
-from vecenv.backends.rows import Extra
+from vecenv.backends.rows import RENEWED, Extra
 
 
 @dataclass
@@ -129,17 +129,23 @@ class Server(ABC):
         return False
 
     def extras_payload(self, extras: dict[int, Extra]) -> bytes:
-        """The pickle of the extras of a round; one that cannot be pickled becomes a failure of its env alone."""
-        self.last_extras.update(extras)
+        """The pickle of what of the extras has to be sent, empty where that is nothing.
+
+        One that cannot be pickled becomes a failure of its env alone.
+        """
+        sent = {j: extra for j, extra in extras.items() if extra is not RENEWED}
+        if not sent:
+            return b""
+        self.last_extras.update(sent)
         try:
-            return dumps(extras)
+            return dumps(sent)
         except BaseException:
-            for j, extra in extras.items():
+            for j, extra in sent.items():
                 try:
                     dumps(extra)
                 except BaseException as error:
-                    extras[j] = Extra(failure=self._not_sent(j, error))
-            return dumps(extras)
+                    sent[j] = extras[j] = Extra(failure=self._not_sent(j, error))
+            return dumps(sent)
 
     def _not_sent(self, j: int, error: BaseException) -> Failure:
         env_id = self.first_id + j
@@ -173,6 +179,15 @@ class Server(ABC):
 
 def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def answer_of(extra: Extra | None) -> int:
+    """What goes into the post box of an env that has done what was asked."""
+    if extra is None:
+        return box.DONE
+    if extra is RENEWED:
+        return box.DONE_FINAL
+    return box.DONE_EXTRA if extra.final is None or extra.final.obs is not None else box.DONE_EXTRA_FINAL
 
 
 def dumps(value: Any) -> bytes:
