@@ -20,7 +20,7 @@ import torch
 
 from collector.link import Link, link_to
 from collector.page_lock import PageLock, address_of
-from collector.tensors import as_array, as_tensor, to_device
+from collector.tensors import as_array, as_tensor, as_tensors, to_device
 from vecenv import nest
 
 
@@ -29,10 +29,11 @@ class Direct:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._shares = device.type == "cpu"
 
     def to_device(self, tree: Any) -> Any:
         """A tree of `(k, ...)` arrays as tensors on the device."""
-        return to_device(tree, self.device)
+        return as_tensors(tree) if self._shares else to_device(tree, self.device)
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """Tensors (or what numpy reads as arrays) as arrays."""

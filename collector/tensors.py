@@ -50,8 +50,13 @@ def one_thread() -> Iterator[None]:
 def to_device(tree: Any, device: Any) -> Any:
     """Numpy arrays as tensors on `device`; on the CPU they share memory."""
     if torch.device(device).type == "cpu":
-        return as_tensor(tree) if isinstance(tree, np.ndarray) else nest.map(as_tensor, tree)
+        return as_tensors(tree)
     return nest.map(lambda array: as_tensor(array).to(device), tree)
+
+
+def as_tensors(tree: Any) -> Any:
+    """A tree of arrays as CPU tensors on the same memory."""
+    return as_tensor(tree) if tree.__class__ is np.ndarray else nest.map(as_tensor, tree)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """step(..., autoreset=True): the last step of an episode and the first observation of the next, in one round."""
 
+import pickle
+
 import gymnasium
 import numpy as np
 import pytest
@@ -110,6 +112,17 @@ def test_a_final_observation_is_the_callers_to_keep(backend):
             venv.step([2, 2], autoreset=True)
         assert np.array_equal(final, kept)
         assert all(obs.flags.writeable for obs in final)
+
+
+def test_ends_of_episodes_without_infos_pickle_nothing(backend, monkeypatch):
+    with backend([lambda: gymnasium.make("CartPole-v1")] * 3) as venv:
+        venv.reset(seed=0)
+        loads, loaded, ends = pickle.loads, [], 0
+        monkeypatch.setattr(pickle, "loads", lambda data: loaded.append(data) or loads(data))
+        for _ in range(50):
+            ends += sum("final_obs" in info for info in venv.step([1, 1, 1], autoreset=True)[4])
+        assert ends > 3
+        assert loaded == []
 
 
 def test_final_infos_and_objects_are_apart_from_what_the_env_writes_over(backend):

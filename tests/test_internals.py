@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import vecenv
 from vecenv import SharedMemoryError, nest
 from vecenv.backends import arena as box
-from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve
+from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve, used_bytes
 from vecenv.backends.channel import HEADER, Channel
 from vecenv.backends.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.ids import as_ids
@@ -155,6 +155,22 @@ class TestArena:
             assert (array == (value if array.dtype != bool else True)).all()
         assert arena.obs["t"].dtype == object
         assert arena.obs["none"].shape == (4, 0)
+
+    def test_last_observations_are_apart_from_all_that_every_round_uses(self):
+        space = spaces.Dict({"image": spaces.Box(0, 255, (50, 40), np.uint8), "speed": spaces.Box(0, 1, (3,))})
+        layout = common_layout([space], [spaces.Box(-1, 1, (3,))])
+        buffer = np.zeros(arena_bytes(layout, 4), np.uint8)
+        arena = Arena.build(layout, 4, buffer)
+        for array in arena.finals():
+            array[...] = 7
+        assert not buffer[: used_bytes(layout, 4)].any()
+        assert (arena.final["image"] == 7).all()
+        assert (arena.final["speed"] == 7).all()
+        assert [array.shape for array in arena.block(1, 3).finals()] == [(2, 50, 40), (2, 3)]
+
+    def test_a_layout_with_objects_has_no_room_for_last_observations(self):
+        assert Arena.build(self.LAYOUT, 4).finals() == []
+        assert used_bytes(self.LAYOUT, 4) == arena_bytes(self.LAYOUT, 4)
 
     def test_a_block_is_a_view(self):
         arena = Arena.build(self.LAYOUT, 4)

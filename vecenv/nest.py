@@ -41,6 +41,8 @@ def take(tree: Tree, index: Any) -> Tree:
     >>> take({"a": np.arange(3), "b": (np.zeros((3, 2)),)}, 1)["a"]
     np.int64(1)
     """
+    if tree.__class__ is np.ndarray:  # the usual case, without the call a leaf
+        return tree[index]
     return map(lambda leaf: leaf[index], tree)
 
 
