@@ -73,6 +73,9 @@ class AsyncDataCollector(BatchCollector):
         self._env_options: dict[str, Any] = {"wait_num": wait_num, "num_workers": num_workers}
         super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
 
+    def _showing(self, pause: float, on_step: StepHook | None) -> StepHook:
+        raise ValueError("render needs a synchronous collector: here environments are stepping at all times")
+
     def _prepare(self, policy: Policy | None) -> None:
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()

@@ -11,7 +11,7 @@ import numpy as np
 
 from collector.actor import Actor
 from collector.bookkeeping import Episodes
-from collector.collecting import StepHook, collect
+from collector.collecting import StepHook, collect, showing
 from collector.episode_stats import CollectStats, EpisodeTracker
 from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
 from collector.finishing import Finishing, check_rewards, truncate_last
@@ -176,6 +176,7 @@ class BatchCollector(ABC):
         n_step: int | None = None,
         n_episode: int | None = None,
         random: bool = False,
+        render: float | None = None,
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
         *,
@@ -192,7 +193,9 @@ class BatchCollector(ABC):
         where whoever ends first goes on. Episodes in progress are left. An environment that has its share is neither
         stepped nor reset. An interruptor that is stopped leaves the episodes that have ended until then.
 
-        random: random actions in place of the policy's. reset_before_collect: leave the episodes in progress;
+        random: random actions in place of the policy's. render: call `render` of the environments after each round,
+        and wait so many seconds (synchronous collectors only; for environments that show themselves: what `render`
+        returns is dropped). reset_before_collect: leave the episodes in progress;
         `gym_reset_kwargs` are for that reset. on_step: called after each round with a `StepBatch`; what it returns (a
         dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`. on_episode: with `n_episode`, called with
         each `Episode`, by the time of their ends, soon after it has ended. keep: False returns no batch, for
@@ -200,9 +203,15 @@ class BatchCollector(ABC):
 
         Returns the `CollectStats`; nothing is counted in `frames`.
         """
+        if render is not None:
+            on_step = self._showing(render, on_step)
         return collect(
             self, n_step, n_episode, random, reset_before_collect, gym_reset_kwargs, on_step, on_episode, keep
         )
+
+    def _showing(self, pause: float, on_step: StepHook | None) -> StepHook:
+        """The hook, with every round shown after it."""
+        return showing(self.env, pause, on_step)
 
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:

@@ -64,6 +64,20 @@ def collect(
     return CollectStats(len(ended.lens), steps, seconds, ended.returns, ended.lens, batch if keep else None)
 
 
+def showing(env: Any, pause: float, on_step: StepHook | None) -> StepHook:
+    """A hook that calls `on_step`, renders all environments and waits `pause` seconds."""
+    if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < float("inf"):
+        raise ValueError(f"render is the pause after each frame in seconds, 0 or more; got {pause!r}")
+
+    def show(step: StepBatch) -> dict[str, Any] | None:
+        extras = None if on_step is None else on_step(step)
+        env.render()
+        time.sleep(pause)
+        return extras
+
+    return show
+
+
 def _check(
     n_step: int | None, n_episode: int | None, on_episode: Any, reset_before_collect: bool, reset_kwargs: Any
 ) -> None:

@@ -165,6 +165,41 @@ class TestHooks:
             assert (collector.collect(n_step=100).batch.flatten().action[-50:] == 1).all()
 
 
+class Shown(Countdown):
+    """Counts how often it was looked at."""
+
+    frames = 0
+
+    def render(self) -> None:
+        self.frames += 1
+
+
+class TestRender:
+    @backends
+    def test_every_round_is_shown_and_the_hook_is_called_too(self, backend: Any) -> None:
+        seen: list[int] = []
+        with SyncDataCollector(backend([partial(Shown, 3), partial(Shown, 4)]), ones, frames_per_batch=10) as collector:
+            stats = collector.collect(n_step=10, render=0.0, on_step=lambda step: seen.append(len(step.env_id)))
+            assert stats.n_collected_steps == 10
+            assert collector.env.get_env_attr("frames") == [len(seen)] * 2
+            assert len(seen) >= 5
+            collector.collect(n_step=10)
+            assert collector.env.get_env_attr("frames") == [len(seen)] * 2
+
+    @pytest.mark.parametrize("pause", [-1, float("nan"), float("inf"), True, "human"])
+    def test_a_pause_that_is_none_is_refused_before_anything_is_collected(self, pause: Any) -> None:
+        with make(SyncDataCollector, 3) as collector:
+            with pytest.raises(ValueError, match="render is the pause after each frame in seconds"):
+                collector.collect(n_step=5, render=pause)
+            assert collector.collect(n_step=5).n_collected_steps == 5
+
+    def test_environments_that_are_stepping_cannot_be_shown(self) -> None:
+        with make(AsyncDataCollector, 3, 4) as collector:
+            with pytest.raises(ValueError, match="render needs a synchronous collector"):
+                collector.collect(n_step=10, render=0.1)
+            assert collector.collect(n_step=10).n_collected_steps == 10
+
+
 @both
 def test_reset_before_collect_leaves_episodes_and_passes_arguments_on(kind: type) -> None:
     with kind(DummyVectorEnv(pendulums(2)), None, frames_per_batch=4) as collector:
