@@ -49,7 +49,8 @@ class SyncDataCollector(BatchCollector):
 
     Args:
         create_env_fn: a vector environment; or a callable that makes one (or a single environment); or a list of
-            callables that make an environment each. The collector closes it in `shutdown`.
+            callables that make an environment each. The collector closes it in `shutdown`. One made with `copy=False`
+            spares large observations a copy; batches are the same, but a policy may not keep the array it is given.
         policy: see `collector.policy`; None takes random actions.
         frames_per_batch: steps in a batch, all environments together. Where the number of environments does not divide
             it, it is rounded up to the next number that they do, with a warning.

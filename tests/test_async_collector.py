@@ -25,7 +25,7 @@ from collector import AsyncDataCollector, FlatRollout, Interruptor
 from collector.flat import concatenate
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
-FLIGHTS = [{}, {"wait_num": 1}, {"wait_num": 2}, {"timeout": 0.01}]
+FLIGHTS = [{}, {"wait_num": 1}, {"wait_num": 2}, {"timeout": 0.01}, {"copy": False}]
 flights = pytest.mark.parametrize("flight", FLIGHTS, ids=str)
 
 

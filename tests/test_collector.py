@@ -48,6 +48,19 @@ def test_the_first_batch_equals_a_hand_written_loop(backend: Any, case: str) -> 
 
 @backends
 @cases
+def test_batches_from_a_vector_env_that_does_not_copy_are_the_callers_all_the_same(backend: Any, case: str) -> None:
+    fns, policy = CASES[case]
+    with backend(fns(5)) as venv:
+        expected = hand_written(venv, policy, steps=60, seed=3)
+    with SyncDataCollector(backend(fns(5), copy=False), policy, frames_per_batch=100) as collector:
+        collector.set_seed(3)
+        batches = [arrays(batch) for batch in (collector.rollout() for _ in range(3))]
+    joined = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in batches[0]}
+    assert_equal(joined, expected)
+
+
+@backends
+@cases
 def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, case: str) -> None:
     fns, policy = CASES[case]
 
