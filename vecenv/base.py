@@ -56,18 +56,16 @@ class BaseVectorEnv(Rounds):
     Arguments:
         env_fns: one callable an env, each called exactly once.
         worker_fn: a class or function that makes an `EnvWorker` of an env_fn, for workers of your own; else `backend`
-        decides.
+            decides.
         wait_num: return from `step` as soon as this many envs are done (1 .. n); more if more are.
         timeout: seconds after which `step` returns what is done; if nothing is, it returns as soon as the first env is.
         backend: a fresh `Backend`.
         num_workers: how many workers share the envs; default: the CPUs that this process may use, or one worker an
-        env with
-            `wait_num` or `timeout`.
+            env with `wait_num` or `timeout`.
         copy: False returns views of the arena for full batches, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
         on_error: "raise", or "restart" to turn the failure of an env into a row with truncated=True and
-        info["restarted"]=True, at most
-            `max_restarts` times a minute and env.
+            info["restarted"]=True, at most `max_restarts` times a minute and env.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces. check_actions: refuse actions that are not in the action space.
 

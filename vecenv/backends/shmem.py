@@ -45,8 +45,7 @@ WORKER_SPINS = 200
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
 SHARED_SPINS = 50
 """The same for the parent and the answers, where it needs a CPU on which a worker could run: longer, and it would
-keep both workers on one
-CPU while it spins on the other (measured)."""
+keep both workers on one CPU while it spins on the other (measured)."""
 SPARE_SPINS = 1000
 """The same where there are more CPUs than workers."""
 LONG_ROUND = 5e-3
