@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
+from collector.steps import Next, Steps
 from vecenv import nest
-
-if TYPE_CHECKING:
-    from collector.rollout import Next, Rollout
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FlatRollout:
+class FlatRollout(Steps):
     """F steps, `(F, ...)`: ordered by environment, then by time; environments may have different numbers of steps.
 
     What `AsyncDataCollector` collects, and what `Rollout.flatten` gives. Names mean what they mean in `Rollout`; there
@@ -38,8 +36,10 @@ class FlatRollout:
     """`(K, ...)`: the next observations of those rows."""
     broken_ids: np.ndarray
     """The `traj_ids` of episodes that broke off because their environment failed. Their steps in this batch are left
-    out; those in earlier ones have these ids."""
+    out; those in earlier ones have these ids. A numpy array on every device."""
     extras: dict[str, Any] = field(default_factory=dict)
+
+    _on_host = frozenset({"broken_ids"})
 
     def __repr__(self) -> str:
         envs, ended = len(np.unique(host(self.env_ids))), int(self.done.sum())
@@ -61,16 +61,6 @@ class FlatRollout:
         return int(self.reward.shape[0])
 
     @property
-    def done(self) -> Any:
-        """Bool `(F,)`: the step ended its episode."""
-        return self.terminated | self.truncated
-
-    @property
-    def random(self) -> Any:
-        """Bool `(F,)`: the action was drawn at random, in place of the policy's."""
-        return self.policy_version < 0
-
-    @property
     def mask(self) -> Any:
         """Bool `(F,)`, all True: there is no padding."""
         return self.step_count >= 0
@@ -78,29 +68,14 @@ class FlatRollout:
     @property
     def next(self) -> Next:
         """What came after each step. The observations are put together on each access, as a copy."""
-        from collector.rollout import Next
-
         order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
         following = nest.map(lambda rows: rows[like(order, rows)], self.obs)
         nest.put(following, self.tail_rows, self.tail_obs)
-        return Next(following, self.reward, self.terminated, self.truncated, self.step_count + 1)
+        return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:
         """Itself."""
         return self
-
-    def to(self, device: Any) -> FlatRollout:
-        """The same batch as torch tensors on `device` (which share this memory where the device is the CPU)."""
-        from collector.device import to_device
-
-        names = [each.name for each in fields(self) if each.name != "broken_ids"]
-        return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
-
-    def split_trajectories(self, pad_value: float = 0) -> Rollout:
-        """A row for each trajectory, padded; see `Rollout.split_trajectories`."""
-        from collector.split import split_trajectories
-
-        return split_trajectories(self, pad_value)
 
     def to_tensordict(self) -> Any:
         """The batch as a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`."""

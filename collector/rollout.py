@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from collector.flat import FlatRollout, host, like
+from collector.steps import Next, Steps
 from vecenv import nest
 
 
-class Next(NamedTuple):
-    """What came after each step of a batch."""
-
-    obs: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    step_count: Any
-
-    @property
-    def done(self) -> Any:
-        """Bool: the episode was over after the step."""
-        return self.terminated | self.truncated
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class Rollout:
+class Rollout(Steps):
     """Steps of N environments, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
 
     Guarantees: the arrays belong to the caller and never change later. `obs[n, t]` is what the policy saw before
@@ -101,16 +87,6 @@ class Rollout:
         return nest.map(lambda rows: rows[:, :-1], self.all_obs)
 
     @property
-    def done(self) -> Any:
-        """Bool `(N, T)`: the step ended its episode."""
-        return self.terminated | self.truncated
-
-    @property
-    def random(self) -> Any:
-        """Bool `(N, T)`: the action was drawn at random, in place of the policy's."""
-        return self.policy_version < 0
-
-    @property
     def broken_ids(self) -> np.ndarray:
         """The `traj_ids` of the episodes that broke off here."""
         return np.unique(host(self.traj_ids)[host(self.broken)])
@@ -120,13 +96,7 @@ class Rollout:
         """What came after each step. The observations are put together on each access, as a copy."""
         following = nest.map(lambda rows: _copy(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
-        return Next(following, self.reward, self.terminated, self.truncated, self.step_count + 1)
-
-    def to(self, device: Any) -> Rollout:
-        """The same rollout as torch tensors on `device` (which share this memory where the device is the CPU)."""
-        from collector.device import to_device
-
-        return replace(self, **{each.name: to_device(getattr(self, each.name), device) for each in fields(self)})
+        return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:
         """The steps that `mask` marks, `(frames, ...)`: by row, then by time. A copy."""
@@ -153,16 +123,6 @@ class Rollout:
             broken_ids=self.broken_ids,
             extras=nest.map(pick, self.extras),
         )
-
-    def split_trajectories(self, pad_value: float = 0) -> Rollout:
-        """A row for each trajectory, as long as the longest, padded; rows by environment, then by time.
-
-        `mask` says what is padding, `env_ids` whose trajectory it is. Padding has the `traj_ids` -1, and `pad_value`
-        elsewhere (flags: False). Trajectories that go on in the next batch are split there.
-        """
-        from collector.split import split_trajectories
-
-        return split_trajectories(self.flatten(), pad_value)
 
     def to_tensordict(self) -> Any:
         """The batch as torchrl's collectors give it: a `TensorDict` of shape `(N, T)`; needs `vecenv[torch]` and

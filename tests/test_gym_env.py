@@ -26,6 +26,12 @@ class Pictures(CountingEnv):
         return self.canvas[:height, :width]
 
 
+def printed_by(program):
+    """What a fresh Python prints."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 class TestNames:
     def test_it_is_a_gymnasium_env_like_the_one_it_names(self):
         env, other = GymEnv("Pendulum-v1", g=2.0), gym.make("Pendulum-v1", g=2.0)
@@ -56,8 +62,7 @@ class TestNames:
             "assert 'ALE/Pong-v5' not in gymnasium.registry\n"
             "env = GymEnv('ALE/Pong-v5'); print(env.from_pixels, list(env.reset(seed=0)[0]), env.spec.id)\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-        assert done.stdout == "True ['pixels'] ALE/Pong-v5\n"
+        assert printed_by(program) == "True ['pixels'] ALE/Pong-v5\n"
 
     def test_without_ale_py_the_error_says_what_to_install(self):
         program = (
@@ -66,8 +71,7 @@ class TestNames:
             "try: GymEnv('ALE/Pong-v5')\n"
             "except ImportError as error: print(error)\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-        assert done.stdout == "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
+        assert printed_by(program) == "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
 
     def test_what_is_no_env_is_refused(self):
         with pytest.raises(TypeError, match="id of an env or an env, got 3"):

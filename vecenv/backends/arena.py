@@ -128,28 +128,29 @@ def _has_final(layout: Layout) -> bool:
     return all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout.obs))
 
 
-def _plan(layout: Layout, n: int) -> tuple[list[int], int]:
-    """The offset of each array, and of the end. Arrays start on pages, so that each can be registered with a GPU."""
+def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
+    """The offset of each array, of the end of those that every round uses, and of the end of all.
+
+    Arrays start on pages, so that each can be registered with a GPU.
+    """
     action = () if layout.action is None else (layout.action,)
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]
-    offsets, end = [], 0
-    for leaf in (*_SMALL, *action, *obs, *(obs if _has_final(layout) else ())):
-        offsets.append(end)
+    used = [*_SMALL, *action, *obs]
+    offsets = [0]
+    for leaf in (*used, *(obs if _has_final(layout) else ())):
         size = n * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
-        end += -(-size // PAGE) * PAGE
-    return offsets, end
+        offsets.append(offsets[-1] + -(-size // PAGE) * PAGE)
+    return offsets, offsets[len(used)], offsets[-1]
 
 
 def arena_bytes(layout: Layout, n: int) -> int:
     """The bytes that the arena of `n` envs takes."""
-    return _plan(layout, n)[1]
+    return _plan(layout, n)[2]
 
 
 def used_bytes(layout: Layout, n: int) -> int:
     """How many of them every round uses: the last observations, which not everybody asks for, are behind those."""
-    offsets, end = _plan(layout, n)
-    leaves = sum(1 for _ in nest.leaves(layout.obs))
-    return offsets[-leaves] if leaves and _has_final(layout) else end
+    return _plan(layout, n)[1]
 
 
 def anonymous_file(name: str) -> int:
