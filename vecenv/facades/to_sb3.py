@@ -62,7 +62,7 @@ class SB3VecEnv(VecEnv):
         # A subclass or wrapper may change `step` alone, as those written for tianshou do: `send` and `recv` would
         # pass it by.
         self._has_own_step = type(self.venv).step is not BaseVectorEnv.step
-        self._one_round = not self._has_own_step and autoresets(self.venv)
+        self._one_round = autoresets(self.venv)
         self._actions: Any = None
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
