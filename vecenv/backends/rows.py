@@ -115,7 +115,7 @@ class RowWriter:
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""
-        if result.__class__ is not tuple or len(result) != 2 or not isinstance(result[1], Mapping):
+        if result.__class__ is not tuple or len(result) != 2 or not isinstance(result[1], (dict, Mapping)):
             result = _as_tuple(result, 2, "reset", "(obs, info)", "an env of the old Gym API")
         obs, info = result
         objects: list[Any] | None = [] if self._has_objects else None
