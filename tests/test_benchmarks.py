@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from benchmarks import run  # noqa: E402
+from benchmarks import run
 
 ROWS = [
     pytest.param("cartpole-8"),
