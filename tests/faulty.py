@@ -190,6 +190,25 @@ class DiesInInit(Counter):
             os._exit(3)
 
 
+class DiesElsewhere(Counter):
+    """Its process ends in a method, in a property, and when it is seeded."""
+
+    def method(self) -> None:
+        ENDS["SIGKILL"]()
+
+    def seed(self, seed: int) -> None:
+        ENDS["SIGKILL"]()
+
+    @property
+    def prop(self) -> int:
+        ENDS["SIGKILL"]()
+        return 0
+
+    @prop.setter
+    def prop(self, value: int) -> None:
+        ENDS["SIGKILL"]()
+
+
 class HugeInfo(Counter):
     """The info of step `at` is 8 MiB: far more than fits a pipe."""
 

@@ -119,6 +119,22 @@ class TestAttributes:
         assert any("env 2" in note for note in caught.value.__notes__)
         assert venv.get_env_attr("env_id") == [0, 1, 2]
 
+    def test_special_names_are_found_as_all_others(self, venv):
+        assert venv.get_env_attr("__class__") == [Layer] * 3
+        venv.set_env_attr("__mine__", 4, [0, 2])
+        assert venv.get_env_attr("__mine__", [2, 0]) == [4, 4]
+        for name in ("__mine__", "__nope__"):
+            with pytest.raises(AttributeError, match=f"Inner has no attribute '{name}'"):
+                venv.get_env_attr(name, 1)
+        assert [own["env"].unwrapped.env_id for own in venv.get_env_attr("__dict__")] == [0, 1, 2]
+
+    def test_what_can_be_called_is_called_only_by_call(self, venv):
+        venv.set_env_attr("maker", dict)
+        assert venv.get_env_attr("maker") == [dict] * 3
+        assert venv.call("maker") == [{}] * 3
+        assert all(callable(method) for method in venv.get_env_attr("add"))
+        assert venv.get_env_attr("items") == [[]] * 3
+
     def test_a_value_that_is_set_is_each_envs_own(self, venv):
         mine = [1]
         venv.set_env_attr("items", mine)
@@ -150,6 +166,42 @@ class TestAttributes:
 
 def iter_maker():
     return (i for i in range(3))
+
+
+class Simulator:
+    """Something that an env keeps under the name `env`, and that is none of the caller's business."""
+
+    speed = 3
+
+    def seed(self, seed):
+        raise AssertionError("not an env")
+
+    def reset(self):
+        raise AssertionError("not for the caller")
+
+    step = reset
+
+
+class TestWhatIsNoWrapper:
+    @pytest.fixture(params=["a simulator", "a text", "itself"])
+    def venv(self, backend, request):
+        def made(kind=request.param):
+            env = CountingEnv()
+            env.env = {"a simulator": Simulator(), "a text": "text", "itself": env}[kind]
+            return env
+
+        with backend([made] * 2) as venv:
+            yield venv
+
+    def test_attributes_are_those_of_the_env(self, venv):
+        with pytest.raises(AttributeError, match="CountingEnv has no attribute 'speed'"):
+            venv.get_env_attr("speed")
+        venv.set_env_attr("difficulty", 7)
+        assert venv.get_env_attr("difficulty") == [7, 7]
+
+    def test_it_is_the_env_that_is_seeded(self, venv):
+        venv.seed(5)
+        assert venv.get_env_attr("seeded") == [5, 6]
 
 
 class Named(CountingEnv):
@@ -218,6 +270,10 @@ class TestSeeds:
         assert venv.seed([5, None, np.int64(1)]) == [5, None, 1]
         assert venv.get_env_attr("seeded") == [5, -1, 1]
         assert venv.seed(np.array([1, 2, 3])) == [1, 2, 3]
+
+    @pytest.mark.parametrize("seed", [np.int32(3), np.array(3), np.array([3, 4, 5]), range(3, 6)], ids=repr)
+    def test_numpy_numbers_and_arrays(self, venv, seed):
+        assert venv.seed(seed) == [3, 4, 5]
 
     def test_none_does_nothing(self, venv):
         assert venv.seed(None) == [None] * 3

@@ -16,7 +16,7 @@ from tests import oddities
 from tests.faulty import Counter, NoSpace, ReusesItsArrays, counters
 from tests.ledger import Column, Ledger, N, block_of, columns, said
 from tests.oddities import OddAttribute, OddInfo, OddObservation
-from vecenv import EnvStepError, WorkerDiedError
+from vecenv import DummyVectorEnv, EnvStepError, WorkerDiedError
 
 # Why each cannot travel from a worker to the parent.
 CANNOT_LEAVE: dict[str, tuple[Any, str]] = {
@@ -65,6 +65,34 @@ def test_an_observation_that_cannot_travel_fails_its_env_alone(column: Column) -
             assert ledger.round() == []
 
 
+# Why each cannot be copied, which is what an observation of objects needs where the env lives in this process.
+CANNOT_BE_COPIED: dict[str, type[Exception]] = {
+    "unpicklable": TypeError,
+    "raises at pickle": RuntimeError,
+    "exits at pickle": EnvStepError,
+    "nested too deep": RecursionError,
+}
+
+
+@columns(only=DummyVectorEnv)
+def test_an_observation_that_cannot_be_copied_fails_its_env_alone(column: Column) -> None:
+    with column.open(
+        [partial(NoSpace, 0), partial(OddObservation, 1, dict), partial(NoSpace, 2), partial(NoSpace, 3)]
+    ) as ledger:
+        ledger.begin()
+        for name, (make, why) in CANNOT_LEAVE.items():
+            ledger.venv.set_env_attr("make", make, [1])
+            if kind := CANNOT_BE_COPIED.get(name):
+                error = ledger.fails(kind)
+                assert "env 1" in said(error)
+                assert why in str(error)
+                ledger.goes_on([1], kind)
+            else:
+                assert ledger.round() == []
+            ledger.reset()
+            assert ledger.round() == []
+
+
 @columns("blocks", "async", dummy=False)
 def test_an_info_that_ends_its_process_is_the_death_of_a_worker(column: Column) -> None:
     with column.open(counters(N, env1=partial(OddInfo, make=oddities.DiesAtPickle))) as ledger:
@@ -95,6 +123,7 @@ class ObjectAction(Counter):
     action_space = spaces.Text(100)
 
     def observe(self, action: Any) -> Any:
+        self.last = action
         return super().observe(action if isinstance(action, int) else action["number"])
 
 
@@ -108,6 +137,19 @@ def test_an_action_that_cannot_travel_is_refused_before_anything_is_sent(column:
             ledger.venv.step([{"number": 5}, {"number": 5}, {"number": 5, "odd": make()}, {"number": 5}])
         assert why in str(caught.value)
         check_untouched(ledger)
+
+
+@columns(only=DummyVectorEnv)
+@pytest.mark.parametrize("name", ["unpicklable", "raises at pickle", "nested too deep"])
+def test_an_action_or_option_that_cannot_be_copied_reaches_the_env_as_it_is(column: Column, name: str) -> None:
+    odd = CANNOT_LEAVE[name][0]()
+    with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:
+        ledger.reset(options={"odd": odd})
+        ledger.venv.send([{"number": 5, "odd": odd}] * N)
+        ledger.t, ledger.sent = [1] * N, dict.fromkeys(range(N), 5)
+        while ledger.venv.waiting_id:
+            ledger.check(*ledger.venv.recv())
+        assert all(action["odd"] is odd for action in ledger.venv.get_env_attr("last"))
 
 
 @columns("async", dummy=False)
@@ -233,6 +275,24 @@ def test_a_large_info_arrives(column: Column, make: Callable[[], Any]) -> None:
         assert ledger.round() == []
         assert ledger.rows[1]["odd"] == make()
         assert ledger.round() == []
+
+
+class HugeObservation(Counter):
+    """One leaf of 600 MB; the two ones in it stand where t says."""
+
+    observation_space = spaces.MultiBinary(600_000_000)
+
+    def observe(self, action: Any) -> Any:
+        obs = np.zeros(600_000_000, np.int8)
+        obs[[self.t, -1 - self.t]] = 1
+        return obs
+
+
+@pytest.mark.slow
+def test_an_observation_of_600_megabytes_arrives(backend: type) -> None:
+    with backend([partial(HugeObservation, 0)]) as venv:
+        for t, (obs, *_) in enumerate([venv.reset(), venv.step([0]), venv.step([0])]):
+            assert np.flatnonzero(obs[0]).tolist() == [t, 600_000_000 - 1 - t]
 
 
 # Who owns what.

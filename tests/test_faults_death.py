@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ import pytest
 
 from tests.faulty import (
     ENDS,
+    DiesElsewhere,
     DiesInInit,
     DiesOnReset,
     DiesOnStep,
+    HangsOnStep,
     HugeInfo,
     RaisesOnStep,
     counters,
 )
-from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids, reply_begins, said
+from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, pids, reply_begins, said
 from vecenv import EnvStepError, ShmemVectorEnv, WorkerDiedError
+from vecenv.backends import launch
 
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
 
@@ -156,6 +160,65 @@ def test_a_worker_killed_in_step_is_told_and_the_results_of_the_others_are_kept(
         assert 1 in failed
         assert set(failed) <= set(block)
         check_goes_on(ledger, block)
+
+
+@columns("blocks", "async", dummy=False)
+def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column, tmp_path: Path) -> None:
+    """The median of five: any one of them may fall into a moment in which the machine does something else."""
+    seen = tmp_path / "seen"
+    delays = []
+    with column.open(counters(N, env1=partial(HangsOnStep, at=1, seen=str(seen)))) as ledger:
+        for _ in range(5):
+            ledger.venv.reset()
+            pid = pids(ledger.venv)[1]
+            ledger.venv.send([0], [1])
+            appears(seen)
+            seen.unlink()
+            begin = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerDiedError):
+                ledger.venv.recv()
+            delays.append(time.monotonic() - begin)
+    assert median(delays) < 0.1, delays
+
+
+@columns("blocks", "single", dummy=False)
+@pytest.mark.parametrize("use", ["call", "get_env_attr", "set_env_attr", "seed"])
+def test_a_worker_killed_in_a_call_is_told_and_the_envs_of_the_others_are_intact(column: Column, use: str) -> None:
+    uses: dict[str, Any] = {
+        "call": lambda venv: venv.call("method", id=[1]),
+        "get_env_attr": lambda venv: venv.get_env_attr("prop", [1]),
+        "set_env_attr": lambda venv: venv.set_env_attr("prop", 5, [1]),
+        "seed": lambda venv: venv.seed(3),
+    }
+    with column.open(counters(N, env1=DiesElsewhere)) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        begin = time.monotonic()
+        with pytest.raises(WorkerDiedError) as caught:
+            uses[use](ledger.venv)
+        assert time.monotonic() - begin < SEEN
+        check_told(caught.value, block, pid, "SIGKILL")
+        if use == "seed":  # the others have been reset by it
+            for i in range(N):
+                ledger.episode[i], ledger.t[i] = 2, 0
+        check_goes_on(ledger, block)
+
+
+@columns("blocks", dummy=False)
+def test_when_the_forkserver_is_killed_its_workers_are_told_dead_and_another_one_starts(column: Column) -> None:
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        server, workers = launch._server._forkserver_pid, set(pids(ledger.venv))
+        os.kill(server, signal.SIGKILL)
+        assert all(gone(pid) for pid in workers)
+        with column.open(counters(N)) as other:
+            other.begin()
+        assert launch._server._forkserver_pid != server
+        assert {type(error) for error in ledger.round()} == {WorkerDiedError}
+        ledger.born_again(range(N))
+        ledger.reset()
+        assert ledger.round() == []
 
 
 @columns("blocks", dummy=False)

@@ -23,8 +23,9 @@ from tests.faulty import Counter, HangsOnStep
 from tests.ledger import CLOSED, Column, appears, columns, gone, pids
 
 ROOT = Path(__file__).parent.parent
-ORPHANED = 4.0
-"""Seconds until everything that a dead program left has to be gone: the promise is 2."""
+BOTH = ["Subproc", "Shmem"]
+ORPHANED = 2.0
+"""Seconds until everything that a dead program left has to be gone."""
 
 
 @contextmanager
@@ -60,9 +61,19 @@ def survivors(processes: list[psutil.Process], within: float) -> list[int]:
     return [process.pid for process in alive]
 
 
-@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
-def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_killed(context: str, tmp_path: Path) -> None:
-    names = ["Subproc", "Shmem"] if context == "forkserver" else ["Shmem"]
+@pytest.mark.parametrize(
+    ("context", "names"),
+    [
+        ("forkserver", BOTH),
+        ("fork", BOTH),
+        ("spawn", ["Shmem"]),
+        pytest.param("spawn", ["Subproc"], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_killed(
+    context: str, names: list[str], tmp_path: Path
+) -> None:
     check_orphans(tmp_path, context, names, lambda program: program.kill())
 
 
@@ -72,7 +83,7 @@ def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_told_
 ) -> None:
     """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
     send = os.kill if number == signal.SIGTERM else os.killpg
-    check_orphans(tmp_path, "forkserver", ["Shmem"], lambda program: send(program.pid, number))
+    check_orphans(tmp_path, "forkserver", BOTH, lambda program: send(program.pid, number))
 
 
 def check_orphans(folder: Path, context: str, names: list[str], end: Any) -> None:

@@ -267,7 +267,7 @@ def check_forced_close(venv: Any, envs: list[int]) -> None:
     venv.close()
 
 
-@columns("single", only=ShmemVectorEnv)
+@columns("single", dummy=False)
 def test_close_is_bounded_though_an_env_takes_a_minute_to_close(column: Column) -> None:
     venv = column.backend(counters(N, env1=SlowClose, env2=partial(SlowClose, gil=True)), **column.options)
     Ledger(venv).begin()
