@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from collector.async_collector import AsyncDataCollector
-from collector.collecting import StepBatch
 from collector.collector import SyncDataCollector
 from collector.dataset import load_episodes
 from collector.episode_stats import CollectStats, SequenceSummaryStats
 from collector.episodes import Episode
 from collector.exploration import ExplorationType, exploration_type, set_exploration_type
+from collector.extras import StepBatch
 from collector.flat import FlatRollout
 from collector.interruptor import Interruptor
 from collector.policy import RandomPolicy

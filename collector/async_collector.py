@@ -22,9 +22,10 @@ import numpy as np
 from collector.actor import Actor, Outputs
 from collector.batches import BatchCollector
 from collector.bookkeeping import restarted
-from collector.collecting import StepBatch, StepHook
+from collector.extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.flat import FlatRollout, join, with_tails
 from collector.policy import Policy
+from collector.settings import at_least_one
 from vecenv import nest
 from vecenv.venvs import ShmemVectorEnv
 
@@ -61,15 +62,13 @@ class AsyncDataCollector(BatchCollector):
         create_env_fn: Any,
         policy: Policy | None = None,
         *,
-        frames_per_batch: int,
+        frames_per_batch: float,
         groups: int = 2,
         wait_num: int | None = None,
         num_workers: int | None = None,
         **options: Any,
     ) -> None:
-        if groups < 1:
-            raise ValueError(f"groups must be at least 1, got {groups}")
-        self._group_count = groups
+        self._group_count = at_least_one("groups", groups)
         self._env_options: dict[str, Any] = {"wait_num": wait_num, "num_workers": num_workers}
         super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
 
@@ -96,7 +95,9 @@ class AsyncDataCollector(BatchCollector):
 
     # The loop.
 
-    def _gather(self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: StepHook | None) -> FlatRollout:
+    def _gather(
+        self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: CheckedHook | None, reuse: bool
+    ) -> FlatRollout:
         self._queue_idle()
         stopped = False
         while (count := self._logged()) < frames and not (stopped and count):
@@ -113,7 +114,7 @@ class AsyncDataCollector(BatchCollector):
             else:
                 break  # every environment has ended as many episodes as it was to
             stopped = self._stopped()
-        return self._take(frames)
+        return self._take(frames, on_step)
 
     def _queue_idle(self) -> None:
         """Queue the environments that neither step nor are queued."""
@@ -140,6 +141,7 @@ class AsyncDataCollector(BatchCollector):
         layout = self._actor.layout or {name: (rows.shape[1:], rows.dtype) for name, rows in outputs.items()}
         for name, (shape, dtype) in layout.items():
             if name not in self._acted:
+                check_policy_names(layout)
                 self._acted[name] = np.zeros((self._env_num, *shape), dtype)
             self._acted[name][ids] = outputs.get(name, 0)  # beside a random action: zeros
 
@@ -156,7 +158,7 @@ class AsyncDataCollector(BatchCollector):
         self._actor.begin(ids[reset])
         self._clock.lap("env")
 
-    def _receive(self, quota: np.ndarray | None = None, on_step: StepHook | None = None) -> None:
+    def _receive(self, quota: np.ndarray | None = None, on_step: CheckedHook | None = None) -> None:
         """Take what is ready: log the steps, and queue the environments."""
         obs, reward, terminated, truncated, info = self.env.recv()
         self._clock.lap("env")
@@ -174,7 +176,9 @@ class AsyncDataCollector(BatchCollector):
         self._queue.append(ids)
         self._clock.lap("storage")
 
-    def _log_steps(self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: StepHook | None) -> None:
+    def _log_steps(
+        self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: CheckedHook | None
+    ) -> None:
         reward, terminated, truncated, next_obs, info = step
         done = terminated | truncated
         broken = np.zeros(len(ids), np.bool_)
@@ -195,7 +199,9 @@ class AsyncDataCollector(BatchCollector):
         }
         if on_step is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
-            chunk["extras"].update(on_step(round_) or {})
+            self._clock.lap("storage")
+            chunk["extras"].update(on_step(round_))
+            self._clock.lap("hooks")
         self._log.append(chunk)
         self._episodes.step(ids, done)
         if quota is not None:
@@ -206,11 +212,15 @@ class AsyncDataCollector(BatchCollector):
     def _logged(self) -> int:
         return sum(len(chunk["env_ids"]) for chunk in self._log)
 
-    def _take(self, frames: int) -> FlatRollout:
+    def _take(self, frames: int, on_step: CheckedHook | None) -> FlatRollout:
         """The first steps of the log as a batch; the others stay in it."""
-        names = set.intersection(*(set(chunk["extras"]) for chunk in self._log))
-        for chunk in self._log:  # a hook that stores something is there for some of them only
-            chunk["extras"] = {name: rows for name, rows in chunk["extras"].items() if name in names}
+        names = [name for name in self._acted if name != "action"]
+        if on_step is not None:
+            names += on_step.names
+            for chunk in self._log:
+                on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
+        for chunk in self._log:  # one from before this call may have what another hook returned
+            chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
         left = nest.take(log, slice(frames, None))
         self._log = [left] if len(left["env_ids"]) else []

@@ -11,15 +11,16 @@ import numpy as np
 
 from collector.actor import Actor
 from collector.bookkeeping import Episodes
-from collector.collecting import StepHook, collect, showing
+from collector.collecting import collect, showing
 from collector.episode_stats import CollectStats, EpisodeTracker
 from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
+from collector.extras import CheckedHook, StepHook, check_policy_names
 from collector.finishing import Finishing, check_rewards, truncate_last
 from collector.flat import FlatRollout
 from collector.interruptor import Interruptor
 from collector.policy import Policy, RandomPolicy
 from collector.rollout import Rollout
-from collector.settings import check_frames, check_step_count, make_vector_env, positive, resolve_devices
+from collector.settings import all_frames, at_least_one, check_step_count, limit, make_vector_env, resolve_devices
 from collector.timing import Clock, CollectorStats
 from collector.weights import PolicyWeights
 from vecenv import nest
@@ -36,8 +37,8 @@ class BatchCollector(ABC):
         create_env_fn: Any,
         policy: Policy | None = None,
         *,
-        frames_per_batch: int,
-        total_frames: int = -1,
+        frames_per_batch: float,
+        total_frames: float | None = -1,
         device: Any = None,
         storing_device: Any = None,
         policy_device: Any = None,
@@ -57,7 +58,8 @@ class BatchCollector(ABC):
         compile_policy: bool | dict[str, Any] = False,
         cudagraph_policy: bool | dict[str, Any] = False,
     ) -> None:
-        check_frames(frames_per_batch, total_frames)
+        self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
+        self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
         if not reset_when_done:
             raise ValueError("reset_when_done is deprecated.")
         self.exploration_type = as_exploration_type(exploration_type, exploration_mode)
@@ -66,18 +68,15 @@ class BatchCollector(ABC):
         )
         self.frames = 0
         """Steps in the batches of this collector's iterator."""
-        self.total_frames = total_frames
-        self.requested_frames_per_batch = frames_per_batch
-        self.init_random_frames = positive(init_random_frames)
+        self.init_random_frames = limit("init_random_frames", init_random_frames)
         self.reset_at_each_iter = reset_at_each_iter
         self.set_truncated = set_truncated
-        self._limit = positive(max_frames_per_traj)
+        self._limit = limit("max_frames_per_traj", max_frames_per_traj)
         self._interruptor = interruptor
         self._faster = {"graph": cudagraph_policy, "compile": compile_policy}
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._batches = self._steps = 0
-        self._iterator: Iterator[Any] | None = None
         self._clock = Clock()
         self._closed = False
         self.env = make_vector_env(create_env_fn, create_env_kwargs, self._make_env)
@@ -109,8 +108,13 @@ class BatchCollector(ABC):
         """A vector environment of these."""
 
     @abstractmethod
-    def _gather(self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: StepHook | None) -> Any:
-        """Collect at most that many steps; `quota` `(N,)` are the episodes to be ended in each environment."""
+    def _gather(
+        self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: CheckedHook | None, reuse: bool
+    ) -> Any:
+        """Collect at most that many steps; `quota` `(N,)` are the episodes to be ended in each environment.
+
+        reuse: where a loop can, in the memory of the last such batch.
+        """
 
     @abstractmethod
     def _round_up(self, frames: int) -> int:
@@ -150,19 +154,22 @@ class BatchCollector(ABC):
 
     def iterator(self) -> Iterator[Any]:
         """Batches until `total_frames` are collected; then the environments are closed."""
-        while self.total_frames < 0 or self.frames < self.total_frames:
-            batch = self._collect_batch()
-            self.frames += batch.frames
-            self._batches += 1
-            if 0 <= self.total_frames <= self.frames:
-                self.shutdown()
-            yield self._finishing.finish(batch)
+        return _Batches(self._next_batch)
 
     def next(self) -> Any:
         """The next batch; None after the last one."""
-        if self._iterator is None:
-            self._iterator = self.iterator()
-        return next(self._iterator, None)
+        return next(self.iterator(), None)
+
+    def _next_batch(self) -> Any:
+        """Raises `StopIteration` after the last one."""
+        if 0 <= self.total_frames <= self.frames:
+            raise StopIteration
+        batch = self._collect_batch()
+        self.frames += batch.frames
+        self._batches += 1
+        if 0 <= self.total_frames <= self.frames:
+            self.shutdown()
+        return self._finishing.finish(batch)
 
     def rollout(self) -> Any:
         """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
@@ -173,8 +180,8 @@ class BatchCollector(ABC):
 
     def collect(
         self,
-        n_step: int | None = None,
-        n_episode: int | None = None,
+        n_step: float | None = None,
+        n_episode: float | None = None,
         random: bool = False,
         render: float | None = None,
         reset_before_collect: bool = False,
@@ -197,9 +204,10 @@ class BatchCollector(ABC):
         and wait so many seconds (synchronous collectors only; for environments that show themselves: what `render`
         returns is dropped). reset_before_collect: leave the episodes in progress;
         `gym_reset_kwargs` are for that reset. on_step: called after each round with a `StepBatch`; what it returns (a
-        dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`. on_episode: with `n_episode`, called with
-        each `Episode`, by the time of their ends, soon after it has ended. keep: False returns no batch, for
-        evaluations that need no memory.
+        dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`, which are zero where a round returned
+        nothing (tianshou pads so, too). A name that the batch or the policy uses is a `ValueError`. on_episode: with
+        `n_episode`, called with each `Episode`, by the time of their ends, soon after it has ended. keep: False
+        returns no batch, for evaluations that need no memory.
 
         Returns the `CollectStats`; nothing is counted in `frames`.
         """
@@ -217,13 +225,18 @@ class BatchCollector(ABC):
         if self.reset_at_each_iter:
             self.reset()
         random = self.frames < self.init_random_frames
-        batch = self._gather_checked(self.frames_per_batch, random)
+        batch = self._gather_checked(self.frames_per_batch, random, reuse=self._reuse)
         if self.set_truncated:
             truncate_last(batch)
         return batch
 
     def _gather_checked(
-        self, frames: int, random: bool = False, quota: np.ndarray | None = None, on_step: StepHook | None = None
+        self,
+        frames: int,
+        random: bool,
+        quota: np.ndarray | None = None,
+        on_step: CheckedHook | None = None,
+        reuse: bool = False,
     ) -> Any:
         """One batch of the loop, as numpy arrays; whatever fails shuts the collector down."""
         if self._closed:
@@ -232,7 +245,7 @@ class BatchCollector(ABC):
         actor = self._random_actor() if random else self._actor
         try:
             with set_exploration_type(self.exploration_type), self._weights.kept():
-                batch = self._gather(frames, actor, quota, on_step)
+                batch = self._gather(frames, actor, quota, on_step, reuse)
                 if self._replaces_policy(actor):
                     self._add_zeros(batch)
             check_rewards(batch)
@@ -256,6 +269,7 @@ class BatchCollector(ABC):
         """What the policy would have returned beside the action is zero in a batch of random actions."""
         if not self._actor.layout:
             self._actor.peek(self._obs, self._all_ids)
+            check_policy_names(self._actor.layout)
         for name, (shape, dtype) in self._actor.layout.items():
             if name != "action":
                 batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
@@ -343,6 +357,8 @@ class BatchCollector(ABC):
 
         Environments begin new episodes. `strict` is for the policy's `load_state_dict`.
         """
+        if missing := [name for name in ("env_state_dict", "frames", "iter") if name not in state_dict]:
+            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         if "policy_state_dict" in state_dict:
             policy = self._actor.module or self.policy
             if not hasattr(policy, "load_state_dict"):
@@ -376,6 +392,7 @@ class BatchCollector(ABC):
             policy=max(0.0, seconds["act"] - transfer),
             transfer=transfer,
             storage=seconds["storage"],
+            hooks=seconds["hooks"],
             idle=seconds["idle"],
             frames=self._steps,
         )
@@ -395,3 +412,15 @@ class BatchCollector(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+class _Batches(Iterator[Any]):
+    """The iterator of a collector. It does not end with an error, as a generator does: asked again, it goes on or says
+    why it cannot.
+    """
+
+    def __init__(self, next_batch: Callable[[], Any]) -> None:
+        self._next_batch = next_batch
+
+    def __next__(self) -> Any:
+        return self._next_batch()

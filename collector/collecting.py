@@ -5,39 +5,24 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from collector.episode_stats import CollectStats, Ended
 from collector.episodes import Episode, EpisodeCutter
+from collector.extras import CheckedHook, StepBatch, StepHook
 from collector.flat import concatenate
+from collector.settings import at_least_one
 
 CHUNK = 64
 """Steps of each environment between two looks at which episodes have ended."""
 
 
-class StepBatch(NamedTuple):
-    """One round: the environments that stepped, and what came of it; arrays `(k, ...)`."""
-
-    env_id: np.ndarray
-    obs: Any
-    action: np.ndarray
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    next_obs: Any
-    info: np.ndarray
-    """An object array of dicts."""
-
-
-StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
-
-
 def collect(
     collector: Any,
-    n_step: int | None,
-    n_episode: int | None,
+    n_step: float | None,
+    n_episode: float | None,
     random: bool,
     reset_before_collect: bool,
     gym_reset_kwargs: dict[str, Any] | None,
@@ -47,15 +32,18 @@ def collect(
 ) -> CollectStats:
     """See `BatchCollector.collect`."""
     _check(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
+    n_step = None if n_step is None else at_least_one("n_step", n_step)
+    n_episode = None if n_episode is None else at_least_one("n_episode", n_episode)
+    hook = None if on_step is None else CheckedHook(on_step, lambda: collector._actor.layout)
     begin = time.perf_counter()
     if reset_before_collect:
         collector.reset(**(gym_reset_kwargs or {}))
     if n_step is not None:
-        batch = collector._gather_checked(_whole_rounds(n_step, collector), random, None, on_step)
+        batch = collector._gather_checked(_whole_rounds(n_step, collector), random, None, hook)
         steps, ended = batch.frames, collector.last_episodes
     else:
         assert n_episode is not None
-        batches, ended = _episodes(collector, n_episode, random, on_step, on_episode, keep)
+        batches, ended = _episodes(collector, n_episode, random, hook, on_episode, keep)
         unfinished = collector._leave_started()  # there are some where the interruptor was stopped
         steps, batch = int(ended.lens.sum()), concatenate(batches, [unfinished]) if keep else None
     if keep and collector.storing_device is not None:
@@ -78,14 +66,9 @@ def showing(env: Any, pause: float, on_step: StepHook | None) -> StepHook:
     return show
 
 
-def _check(
-    n_step: int | None, n_episode: int | None, on_episode: Any, reset_before_collect: bool, reset_kwargs: Any
-) -> None:
+def _check(n_step: Any, n_episode: Any, on_episode: Any, reset_before_collect: bool, reset_kwargs: Any) -> None:
     if (n_step is None) == (n_episode is None):
         raise ValueError(f"pass exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
-    for name, number in (("n_step", n_step), ("n_episode", n_episode)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
     if on_episode is not None and n_episode is None:
         raise ValueError("on_episode needs n_episode: with n_step, episodes may have begun before")
     if reset_kwargs and not reset_before_collect:
@@ -107,7 +90,7 @@ def _episodes(
     collector: Any,
     n_episode: int,
     random: bool,
-    on_step: StepHook | None,
+    on_step: CheckedHook | None,
     on_episode: Callable[[Episode], Any] | None,
     keep: bool,
 ) -> tuple[list[Any], Ended]:
@@ -127,6 +110,9 @@ def _episodes(
         if on_episode is not None:
             for episode in cutter.cut(batch):
                 on_episode(episode)
+    if on_step is not None:
+        for batch in batches:
+            on_step.fill(batch.extras, batch.shape)
     ended = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
     order = np.argsort(ended.env_ids, kind="stable")
     return batches, Ended(*(column[order] for column in ended))

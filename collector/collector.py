@@ -1,18 +1,17 @@
 """The loop that turns a vector environment and a policy into batches of data.
 
-A round asks the policy for the actions of the environments that are about to step, and sends them. An environment whose
-episode ends is reset by its worker in the same round, but for the last round of a batch: whether it steps again is not
-known yet. Where that cannot be, the reset travels with the next steps of the others. So it costs no round trip of its
-own; the environment merely falls a row behind them::
+A round asks the policy for the actions of the environments, and sends them. An environment whose episode ends is reset
+by its worker in the same round, but for the last round of a batch: whether it steps again is not known yet. Where that
+cannot be, it is reset in a round of its own before all go on together::
 
     round    1    2    3    4    5    6
-    env 0    s0   s1   s2   s3   s4         s = step, with the row it is recorded in; R = reset
-    env 1    s0   s1#  R    s2   s3   s4    # = the episode ends
-    env 2    s0   s1   s2   s3   s4#        (reset at the start of the next batch)
+    env 0    s0   s1        s2   s3   s4#   s = step, with the row it is recorded in; R = reset
+    env 1    s0   s1#  R    s2   s3   s4    # = the episode ends (env 0: reset at the start of the next batch)
 
 That is so for vector environments whose backend cannot reset by itself, for episodes that `max_frames_per_traj` or a
-failure ended, and where episodes are counted (`collect(n_episode=...)`): no reset is to be wasted there. A batch is
-complete when every environment has T rows.
+failure ended, and for the last episodes that `collect(n_episode=...)` asks for. So environments are always at the same
+row, and what the policy is asked does not depend on where batches end. Only those that have all the episodes asked for
+stay behind.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from collector.actor import Actor, Outputs
+from collector.actor import Actor
 from collector.batches import BatchCollector
 from collector.bookkeeping import restarted
-from collector.collecting import StepBatch, StepHook
+from collector.extras import CheckedHook, StepBatch
 from collector.policy import Policy
 from collector.rollout import Rollout
 from collector.tape import Tape, Where
@@ -115,36 +114,35 @@ class SyncDataCollector(BatchCollector):
     def _forget(self) -> None:
         """Every step is in a batch."""
 
-    def _gather(self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: StepHook | None) -> Rollout:
+    def _gather(
+        self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: CheckedHook | None, reuse: bool
+    ) -> Rollout:
         """One batch, recorded on a tape: see the picture at the top of this file."""
-        n, tape = self._env_num, self._new_tape(frames // self._env_num)
-        goal = np.full(n, tape.steps * n)
-        if quota is not None:
-            goal[quota == 0] = 0
-        cursor = np.arange(n)  # the next row of each environment
+        n, tape = self._env_num, self._new_tape(frames // self._env_num, reuse)
         loop = _Loop(self, tape, actor, quota, on_step)
-        ids, obs, stopped = np.flatnonzero(cursor < goal), None, False
+        count = np.zeros(n, np.int64)  # rows that are recorded of each environment
+        ids = self._all_ids if quota is None else np.flatnonzero(quota)
+        obs, time, stopped = None, 0, False
         if self._obs is not None:
-            tape.write("obs", cursor, self._obs)
+            tape.write("obs", slice(0, n), self._obs)
             obs = nest.take(self._obs, ids)
-        while len(ids) and not stopped:
-            cursor[ids], stopped = loop.run(cursor[ids], ids, obs)
+        while len(ids) and time < tape.steps and not stopped:
+            time, stopped = loop.run(time, ids, obs)
+            count[ids] = time
             if quota is not None:
-                goal[quota == 0] = 0
-            ids = np.flatnonzero(cursor < goal)
-            obs = tape.read("obs", cursor[ids])
-        self._obs = tape.read("obs", cursor)
-        count = cursor // n
+                ids = np.flatnonzero(quota)
+            obs = tape.read("obs", time * n + ids)
+        self._obs = tape.read("obs", count * n + self._all_ids)
         batch = tape.finish(count, self._episodes, self._version(actor))
         self._episodes.advance(batch.done, batch.step_count, count)
         return batch
 
-    def _new_tape(self, steps: int) -> Tape:
-        if self._tape is not None and self._tape.steps == steps:
+    def _new_tape(self, steps: int, reuse: bool) -> Tape:
+        if reuse and self._tape is not None:
             self._tape.rewind()
             return self._tape
         tape = Tape(self._env_num, steps)
-        if self._reuse:
+        if reuse:
             self._tape = tape
         return tape
 
@@ -158,108 +156,84 @@ class _Loop:
         tape: Tape,
         actor: Actor,
         quota: np.ndarray | None,
-        on_step: StepHook | None,
+        on_step: CheckedHook | None,
     ) -> None:
         self._env, self._env_num = collector.env, collector._env_num
         self._tape, self._actor = tape, actor
+        self._begin = collector._actor.begin  # the policy's, also where random actions take its place
         self._quota, self._on_step = quota, on_step
         self._over = collector._episodes.over
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
         self._stopped = collector._stopped
         self._lap = collector._clock.lap
-        self._autoreset = quota is None and autoresets(collector.env)
+        self._autoreset = autoresets(collector.env)
 
-    def run(self, rows: np.ndarray, ids: np.ndarray, obs: Any) -> tuple[np.ndarray, bool]:
-        """Rounds of the environments `ids` until one may have all its rows, or all its episodes.
+    def run(self, time: int, ids: np.ndarray, obs: Any) -> tuple[int, bool]:
+        """Rounds of the environments `ids`, from row `time` on, until one may have all its rows, or all its episodes.
 
-        `rows` are their cursors, and `obs` their observations; returns the new cursors, and whether the collection is
-        interrupted.
+        `obs` are their observations; returns the next row, and whether the collection is interrupted.
         """
-        n, k, tape = self._env_num, len(ids), self._tape
-        first, last = int(rows.min()) // n, int(rows.max()) // n
-        where: Where = slice(first * n, first * n + n) if k == n and first == last else rows
+        n, tape = self._env_num, self._tape
+        where: Where = slice(time * n, time * n + n) if len(ids) == n else time * n + ids
         done = self._over[ids]
         over = done.nonzero()[0]  # the rows of a round whose environments are to be reset
-        if self._autoreset and 0 < len(over) < k:  # now, so that they do not fall behind
-            self._reset_some(ids[over], over, obs, rows[over])
-            done, over = np.zeros_like(done), _NONE
-        rounds, stopped = tape.steps - last, False
-        while rounds and not stopped:
-            resets = over
-            if len(resets) == k:
-                obs, over = self._reset(ids, where), _NONE
-                continue
-            outputs = self._choose(obs, ids, resets, done)
-            autoreset = self._autoreset and rounds > 1
-            obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, resets, done, autoreset)
+        complete = stopped = False
+        while time < tape.steps and not (complete or stopped):
+            if len(over):
+                obs = self._reset(ids, over, obs, time)
+            outputs = self._actor(obs, ids)
+            self._lap("act")
+            obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, time + 1 < tape.steps)
             if self._limit:
-                truncated = self._cut_long(ids, resets, truncated)
-            # An environment that is reset writes to the row of its next step, which overwrites it.
+                truncated = self._cut_long(ids, truncated)
             tape.write_step(where, outputs, reward, terminated, truncated)
             done = terminated | truncated
             over = done.nonzero()[0]
             last_obs, begun = _last_obs(obs, over, info) if len(over) else (None, [])
             if self._on_step is not None:
-                before = tape.read("obs", _as_rows(where))
+                before = tape.read("obs", where)
                 after = _with_rows(obs, over, last_obs) if begun else obs
                 step = StepBatch(ids, before, outputs["action"], reward, terminated, truncated, after, info)
-                self._call_hook(step, _as_rows(where), resets)
-            where = _advance(where, n, resets)
+                self._call_hook(step, where)
+            where = slice(where.start + n, where.stop + n) if isinstance(where, slice) else where + n
             tape.write("obs", where, obs)
-            rounds -= 1
-            if len(over) and self._end_episodes(ids, over, _as_rows(where) - n, last_obs, info):
-                break
+            time += 1
+            if len(over):
+                complete = self._end_episodes(ids, over, (time - 1) * n + ids, last_obs, info)
             if begun:
-                self._actor.begin(ids[begun])
+                self._begin(ids[begun])
                 done[begun] = False
                 over = done.nonzero()[0]
             self._lap("storage")
             stopped = self._stopped()
-        self._over[ids] = False
-        self._over[ids[over]] = True
-        return _as_rows(where), stopped
+        self._over[ids] = done
+        return time, stopped
 
-    def _reset(self, ids: np.ndarray, where: Where) -> Any:
-        """A round in which there is nothing but resets; returns the observations."""
-        self._actor.begin(ids)
-        obs, _ = self._env.reset(None if len(ids) == self._env_num else ids)
+    def _reset(self, ids: np.ndarray, over: np.ndarray, obs: Any, time: int) -> Any:
+        """A round of resets, of the rows `over`; returns the observations of all."""
+        env_ids = ids[over]
+        self._begin(env_ids)
+        first, _ = self._env.reset(None if len(over) == self._env_num else env_ids)
         self._lap("env")
-        self._tape.write("obs", where, obs)
+        self._tape.write("obs", time * self._env_num + env_ids, first)
+        if len(over) == len(ids):
+            return first
+        nest.put(obs, over, first)
         return obs
 
-    def _reset_some(self, env_ids: np.ndarray, rows: np.ndarray, obs: Any, where: np.ndarray) -> None:
-        """Reset these environments, and write what they observe into these rows of `obs`."""
-        self._actor.begin(env_ids)
-        first, _ = self._env.reset(env_ids)
-        self._lap("env")
-        nest.put(obs, rows, first)
-        self._tape.write("obs", where, first)
-
-    def _choose(self, obs: Any, ids: np.ndarray, resets: np.ndarray, over: np.ndarray) -> Outputs:
-        """The policy's outputs; it is not asked for the rows `resets` (in `over` a mask), which are reset."""
-        if not len(resets):
-            outputs = self._actor(obs, ids)
+    def _step(self, action: np.ndarray, ids: np.ndarray, goes_on: bool) -> tuple[Any, ...]:
+        """One step; where all that may end here is to go on, it is reset in the same round."""
+        env_ids = None if len(ids) == self._env_num else ids
+        if self._autoreset and goes_on and (self._quota is None or self._quota[ids].min() > 1):
+            step: tuple[Any, ...] = self._env.step(action, env_ids, autoreset=True)
         else:
-            self._actor.begin(ids[resets])
-            outputs = self._actor(obs, ids, (~over).nonzero()[0])
-        self._lap("act")
-        return outputs
-
-    def _step(
-        self, action: np.ndarray, ids: np.ndarray, resets: np.ndarray, over: np.ndarray, autoreset: bool
-    ) -> tuple[Any, ...]:
-        everyone = len(ids) == self._env_num
-        options: dict[str, Any] = {"autoreset": True} if autoreset else {}
-        if len(resets):
-            options["reset"] = over if everyone else ids[resets]
-        step: tuple[Any, ...] = self._env.step(action, None if everyone else ids, **options)
+            step = self._env.step(action, env_ids)
         self._lap("env")
         return step
 
-    def _cut_long(self, ids: np.ndarray, resets: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+    def _cut_long(self, ids: np.ndarray, truncated: np.ndarray) -> np.ndarray:
         """Truncate episodes that have as many steps as they may."""
         self._taken[ids] += 1
-        self._taken[ids[resets]] = 0
         return truncated | (self._taken[ids] >= self._limit)
 
     def _end_episodes(self, ids: np.ndarray, over: np.ndarray, rows: np.ndarray, last_obs: Any, info: Any) -> bool:
@@ -275,25 +249,14 @@ class _Loop:
         self._quota[ids[over]] -= 1
         return bool((self._quota[ids[over]] == 0).any())
 
-    def _call_hook(self, step: StepBatch, rows: np.ndarray, resets: np.ndarray) -> None:
-        """Show the round to the hook, without those that were reset, and store what it returns."""
+    def _call_hook(self, step: StepBatch, where: Where) -> None:
+        """Show copies of the round to the hook, and store what it returns."""
         assert self._on_step is not None
-        stepped = np.delete(np.arange(len(rows)), resets)
-        extras = self._on_step(StepBatch(*(nest.take(column, stepped) for column in step)))
-        for name, values in (extras or {}).items():
-            self._tape.write(name, rows[stepped], np.asarray(values))
-
-
-_NONE = np.zeros(0, np.int64)
-
-
-def _advance(where: Where, n: int, stay: np.ndarray) -> Where:
-    """The next rows of all environments but those that `stay`."""
-    if isinstance(where, slice) and not len(stay):
-        return slice(where.start + n, where.stop + n)
-    rows = _as_rows(where) + n
-    rows[stay] -= n
-    return rows
+        self._lap("storage")
+        extras = self._on_step(StepBatch(*(nest.map(np.copy, column) for column in step)))
+        self._lap("hooks")
+        for name, rows in extras.items():
+            self._tape.write_extra(name, where, rows)
 
 
 def _last_obs(obs: Any, over: np.ndarray, info: Any) -> tuple[Any, list[int]]:
@@ -311,7 +274,3 @@ def _with_rows(obs: Any, rows: np.ndarray, values: Any) -> Any:
     copy = nest.map(np.copy, obs)
     nest.put(copy, rows, values)
     return copy
-
-
-def _as_rows(where: Where) -> np.ndarray:
-    return np.arange(where.start, where.stop) if isinstance(where, slice) else where

@@ -6,8 +6,8 @@ user sees is environment first, `(N, T, ...)`, as views of that memory::
     tape (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
     rollout       obs[env, t], action[env, t], reward[env, t], ...
 
-Environments are not always at the same time: one that is being reset while the others step falls a row behind. So a
-row is addressed by `time * N + env`, with one index array (or one slice, while all are at the same time).
+An environment that has all the episodes that were asked for stays behind. So a row is addressed by `time * N + env`,
+with one index array (or one slice, while all step).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from collector.bookkeeping import Episodes
+from collector.extras import check_policy_names
 from collector.rollout import Rollout
 from vecenv import nest
 
@@ -62,6 +63,7 @@ class Tape:
         """What one step left, but for its observation."""
         columns = self._columns
         if "reward" not in columns:
+            check_policy_names(outputs)
             step = {**outputs, "reward": reward, "terminated": terminated, "truncated": truncated}
             for name, rows in step.items():
                 self._new_column(name, rows)
@@ -70,6 +72,12 @@ class Tape:
         columns["reward"][where] = reward
         columns["terminated"][where] = terminated
         columns["truncated"][where] = truncated
+
+    def write_extra(self, name: str, where: Where, rows: np.ndarray) -> None:
+        """Put there what not every round has: the others are zero."""
+        if name not in self._columns:
+            self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
+        self._columns[name][where] = rows
 
     def read(self, name: str, where: Where) -> Any:
         """The rows at `where`: a copy where `where` is an index array."""

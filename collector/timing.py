@@ -10,7 +10,7 @@ class Clock:
     """Adds up the time of each kind of work: `lap(kind)` counts what has passed since the last lap as that kind."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("env", "act", "storage", "idle"), 0.0)
+        self.seconds = dict.fromkeys(("env", "act", "storage", "hooks", "idle"), 0.0)
         self._last: float | None = None
 
     def lap(self, kind: str) -> None:
@@ -26,7 +26,7 @@ class CollectorStats:
     """Where the time since the first batch went, in seconds; `str()` is one line that names the bottleneck.
 
     >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
-    400 frames/s; environments 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %
+    400 frames/s; environments 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %
     """
 
     env: float
@@ -41,11 +41,13 @@ class CollectorStats:
     """Between batches, while whoever takes them does something else."""
     frames: int
     """Steps collected in that time."""
+    hooks: float = 0.0
+    """In the `on_step` of `collect`, and in its rendering."""
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.env + self.policy + self.transfer + self.storage + self.idle
+        return self.env + self.policy + self.transfer + self.storage + self.hooks + self.idle
 
     @property
     def frames_per_second(self) -> float:
@@ -60,6 +62,7 @@ class CollectorStats:
             "policy": self.policy,
             "transfers": self.transfer,
             "storage": self.storage,
+            "hooks": self.hooks,
             "idle": self.idle,
         }
         ordered = sorted(seconds.items(), key=lambda item: -item[1])
@@ -67,8 +70,8 @@ class CollectorStats:
 
     @property
     def bottleneck(self) -> str:
-        """What takes the most time: "environments", "policy", "transfers", "storage" or "idle" (whoever takes the
-        batches).
+        """What takes the most time: "environments", "policy", "transfers", "storage", "hooks" or "idle" (whoever
+        takes the batches).
         """
         return next(iter(self.shares))
 

@@ -53,6 +53,19 @@ class Breaks(Countdown):
         raise OverflowError("the env broke")
 
 
+class BreaksOnce(Countdown):
+    """Fails in step `at` of its episode `episode_at`."""
+
+    def __init__(self, length: int, episode_at: int, at: int) -> None:
+        super().__init__(length)
+        self.episode_at, self.at = episode_at, at
+
+    def step(self, action: Any) -> Any:
+        if (self.episode, self.taken) == (self.episode_at, self.at):
+            raise OverflowError("the env broke")
+        return super().step(action)
+
+
 def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:
     return [partial(Countdown, length) for length in lengths]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from collector_envs import (
     BACKENDS,
     CASES,
     Breaks,
+    BreaksOnce,
     Countdown,
     DictObs,
     arrays,
@@ -28,7 +30,8 @@ from collector_envs import (
 )
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
-from vecenv import DummyVectorEnv
+from collector.flat import concatenate
+from vecenv import DummyVectorEnv, VectorEnvNormObs
 
 
 @backends
@@ -74,6 +77,58 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, case: str) -
     assert whole["terminated"].any() or whole["truncated"].any()
     for steps in (1, 10, 20):
         assert_equal(collect(steps), whole)
+
+
+@backends
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+class TestAPolicyThatDrawsFromOneStream:
+    """A module that samples draws for whoever is asked: the data are the same only if the calls are."""
+
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> Iterator[None]:
+        self.torch = pytest.importorskip("torch")
+        with self.torch.random.fork_rng():
+            yield
+
+    def collect(self, kind: type, venv: Any, frames: int, **options: Any) -> list[dict[str, np.ndarray]]:
+        """180 steps, those of each environment by itself."""
+        torch, actions = self.torch, int(venv.action_space[0].n)
+
+        class Samples(torch.nn.Module):
+            def forward(self, obs: Any) -> Any:
+                return torch.distributions.Categorical(logits=torch.zeros(len(obs), actions))
+
+        torch.manual_seed(5)
+        with kind(venv, Samples(), frames_per_batch=frames, **options) as collector:
+            collector.set_seed(7)
+            steps = concatenate([collector.rollout().flatten() for _ in range(180 // frames)])
+        whole = arrays(steps)
+        return [{name: rows[steps.env_ids == env] for name, rows in whole.items()} for env in range(3)]
+
+    @pytest.mark.parametrize(
+        ("make", "options"),
+        [
+            (lambda backend: backend(cartpoles(3)), {}),
+            (lambda backend: backend(cartpoles(3)), {"max_frames_per_traj": 15}),
+            (lambda backend: VectorEnvNormObs(backend(cartpoles(3))), {}),
+            (lambda backend: backend([partial(BreaksOnce, 9, 1, at) for at in (2, 5, 7)], on_error="restart"), {}),
+        ],
+        ids=["autoreset", "limit", "a wrapper's own step", "failures"],
+    )
+    def test_the_data_does_not_depend_on_frames_per_batch(
+        self, backend: Any, kind: type, make: Any, options: dict[str, Any]
+    ) -> None:
+        whole = self.collect(kind, make(backend), 180, **options)
+        for frames in (3, 30):
+            for found, expected in zip(self.collect(kind, make(backend), frames, **options), whole, strict=True):
+                assert_equal(found, expected)
+
+    def test_two_runs_with_one_seed_are_the_same_whatever_the_workers(self, backend: Any, kind: type) -> None:
+        whole = self.collect(kind, DummyVectorEnv(cartpoles(3)), 60)
+        for workers in (1, 2):
+            venv = backend(cartpoles(3), **({} if backend is DummyVectorEnv else {"num_workers": workers}))
+            for found, expected in zip(self.collect(kind, venv, 60), whole, strict=True):
+                assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -203,14 +258,15 @@ def test_resets_within_a_batch_cost_no_rounds() -> None:
         assert venv.rounds == ["reset"] + 60 * ["step"], "all four had ended in the last round of the batch"
 
 
-def test_where_resets_travel_with_steps_they_cost_no_rounds_of_their_own() -> None:
+def test_where_the_vector_env_cannot_reset_by_itself_the_resets_after_a_round_share_one() -> None:
     venv = CountsRounds(DummyVectorEnv(countdowns(3, 4, 5, 6)))
     with SyncDataCollector(venv, zeros, frames_per_batch=4 * 60) as collector:
         venv.rounds.clear()
         batch = collector.rollout()
+    ended = batch.done.any(0)[:-1]
     assert batch.done.sum(1).tolist() == [20, 15, 12, 10]
-    assert len(venv.rounds) == 1 + 60 + 19, "the first reset, then as many as env 0 has steps and resets"
-    assert venv.rounds.count("reset") == 1 + 1, "the first of all, and one of env 0 when the others were complete"
+    assert venv.rounds.count("step") == 60
+    assert venv.rounds.count("reset") == 1 + ended.sum(), "the first of all, and none for what ended last"
 
 
 def test_episode_ids_never_repeat_and_change_with_the_episode() -> None:

@@ -157,12 +157,102 @@ class TestHooks:
             np.testing.assert_array_equal(step.terminated, step.next_obs[:, 1] == np.array([3, 4])[step.env_id])
             assert [info["env_id"] for info in step.info] == step.env_id.tolist()
 
+    def test_a_round_for_which_the_hook_returns_nothing_has_zeros(self, kind: type) -> None:
+        def sometimes(step: StepBatch) -> dict[str, Any] | None:
+            return {"seen": step.obs[:, 1] + 1} if (step.obs[:, 1] % 2).all() else None
+
+        with make(kind, 100, 100) as collector:
+            collector.collect(n_step=20, on_step=lambda step: {"seen": np.full(len(step.env_id), np.nan)})
+            batch = collector.collect(n_step=40, on_step=sometimes).batch.flatten()
+        taken = batch.obs[:, 1]
+        noted = batch.extras["seen"]
+        assert noted.dtype == taken.dtype
+        np.testing.assert_array_equal(noted[noted != 0], taken[noted != 0] + 1)
+        assert 0 < (noted != 0).sum() <= (taken % 2).sum()
+
+    def test_extras_may_begin_late_and_come_in_any_order(self, kind: type) -> None:
+        """More than one batch inside: 64 rounds each."""
+
+        def late(step: StepBatch) -> dict[str, Any] | None:
+            a, b = {"a": step.obs[:, 1]}, {"b": -step.obs[:, 1]}
+            return None if (step.obs[:, 1] < 70).any() else b | a if (step.obs[:, 1] >= 130).any() else a | b
+
+        with make(kind, 150, 150) as collector:
+            batch = collector.collect(n_episode=2, on_step=late).batch
+        for name, sign in (("a", 1), ("b", -1)):
+            np.testing.assert_array_equal(batch.extras[name], np.where(batch.obs[:, 1] < 70, 0, sign * batch.obs[:, 1]))
+
+    @pytest.mark.parametrize(
+        ("returned", "error", "message"),
+        [
+            (
+                lambda step: {"x": np.zeros(1)},
+                ValueError,
+                r"on_step returned 'x' of shape \(1,\) for the 3 .*\(3, ...\)",
+            ),
+            (lambda step: {"x": 0.0}, ValueError, r"on_step returned 'x' of shape \(\) for the 3"),
+            (lambda step: [0, 0, 0], TypeError, "on_step must return a dict of arrays or None; it returned list"),
+            (
+                lambda step: {"value": zeros(step.obs)},
+                ValueError,
+                "on_step returned 'value', which a batch has already",
+            ),
+            (
+                lambda step: {"x": zeros(step.obs) if step.obs[0, 1] else np.zeros(3)},
+                TypeError,
+                "on_step returned 'x' as .*int64.* after .*float64",
+            ),
+        ],
+    )
+    def test_what_cannot_be_stored_is_an_error(self, kind: type, returned: Any, error: type, message: str) -> None:
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            return {"action": zeros(obs), "value": zeros(obs)}
+
+        one_group = {"groups": 1} if kind is AsyncDataCollector else {}
+        with make(kind, 9, 9, 9, policy=policy, **one_group) as collector, pytest.raises(error, match=message):
+            collector.collect(n_step=12, on_step=returned)
+
+    @pytest.mark.parametrize(
+        "name", ["obs", "reward", "terminated", "truncated", "next", "mask", "traj_ids", "step_count", "policy_version"]
+    )
+    def test_names_of_the_batchs_own_are_refused_in_the_first_round(self, kind: type, name: str) -> None:
+        calls: list[int] = []
+
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            calls.append(1)
+            return {"action": zeros(obs), name: zeros(obs) + 7}
+
+        with make(kind, 3, 4, policy=policy) as collector:
+            with pytest.raises(ValueError, match=f"the policy returned '{name}', which a batch has already"):
+                collector.collect(n_step=10)
+            assert len(calls) == 1
+        with (
+            make(kind, 3, 4, policy=policy, init_random_frames=10) as collector,
+            pytest.raises(ValueError, match=f"the policy returned '{name}'"),
+        ):
+            collector.next()
+        with make(kind, 3, 4) as collector, pytest.raises(ValueError, match=f"on_step returned '{name}'"):
+            collector.collect(n_step=10, on_step=lambda step: {name: zeros(step.obs)})
+
     def test_random_actions_can_take_the_policys_place(self, kind: type) -> None:
         with make(kind, 30, 40) as collector:
             batch = collector.collect(n_step=100, random=True).batch
             assert batch.random.all()
             assert len(np.unique(batch.action)) == 3
             assert (collector.collect(n_step=100).batch.flatten().action[-50:] == 1).all()
+
+    def test_a_policy_with_state_begins_anew_where_episodes_ended_among_random_actions(self, kind: type) -> None:
+        def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
+            state = np.zeros(len(obs), np.int64) if state is None else state
+            return {"action": zeros(obs), "seen": state, "state": state + 1}
+
+        one_group = {"groups": 1} if kind is AsyncDataCollector else {}
+        with make(kind, 4, 6, policy=count, **one_group) as collector:
+            collector.collect(n_step=4)
+            collector.collect(n_step=12, random=True)
+            batch = collector.collect(n_step=12).batch.flatten()
+        assert batch.step_count.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1]
+        assert batch.extras["seen"].tolist() == [0, 1, 2, 3, 0, 1] * 2, "afresh, if not from the episode's first step"
 
 
 class Shown(Countdown):
@@ -226,13 +316,15 @@ def test_arguments_for_resets_are_not_those_of_the_next_episodes() -> None:
         ({"n_step": 1, "n_episode": 1}, "exactly one"),
         ({"n_step": 0}, "n_step must be at least 1, got 0"),
         ({"n_episode": -2}, "n_episode must be at least 1, got -2"),
+        ({"n_step": 2.5}, "n_step must be a whole number, got 2.5"),
+        ({"n_episode": "4"}, "n_episode must be a whole number, got '4'"),
         ({"n_step": 4, "on_episode": print}, "on_episode needs n_episode"),
         ({"n_step": 4, "gym_reset_kwargs": {"seed": 1}}, "reset_before_collect=True"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_collected(options: Any, message: str) -> None:
     with make(SyncDataCollector, 3, 4) as collector:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             collector.collect(**options)
         assert resets(collector) == [0, 0]
 

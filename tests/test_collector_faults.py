@@ -9,26 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import Breaks, Countdown, backends, countdowns, zeros
+from collector_envs import Breaks, BreaksOnce, Countdown, backends, countdowns, zeros
 
 from collector import AsyncDataCollector, SyncDataCollector
 from collector.episodes import EpisodeCutter
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 
 both = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-
-
-class BreaksOnce(Countdown):
-    """Fails in step `at` of its episode `episode_at`."""
-
-    def __init__(self, length: int, episode_at: int, at: int) -> None:
-        super().__init__(length)
-        self.episode_at, self.at = episode_at, at
-
-    def step(self, action: Any) -> Any:
-        if (self.episode, self.taken) == (self.episode_at, self.at):
-            raise OverflowError("the env broke")
-        return super().step(action)
 
 
 class Dies(Countdown):
