@@ -2,7 +2,7 @@
 
 python examples/dm_control_pixels.py [--fast]
 
-Needs `pip install 'vecenv[dm_control]'` and an OpenGL; no display.
+Needs `pip install 'vecenv[dm-control]'` and an OpenGL; no display.
 """
 
 import argparse

@@ -75,6 +75,20 @@ class TestConversion:
                 assert action["b"]["c"].tolist() == [1, 1]
                 assert action["b"]["c"].dtype == np.float32
 
+    def test_tensors_within_the_action_of_an_env_arrive_as_arrays(self, backend):
+        space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(-9, 9, (2,))})
+        one = {"a": torch.tensor(1), "b": (torch.ones(2, requires_grad=True),)}
+        actions, _ = arrived(backend, space, [one] * N)
+        assert [type(rows[0]["b"][0]) for rows in actions] == [np.ndarray] * N
+        assert [rows[0]["a"].tolist() for rows in actions] == [1] * N
+
+    @pytest.mark.parametrize(
+        "batch", [torch.ones(N, 2, dtype=torch.bfloat16), [[torch.ones((), requires_grad=True)] * 2] * N]
+    )
+    def test_tensors_that_numpy_cannot_read_at_once(self, backend, batch):
+        actions, _ = arrived(backend, spaces.Box(-9, 9, (2,), np.float32), batch)
+        assert [rows[0].tolist() for rows in actions] == [[1, 1]] * N
+
     def test_tuple_actions_as_one_tuple_an_env(self, backend):
         space = spaces.Tuple([spaces.Discrete(9), spaces.Box(-9, 9, (2,))])
         actions, kinds = arrived(backend, space, [(i, np.full(2, i, np.float32)) for i in range(N)])

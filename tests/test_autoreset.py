@@ -125,6 +125,33 @@ def test_ends_of_episodes_without_infos_pickle_nothing(backend, monkeypatch):
         assert loaded == []
 
 
+class ShowsMuch(gymnasium.Env):
+    """A large array beside a text, which has no place in an array."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (1000, 100), np.uint8), "text": spaces.Text(9)})
+
+    def reset(self, *, seed=None, options=None):
+        return {"image": np.full((1000, 100), 1, np.uint8), "text": "first"}, {}
+
+    def step(self, action):
+        return {"image": np.full((1000, 100), 2, np.uint8), "text": "last"}, 0.0, True, False, {}
+
+
+def test_of_an_observation_only_the_objects_travel_pickled(process_backend, monkeypatch):
+    with process_backend([ShowsMuch] * 2, num_workers=1) as venv:
+        loads, sizes = pickle.loads, []
+        monkeypatch.setattr(pickle, "loads", lambda data: sizes.append(len(data)) or loads(data))
+        venv.reset()
+        obs, _, _, _, info = venv.step([0, 0], autoreset=True)
+        assert sizes
+        assert max(sizes) < 2000
+    assert obs["text"].tolist() == ["first"] * 2
+    assert [row["final_obs"]["text"] for row in info] == ["last"] * 2
+    assert (obs["image"] == 1).all()
+    assert all((row["final_obs"]["image"] == 2).all() for row in info)
+
+
 def test_final_infos_and_objects_are_apart_from_what_the_env_writes_over(backend):
     with backend([ReusesItsArrays], num_workers=1) as venv:
         venv.reset()

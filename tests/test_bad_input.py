@@ -44,12 +44,27 @@ class TestConstructors:
                 r"env_fns\[1\]\(\) returned None, expected an env with step and reset",
             ),
             ([lambda: 7], TypeError, r"env_fns\[0\]\(\) returned 7"),
+            (
+                [CountingEnv, lambda: CountingEnv],
+                TypeError,
+                r"env_fns\[1\]\(\) returned the class CountingEnv, expected an env; use lambda: CountingEnv\(\)",
+            ),
         ],
         ids=lambda value: repr(value)[:30],
     )
     def test_env_fns(self, backend, env_fns, error, text):
         with pytest.raises(error, match=text):
             backend(env_fns)
+
+    @pytest.mark.parametrize("name", ["observation_space", "action_space", "metadata", "spec", "reward_range"])
+    def test_an_env_that_cannot_say_what_it_is(self, backend, name):
+        def refuse(env):
+            raise LookupError("not known yet")
+
+        shy = type("Shy", (CountingEnv,), {name: property(refuse, lambda env, value: None)})
+        with pytest.raises(LookupError, match="not known yet") as caught:
+            backend([CountingEnv, lambda: shy()])
+        assert "env 1, __init__()" in "".join(caught.value.__notes__)
 
     def test_a_generator_of_env_fns_is_a_sequence_once_listed(self, backend):
         with backend(CountingEnv for _ in range(2)) as venv:
@@ -100,6 +115,11 @@ class TestConstructors:
         with pytest.raises(ValueError, match=f"{name} must be a positive number of seconds or None, got -1"):
             process_backend(counting(N), **{name: -1})
 
+    def test_a_limit_of_years_is_one(self, process_backend):
+        with process_backend(counting(N), start_timeout=1e9, step_timeout=1e9) as venv:
+            venv.reset()
+            assert venv.step([0] * N)[0][:, 2].tolist() == [1] * N
+
     def test_other_options(self, backend):
         with pytest.raises(ValueError, match='on_error must be "raise" or "restart", got \'ignore\''):
             backend(counting(N), on_error="ignore")
@@ -144,7 +164,12 @@ CALLS = {
     "NaN for Discrete": (lambda v: v.step([0, NAN, 1]), TypeError, "not whole numbers"),
     "id too high": (lambda v: v.step([0, 0], [0, 9]), IndexError, "env id 9 is out of range for 3 envs"),
     "id negative": (lambda v: v.step([0, 0], [0, -1]), IndexError, "env id -1 is out of range for 3 envs"),
-    "id huge": (lambda v: v.reset(2**70), (IndexError, TypeError), "env id"),
+    "id huge": (lambda v: v.reset(2**70), IndexError, f"env id {2**70} is out of range"),
+    "unsigned id": (lambda v: v.reset(np.uint64(2**63)), IndexError, f"env id {2**63} is out of range"),
+    "bools among ids": (lambda v: v.reset([True, 2]), TypeError, r"env ids must be integers, got \[True, 2\]"),
+    "a string of actions": (lambda v: v.step("abc"), TypeError, "got the str 'abc'"),
+    "a set of actions": (lambda v: v.step({0, 1, 2}), TypeError, "got the set"),
+    "objects for Discrete": (lambda v: v.step(np.array([0, 0.5, 1], object)), TypeError, "not whole numbers"),
     "id twice": (lambda v: v.step([0, 0, 0], [0, 2, 0]), ValueError, "env id 0 is given twice"),
     "no ids": (lambda v: v.reset([]), ValueError, "no env ids given; pass at least one, or None for all"),
     "empty mask": (lambda v: v.reset(np.zeros(3, bool)), ValueError, "no env ids given"),
@@ -167,6 +192,9 @@ CALLS = {
     "float seed": (lambda v: v.seed(1.0), ValueError, r"a seed must be a non-negative integer, got 1\.0"),
     "bool seed": (lambda v: v.reset(seed=True), ValueError, "a seed must be a non-negative integer, got True"),
     "str seed": (lambda v: v.seed("12"), ValueError, "a seed must be a non-negative integer, got '12'"),
+    "seeds in bytes": (lambda v: v.seed(b"abc"), ValueError, "a seed must be a non-negative integer, got b'abc'"),
+    "seeds in a dict": (lambda v: v.seed({0: 1, 1: 2, 2: 3}), ValueError, "a seed must be a non-negative integer"),
+    "complex seed": (lambda v: v.seed(1j), ValueError, "a seed must be a non-negative integer, got 1j"),
     "huge seed": (lambda v: v.seed(2**64), ValueError, r"below 2\*\*63"),
     "seed that grows too large": (lambda v: v.seed(2**63 - 2), ValueError, r"below 2\*\*63"),
     "bad seed of a chain": (lambda v: v.set_seed(-3), ValueError, "at least 0"),

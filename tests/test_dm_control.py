@@ -226,7 +226,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert in_fresh_python(program).endswith("pip install 'vecenv[dm_control]'")
+    assert in_fresh_python(program).endswith("pip install 'vecenv[dm-control]'")
 
 
 # In vector envs.

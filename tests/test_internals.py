@@ -168,9 +168,8 @@ class TestArena:
         assert (arena.final["speed"] == 7).all()
         assert [array.shape for array in arena.block(1, 3).finals()] == [(2, 50, 40), (2, 3)]
 
-    def test_a_layout_with_objects_has_no_room_for_last_observations(self):
-        assert Arena.build(self.LAYOUT, 4).finals() == []
-        assert used_bytes(self.LAYOUT, 4) == arena_bytes(self.LAYOUT, 4)
+    def test_there_is_room_for_the_arrays_beside_objects(self):
+        assert [array.shape for array in Arena.build(self.LAYOUT, 4).finals()] == [(4, 50, 40), (4, 0)]
 
     def test_a_block_is_a_view(self):
         arena = Arena.build(self.LAYOUT, 4)

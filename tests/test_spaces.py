@@ -6,7 +6,7 @@ import pytest
 from cases import Plays, equal_bits, playing
 from gymnasium import spaces
 
-from vecenv import ObservationError
+from vecenv import EnvContractError, ObservationError
 
 DTYPES = [
     bool,
@@ -287,6 +287,24 @@ class TestRewards:
                 assert rew[0].tolist() in [[1, 2, 3], [0.5, 0, 1], [4, 5, 6]]
             assert venv.step([0], 1)[1].shape == (1, 3)
             assert venv.step([0, 0], reset=[0])[1][0].tolist() == [0, 0, 0]
+
+    def test_a_number_beside_a_vector_is_kept(self, backend):
+        """Envs may differ; a row of zeros is that of an env that was reset."""
+        env_fns = [playing(spaces.Discrete(1), [0], rewards=[reward])[0] for reward in ([1, 2], -7)]
+        with backend(env_fns, num_workers=2) as venv:
+            venv.reset()
+            first, second = venv.step([0, 0])[1]
+            assert (first.tolist(), second) == ([1, 2], -7)
+
+    @pytest.mark.parametrize("rewards", [[[1, 2], -7.0], [1.0, [1, 2]], [1.0, 2.0, [3.0, 4.0]], [[1, 2], [1, 2, 3]]])
+    def test_an_env_does_not_change_between_numbers_and_vectors(self, backend, rewards):
+        script, rewards = [np.zeros(2, np.float32)], [rewards[-1], *rewards[:-1]]  # the first one goes with the reset
+        with backend(playing(spaces.Box(0, 1, (2,)), script, rewards=rewards)) as venv:
+            venv.reset()
+            for _ in rewards[1:]:
+                venv.step([0])
+            with pytest.raises(EnvContractError, match=r"env 0: step\(\) returned a reward of shape .*, before it was"):
+                venv.step([0])
 
 
 F1 = [

@@ -379,3 +379,34 @@ def test_two_vector_envs_at_a_time_do_not_mix(backend: type) -> None:
         one.close()
         for ledger in ledgers[1:]:
             assert ledger.round() == []
+
+
+HOW_SIGINT_IS_TAKEN = """
+import psutil, vecenv
+from vecenv.testing import CountingEnv
+with vecenv.ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context={context!r}) as venv:
+    for child in psutil.Process().children(recursive=True):
+        with open(f"/proc/{{child.pid}}/status") as status:
+            masks = dict(line.split(":") for line in status)
+        # Bit 1 is SIGINT. From its first moment on, not only once the process has seen to it.
+        print(int(masks["SigBlk"], 16) >> 1 & 1)
+"""
+
+
+@every_context
+@pytest.mark.skipif(sys.platform != "linux", reason="signal masks are read from /proc")
+def test_whatever_is_started_never_sees_control_c(context: str) -> None:
+    """Neither does the start of the forkserver; only the resource tracker of Python sees to it by itself."""
+    blocked = python("-W", "ignore", "-c", HOW_SIGINT_IS_TAKEN.format(context=context)).split()
+    assert blocked.count("1") >= 2
+    assert blocked.count("0") == (context != "fork")
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("affinity", [False, True])
+def test_workers_are_bound_to_a_cpu_on_request_only(column: Column, affinity: bool) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    with column.open(counters(N), affinity=affinity) as ledger:
+        ledger.begin()
+        bound = {frozenset(os.sched_getaffinity(pid)) for pid in pids(ledger.venv)}
+    assert bound == ({frozenset({cpu}) for cpu in allowed[:2]} if affinity else {frozenset(allowed)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,12 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
     try:
-        array = np.asarray([_on_host(row) for row in action] if isinstance(action, (list, tuple)) else _on_host(action))
+        array = np.asarray(_on_host(action))
     except (ValueError, TypeError):  # ragged, or tensors of another device in a list
         return _as_rows(action, ids)
     if array.dtype == object:
+        array = _tight(array)
+    if array.dtype.kind not in "biufc":
         return _as_rows(action, ids)
     _check_count(array, ids)
     if array.shape[1:] + leaf.shape == (1,):
@@ -48,24 +50,46 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
 
 
 def _on_host(action: Any) -> Any:
-    """A torch tensor, wherever it is and whether or not it needs a gradient, as an array; anything else as it is."""
-    for method in ("detach", "cpu", "numpy"):
+    """The same with every torch tensor, wherever it is and whether or not it needs a gradient, as an array."""
+    if isinstance(action, dict):
+        return {key: _on_host(part) for key, part in action.items()}
+    if action.__class__ in (list, tuple):
+        return action.__class__(_on_host(part) for part in action)
+    for method in ("detach", "cpu"):
         if not hasattr(action, method):
-            break
+            return action
         action = getattr(action, method)()
-    return action
+    try:
+        return action.numpy()
+    except TypeError:  # a dtype that numpy does not have (bfloat16)
+        return action.float().numpy()
+
+
+def _tight(array: np.ndarray) -> np.ndarray:
+    """An array of objects as one of numbers, if that is what they are."""
+    try:
+        return np.asarray(array.tolist())
+    except ValueError:
+        return array
 
 
 def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
     """One object for each env; a dict of batches is split into a dict for each env."""
     action = _on_host(action)
+    if isinstance(action, (str, bytes, Set)):
+        raise TypeError(
+            f"got the {type(action).__name__} {action!r} for envs {list(ids)}; pass a list with one action each"
+        )
     if isinstance(action, Mapping):
-        batch = nest.map(lambda leaf: np.asarray(_on_host(leaf)), dict(action))
-        for leaf in nest.leaves(batch):
+        batch = nest.map(np.asarray, _on_host(dict(action)))
+        leaves = list(nest.leaves(batch))
+        if not leaves:
+            raise ValueError(f"got an empty dict of actions for envs {list(ids)}; pass one action for each")
+        for leaf in leaves:
             _check_count(leaf, ids)
         return [nest.take(batch, j) for j in range(len(ids))]
     _check_count(action, ids)
-    return [_on_host(row) for row in action]
+    return list(action)
 
 
 def _check_count(action: Any, ids: Sequence[int]) -> None:

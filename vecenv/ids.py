@@ -20,20 +20,26 @@ def as_ids(id: Any, n: int) -> np.ndarray:
     if array.dtype == np.bool_:
         if array.shape != (n,):
             raise ValueError(f"a bool mask of env ids must have the shape ({n},), got {array.shape}")
-        ids = np.flatnonzero(array)
-    elif array.size == 0:
-        ids = np.empty(0, dtype=np.int64)
-    elif not np.issubdtype(array.dtype, np.integer):
+        array = np.flatnonzero(array)
+    elif array.size and not _are_integers(array, id):
         raise TypeError(f"env ids must be integers, got {id!r}")
-    else:
-        ids = np.array(array, dtype=np.int64).reshape(-1)
-    if len(ids) == 0:
+    if array.size == 0:
         raise ValueError("no env ids given; pass at least one, or None for all")
-    if ids.min() < 0 or ids.max() >= n:
-        wrong = next(int(i) for i in ids if not 0 <= i < n)
+    if array.min() < 0 or array.max() >= n:
+        wrong = next(i for i in array.reshape(-1).tolist() if not 0 <= i < n)
         raise IndexError(f"env id {wrong} is out of range for {n} envs (0 to {n - 1})")
+    ids = np.array(array, dtype=np.int64).reshape(-1)
     if len(ids) > 1:
         counts = np.bincount(ids, minlength=1)
         if counts.max() > 1:
             raise ValueError(f"env id {int(counts.argmax())} is given twice")
     return ids
+
+
+def _are_integers(array: np.ndarray, id: Any) -> bool:
+    """Whether ids are integers, also those too large for numpy; a list that mixes them with bools is a slip."""
+    if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
+        return False
+    if array.dtype == object:
+        return all(type(i) is int for i in array.reshape(-1).tolist())
+    return np.issubdtype(array.dtype, np.integer)

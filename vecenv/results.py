@@ -79,17 +79,17 @@ class HandOver:
         return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
-        """Rewards (k,), or (k, m) where envs return vectors."""
+        """Rewards (k,); (k, m) where envs return vectors, and an object array where the envs differ in it."""
         reward = self._rows(self._arena.reward, ids)
         if extras and any(extra.reward is not None for extra in extras.values()):
-            rows = [
-                extras[i].reward if i in extras and extras[i].reward is not None else None
-                for i in (self._all if ids is None else ids.tolist())
-            ]
-            shape = next(row.shape for row in rows if row is not None)
-            # A row without a vector is that of an env that was reset in this round.
-            full = [np.zeros(shape) if row is None else row for row in rows]
-            return np.stack(full) if all(row.shape == shape for row in full) else nest.object_array(full)
+            asked = self._all if ids is None else ids.tolist()
+            vectors = {i: vector for i in asked if i in extras and (vector := extras[i].reward) is not None}
+            # A row of 0 and no vector is that of an env that was reset in this round, or could not be stepped.
+            others = [i for i in asked if i not in vectors]
+            zeros = np.zeros_like(next(iter(vectors.values())))
+            if all(v.shape == zeros.shape for v in vectors.values()) and not self._arena.reward[others].any():
+                return np.stack([vectors.get(i, zeros) for i in asked])
+            return nest.object_array([vectors.get(i, self._arena.reward[i]) for i in asked])
         return reward
 
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
@@ -103,9 +103,8 @@ class HandOver:
     def _info(self, i: int, extra: Extra) -> dict[str, Any]:
         if extra.final is None:
             return {**(extra.info or {}), "env_id": i}
-        last, last_info = extra.final
-        if last is None:
-            last = nest.map(lambda leaf: _row(leaf, i), self._arena.final)
+        objects, last_info = iter(extra.final.objects or ()), extra.final.info
+        last = nest.map(lambda leaf: next(objects) if leaf.dtype == object else _row(leaf, i), self._arena.final)
         return {**(extra.info or {}), "final_obs": last, "final_info": dict(last_info), "env_id": i}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
     ids = list(env_ids)
     if seed is None:
         return [None] * len(ids)
-    if isinstance(seed, (int, float, np.number, np.bool_, str)):
+    if isinstance(seed, np.ndarray):
+        seed = seed.tolist()
+    if not isinstance(seed, Iterable) or isinstance(seed, (str, bytes, Mapping, Set)):
         first = check_seed(seed)
         return [check_seed(first + i) for i in ids]
     seeds = [None if s is None else check_seed(s) for s in seed]

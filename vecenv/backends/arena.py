@@ -76,8 +76,8 @@ class Arena:
     action: np.ndarray | None
     obs: Any
     """Tree of arrays (n, *shape); an object leaf is an object array (n,), which is never shared."""
-    final: Any = None
-    """A tree like `obs`; None where there are object leaves."""
+    final: Any
+    """A tree like `obs`, whose object leaves are not used."""
 
     @classmethod
     def build(cls, layout: Layout, n: int, buffer: Any = None) -> Arena:
@@ -93,8 +93,7 @@ class Arena:
 
         mail, reward, terminated, truncated = (array(leaf) for leaf in _SMALL)
         action = None if layout.action is None else array(layout.action)
-        obs = nest.map(array, layout.obs)
-        final = nest.map(array, layout.obs) if _has_final(layout) else None
+        obs, final = nest.map(array, layout.obs), nest.map(array, layout.obs)
         return cls(mail, reward, terminated, truncated, action, obs, final)
 
     def block(self, start: int, stop: int) -> Arena:
@@ -102,18 +101,20 @@ class Arena:
         rows = slice(start, stop)
         action = None if self.action is None else self.action[rows]
         obs = nest.take(self.obs, rows)
-        final = None if self.final is None else nest.take(self.final, rows)
         flags = self.terminated[rows], self.truncated[rows]
-        return Arena(self.mail[rows], self.reward[rows], *flags, action, obs, final)
+        return Arena(self.mail[rows], self.reward[rows], *flags, action, obs, nest.take(self.final, rows))
 
     def outputs(self) -> list[np.ndarray]:
         """The arrays that hosts write, other than `mail` and object leaves."""
-        arrays = [leaf for leaf in nest.leaves(self.obs) if leaf.dtype != object]
-        return [*arrays, self.reward, self.terminated, self.truncated]
+        return [*_arrays(self.obs), self.reward, self.terminated, self.truncated]
 
     def finals(self) -> list[np.ndarray]:
-        """The arrays of the last observations."""
-        return [] if self.final is None else list(nest.leaves(self.final))
+        """The arrays of the last observations, other than object leaves."""
+        return _arrays(self.final)
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    return [leaf for leaf in nest.leaves(tree) if leaf.dtype != object]
 
 
 _SMALL = (
@@ -122,10 +123,6 @@ _SMALL = (
     Leaf("terminated", (), np.dtype(np.bool_)),
     Leaf("truncated", (), np.dtype(np.bool_)),
 )
-
-
-def _has_final(layout: Layout) -> bool:
-    return all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout.obs))
 
 
 def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
@@ -137,7 +134,7 @@ def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]
     used = [*_SMALL, *action, *obs]
     offsets = [0]
-    for leaf in (*used, *(obs if _has_final(layout) else ())):
+    for leaf in (*used, *obs):
         size = n * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
         offsets.append(offsets[-1] + -(-size // PAGE) * PAGE)
     return offsets, offsets[len(used)], offsets[-1]

@@ -40,14 +40,16 @@ class Failure:
     def exception(self, pid: int | None = None) -> BaseException:
         """The exception to raise in the caller's process: the env's own class, or EnvStepError."""
         error = self.error or self._rebuilt() or self._step_error()
-        cause = error.__cause__ if self.error is not None else RemoteTraceback(self.trace)
+        where = f"env {self.env_id}, {self.op}()" + ("" if pid is None else f", worker pid {pid}")
+        # Python 3.10 does not print notes.
+        trace = self.trace if hasattr(error, "add_note") else f"{where}\n{self.trace}"
+        cause = error.__cause__ if self.error is not None else RemoteTraceback(trace)
         try:
             error.__cause__, error.partial = cause, None  # type: ignore[attr-defined]
         except Exception:  # a class that takes no attributes could not carry the results of the others
             error = self._step_error()
             error.__cause__ = cause or self.error
-        where = "" if pid is None else f", worker pid {pid}"
-        _add_note(error, f"env {self.env_id}, {self.op}(){where}")
+        _add_note(error, where)
         if isinstance(error, VectorEnvError):
             error.env_id, error.op, error.pid = self.env_id, self.op, pid
         return error

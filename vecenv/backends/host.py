@@ -52,27 +52,26 @@ class EnvHost:
 
     def construct(self) -> list[EnvReport] | Failure:
         """Call each maker once. The first failure ends it, and the envs made so far are closed."""
+        reports = []
         for j, maker in enumerate(self._makers):
             self._mark(j)
             try:
                 env = maker()
-                if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
-                    raise TypeError(
-                        f"env_fns[{self._first_id + j}]() returned {env!r}, expected an env with step and reset"
-                    )
+                _refuse_what_is_no_env(env, f"env_fns[{self._first_id + j}]()")
                 self.envs.append(env)
+                reports.append(_report(env))
             except BaseException as error:
                 failure = capture(error, self._first_id + j, "__init__", self._local)
                 self.close()
                 if self._local and isinstance(error, KeyboardInterrupt):
                     raise
                 return failure
-        return [_report(env) for env in self.envs]
+        self._spaces = [report.observation_space for report in reports]
+        return reports
 
     def bind(self, layout: Layout, block: Arena) -> None:
         """Write into `block` from now on."""
-        spaces = [getattr(env, "observation_space", None) for env in self.envs]
-        self._rows = RowWriter(layout, spaces, block, copy_objects=self._local)
+        self._rows = RowWriter(layout, self._spaces, block, copy_objects=self._local)
         self._steps = [env.step for env in self.envs]
 
     def run(self, ops: bytes, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> dict[int, Extra]:
@@ -149,15 +148,15 @@ class EnvHost:
         self._mark(j)
         try:
             first = rows.write_reset(j, self.envs[j].reset()) or NOTHING
-            if first is NOTHING and last is NOTHING and final.obs is None:
+            if first is NOTHING and last is NOTHING:
                 first = RENEWED
             else:
                 first = first._replace(reward=last.reward, final=final)
         except BaseException as error:
             failure = self._capture(error, j, "reset")
             failure.stepped = True
-            rows.restore(j, final)
-            first = last._replace(failure=failure)
+            rows.restore(j)
+            first = last._replace(objects=final.objects, failure=failure)
         rows.reward[j], rows.terminated[j], rows.truncated[j] = outcome
         return first
 
@@ -215,6 +214,17 @@ def _located(error: BaseException, env_id: int) -> BaseException:
     return error
 
 
+def _is_env(value: Any) -> bool:
+    return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
+
+
+def _refuse_what_is_no_env(env: Any, origin: str) -> None:
+    if isinstance(env, type):
+        raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
+    if not _is_env(env):
+        raise TypeError(f"{origin} returned {env!r}, expected an env with step and reset")
+
+
 def _report(env: Any) -> EnvReport:
     parts = [getattr(env, name, None) for name in EnvReport._fields]
     if parts[-1] is None:
@@ -224,9 +234,14 @@ def _report(env: Any) -> EnvReport:
 
 
 def layers(env: Any) -> list[Any]:
-    """The env and what it wraps, outermost first."""
+    """The env and what it wraps, outermost first. An env that calls itself the innermost wraps nothing: what it keeps
+    under the name `env` is its own affair.
+    """
     found = [env]
-    while (inner := found[-1].__dict__.get("env") if hasattr(found[-1], "__dict__") else None) is not None:
+    while getattr(found[-1], "unwrapped", None) is not found[-1]:
+        inner = getattr(found[-1], "__dict__", {}).get("env")
+        if not _is_env(inner) or any(inner is layer for layer in found):
+            break
         found.append(inner)
     return found
 

@@ -60,6 +60,8 @@ def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...
     """Start a process that runs `target(*args)`; returns once it has been created, not once it runs."""
     kind: Any = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
     worker = kind(target=target, args=args, name=name, daemon=False)  # envs may have children, whatever we are
+    if method != "fork":
+        resource_tracker.ensure_running()  # now, because it ends with unblocking SIGINT
     with _start_lock, _one_blas_thread(), _keyboard_interrupt_later():
         # Not `start()`, which would enter the process in the list of those that multiprocessing ends or waits for at
         # exit, in forked copies of this process too, and which daemonic processes may not call.

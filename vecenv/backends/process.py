@@ -49,6 +49,7 @@ from vecenv.errors import WorkerTimeoutError
 
 FDS_PER_WORKER = 6  # channel, sentinel, what it watches, bell, and two more while it starts
 FDS_BESIDES = 24
+LONGEST_POLL = 3600.0
 
 
 class ProcessBackend(Backend):
@@ -289,7 +290,8 @@ class ProcessBackend(Backend):
 
     def _poll(self, deadline: float | None) -> None:
         """Wait for events until the deadline (None: without end), and handle them."""
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        # The system takes no wait of a month: whoever waits looks again.
+        timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000
         events = self._poller.poll(timeout)
         with shield:
             for fd, event in events:
@@ -328,6 +330,7 @@ class ProcessBackend(Backend):
             worker.replies[frame.number] = frame.payload
         elif frame.kind == ch.READY:
             worker.ready = _read_reports(worker, pickle.loads(frame.payload))
+            worker.served = worker.served or not isinstance(worker.ready, Failure)
         elif frame.kind == ch.NOTE:
             more = min(self._n, self.num_workers * len(worker.ids))
             self._notes.append(f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker.")

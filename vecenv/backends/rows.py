@@ -6,6 +6,7 @@ The one place that decides which observations, rewards, flags and infos are acce
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,12 +22,12 @@ Put = Callable[[Any, "list[Any] | None"], None]
 
 
 class Final(NamedTuple):
-    """The end of an episode, of an env that was reset in the round of its last step.
+    """The end of an episode, of an env that was reset in the round of its last step: what the arena does not have.
 
-    `obs` is None where the arena has it.
+    `objects` are the values of the object leaves of the last observation.
     """
 
-    obs: Any
+    objects: list[Any] | None
     info: Mapping[str, Any]
 
 
@@ -57,7 +58,8 @@ class RowWriter:
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, copy_objects: bool) -> None:
-        self._obs, self._final = block.obs, block.final
+        arrays = [leaf for leaf in nest.leaves(block.obs) if leaf.dtype != object]
+        self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
         self.own = _own_info if copy_objects else _as_it_is
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
@@ -65,10 +67,11 @@ class RowWriter:
             for j, space in enumerate(spaces)
         ]
         self._reward_shape: list[tuple[int, ...] | None] = [None] * len(spaces)
-        # What `EnvHost.run` needs to write the row of a well-behaved env by itself. The dtype is None where an
-        # observation is not one array: nothing fits then, and `write_step` writes all.
+        # What `EnvHost.run` needs to write the row of a well-behaved env by itself. The dtype is None, and nothing
+        # fits, where an observation is not one array, and until each env has shown that its rewards are numbers.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
-        self.dtype = None if leaf is None else leaf.dtype
+        self._leaf = leaf
+        self.dtype: np.dtype | None = None
         self.shape = None if leaf is None else leaf.shape
         self.obs_rows: list[Any] = [None] * len(spaces) if leaf is None else list(block.obs)
         self.reward: Any = block.reward.data
@@ -86,7 +89,9 @@ class RowWriter:
         self._put[j](obs, objects)
         vector = None
         if reward.__class__ not in REWARDS:
-            reward, vector = self._odd_reward(j, reward)
+            reward, vector = _odd_reward(reward)
+        if (shape := () if vector is None else vector.shape) != self._reward_shape[j]:
+            self._learn_reward_shape(j, shape)
         self.reward[j] = reward
         self.terminated[j] = terminated if terminated.__class__ in FLAGS else _odd_flag("terminated", terminated)
         self.truncated[j] = truncated if truncated.__class__ in FLAGS else _odd_flag("truncated", truncated)
@@ -97,21 +102,15 @@ class RowWriter:
         return None
 
     def final(self, j: int, extra: Extra) -> Final:
-        """What env j has just returned, apart from its row and from the arrays that the env may write into."""
-        obs = None
-        if self._final is not None:
-            nest.put(self._final, j, nest.take(self._obs, j))
-        else:
-            values = iter(copy.deepcopy(extra.objects or []))
-            obs = nest.map(lambda leaf: next(values) if leaf.dtype == object else leaf[j].copy(), self._obs)
-        return Final(obs, _own_info(extra.info or {}))
+        """Keep what env j has just returned apart from its row, and from what the env may write into."""
+        for obs, final in self._obs_and_final:
+            final[j] = obs[j]
+        return Final(copy.deepcopy(extra.objects), _own_info(extra.info or {}))
 
-    def restore(self, j: int, final: Final) -> None:
+    def restore(self, j: int) -> None:
         """Put the last observation of an episode back into the row."""
-        if final.obs is None:
-            nest.put(self._obs, j, nest.take(self._final, j))
-        else:
-            self._put[j](final.obs, [])
+        for obs, final in self._obs_and_final:
+            obs[j] = final[j]
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""
@@ -126,23 +125,27 @@ class RowWriter:
             info = _odd_info("reset", info)
         return Extra(self.own(info) or None, objects) if info or objects is not None else None
 
-    def _odd_reward(self, j: int, reward: Any) -> tuple[float, np.ndarray | None]:
-        """The reward as (scalar, vector or None), for all that is not a plain number."""
-        try:
-            array = np.asarray(reward)
-        except ValueError:
-            array = np.asarray(None)
-        if array.dtype.kind not in "biuf":
-            raise EnvContractError(
-                f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers"
-            )
-        if array.shape in ((), (1,)):
-            return float(array.reshape(())), None
+    def _learn_reward_shape(self, j: int, shape: tuple[int, ...]) -> None:
+        """Of the first step of env j; it stays what it is."""
         seen = self._reward_shape[j]
-        if seen is not None and seen != array.shape:
-            raise EnvContractError(f"step() returned a reward of shape {array.shape}, before it was {seen}")
-        self._reward_shape[j] = array.shape
-        return 0.0, array.astype(np.float64)
+        if seen is not None:
+            raise EnvContractError(f"step() returned a reward of shape {shape}, before it was {seen}")
+        self._reward_shape[j] = shape
+        if self._leaf is not None and all(known == () for known in self._reward_shape):
+            self.dtype = self._leaf.dtype
+
+
+def _odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
+    """The reward as (scalar, vector or None), for all that is not a plain number."""
+    try:
+        array = np.asarray(reward)
+    except Exception:  # ragged, or a tensor that cannot be read here
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
+    if array.shape in ((), (1,)):
+        return float(array.reshape(())), None
+    return 0.0, array.astype(np.float64)
 
 
 def _compile(tree: Any, own: Any, rows: Any, copy_objects: bool) -> Put:
@@ -233,6 +236,8 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise ObservationError(f"{leaf.path} is ragged, {_expected(leaf)}") from None
+    except Exception as error:  # a tensor that needs a gradient, or of a dtype that numpy does not have
+        raise ObservationError(f"{leaf.path} is no array: {error}; {_expected(leaf)}") from error
     if array.shape != leaf.shape:
         if array.shape + leaf.shape != (1,):
             raise ObservationError(f"{leaf.path} is {_described(array)}, {_expected(leaf)}")
@@ -270,17 +275,21 @@ def _own_info(info: Any) -> Any:
 
 
 def _own_arrays(value: Any) -> Any:
-    """The same dicts, lists and tuples with copies of their arrays, which the env may go on writing into.
+    """The same containers with copies of their arrays, which the env may go on writing into.
 
     Other objects stay: an info may hold anything, the env itself included.
     """
     if isinstance(value, np.ndarray):
         return value.copy()
-    if value.__class__ is dict:
-        return {key: _own_arrays(child) for key, child in value.items()}
+    if value.__class__ in (dict, OrderedDict):
+        return value.__class__((key, _own_arrays(child)) for key, child in value.items())
+    if value.__class__ is defaultdict:
+        return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
         return value.__class__(_own_arrays(child) for child in value)
-    return value
+    if value.__class__ is deque:
+        return deque((_own_arrays(child) for child in value), value.maxlen)
+    return copy.copy(value) if value.__class__ in (set, bytearray) else value
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str, likely: str) -> tuple[Any, ...]:
@@ -296,7 +305,7 @@ def _as_tuple(result: Any, length: int, op: str, form: str, likely: str) -> tupl
 
 
 def _odd_flag(name: str, flag: Any) -> bool:
-    if isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
+    if isinstance(flag, int) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
         if array.size == 1 and array.dtype.kind in "biu" and array.reshape(()) in (0, 1):
             return bool(array.reshape(()))

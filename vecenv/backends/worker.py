@@ -187,7 +187,7 @@ def answer_of(extra: Extra | None) -> int:
         return box.DONE
     if extra is RENEWED:
         return box.DONE_FINAL
-    return box.DONE_EXTRA if extra.final is None or extra.final.obs is not None else box.DONE_EXTRA_FINAL
+    return box.DONE_EXTRA if extra.final is None else box.DONE_EXTRA_FINAL
 
 
 def dumps(value: Any) -> bytes:

@@ -39,6 +39,8 @@ class WorkerProcess:
         self.alive = False
         self.replies: dict[int, bytes] = {}
         self.ready: list[EnvReport] | Failure | None = None
+        self.served = False
+        """Whether any of the processes has been ready."""
         self.problems: list[str] | None = None
         self.reason: Hung | None = None
         """Why we ended it, if we did."""
@@ -101,9 +103,9 @@ class WorkerProcess:
         doing = "while idle" if running is None else f"while running env {running}"
         if self.ready is None:
             doing = "while constructing its envs"
+        hope = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
         error = WorkerDiedError(
-            f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}; "
-            f"the envs of other workers are intact. reset({env_id}) starts it again."
+            f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{hope}"
         )
         error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
         error.bystander = running is not None and running != env_id

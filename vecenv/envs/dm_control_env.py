@@ -47,7 +47,7 @@ class DMControlEnv(gymnasium.Env):
 
     Where there is no display, MUJOCO_GL is set to "egl" or "osmesa", whichever the machine has, before dm_control is
     imported; a MUJOCO_GL of your own stays. Rendering that does not work is a RuntimeError when the env is made, and
-    says what to install. ImportError without dm_control: `pip install 'vecenv[dm_control]'`.
+    says what to install. ImportError without dm_control: `pip install 'vecenv[dm-control]'`.
 
     >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
     >>> obs, info = env.reset(seed=0)
@@ -172,7 +172,7 @@ def _load_suite() -> Any:
         from dm_control import suite
     except ImportError as error:
         raise ImportError(
-            f"DMControlEnv needs dm_control, which cannot be imported ({error}): pip install 'vecenv[dm_control]'"
+            f"DMControlEnv needs dm_control, which cannot be imported ({error}): pip install 'vecenv[dm-control]'"
         ) from error
     return suite
 
