@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from benchmarks.counting import count_system_calls, strace_missing
+from benchmarks.counting import CountedSpec, count_system_calls, counted, strace_missing
 from benchmarks.envs import EnvSpec
 from benchmarks.lane import Lane, LaneSpec
 from benchmarks.measure import Result
@@ -17,7 +18,9 @@ from benchmarks.ours import CONTENDERS
 from benchmarks.procfs import Memory, command_line, cpu_seconds, descendants, memory
 from benchmarks.rows import SHMEM, Settings
 
+CARTPOLE = EnvSpec("cartpole")
 ENVS = 64
+REPEATS = 5
 OPEN_CLOSE_TARGET = 3.0
 IDLE_TARGET = 1.0
 MEMORY_TARGET = 10.0
@@ -33,35 +36,41 @@ sys.stdin.read()
 
 
 def hidden_work(settings: Settings) -> list[Result]:
-    """Pickles, pipe traffic, semaphores and system calls a step in the process that calls `step`."""
+    """Pickles, pipe traffic, semaphores and system calls a step in the process that calls `step`, and in a worker."""
     calls = 100 if settings.quick else 1000
+    mine, theirs = [], []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _lane(_spec(settings, CountedSpec("cartpole", folder=folder))) as lane,
+    ):
+        for _ in range(_repeats(settings)):
+            mine.append(lane.call("count", calls))
+            before = counted(folder)
+            lane.call("run", calls)
+            after = counted(folder)
+            theirs.append({kind: (after[kind] - before[kind]) / calls for kind in after})
+    found = [*_c_calls("main process", mine), *_c_calls("one worker", theirs)]
     with _lane(_spec(settings)) as lane:
-        counts = lane.call("count", calls)
-        pickles = counts.pop("pickle")
-        others = ", ".join(f"{name} {number:.2f}" for name, number in counts.items())
-        found = [
-            Result("pickles a step, main process", f"{pickles:.3f}", "", "", "0", pickles == 0),
-            Result("other C calls a step, main process", others),
-        ]
-        found.append(_system_calls(lane, "main process", lane.pid, calls))
         workers, _ = _workers(lane.pid)
-        if workers:
-            found.append(_system_calls(lane, "one worker", workers[0], calls))
-        return found
+        for whose, pid in [("main process", lane.pid), *(("one worker", pid) for pid in workers[:1])]:
+            found.append(_system_calls(lane, whose, pid, calls, _repeats(settings)))
+    return found
 
 
 def idle(settings: Settings) -> list[Result]:
     """CPU that all processes together burn after a step, when nobody asks them for anything."""
     seconds = 1.0 if settings.quick else 10.0
+    percents = []
     with _lane(_spec(settings)) as lane:
-        lane.call("run", 50)
         pids = [lane.pid, *descendants(lane.pid)]
-        before = cpu_seconds(pids)
-        time.sleep(seconds)
-        percent = 100 * (cpu_seconds(pids) - before) / seconds
+        for _ in range(_repeats(settings)):
+            lane.call("run", 50)
+            before = cpu_seconds(pids)
+            time.sleep(seconds)
+            percents.append(100 * (cpu_seconds(pids) - before) / seconds)
     title = f"idle for {seconds:.0f} s after a step, {len(pids)} processes"
-    reached = percent <= IDLE_TARGET
-    return [Result(title, f"{percent:.2f} % CPU", "", "", f"<= {IDLE_TARGET:g} %", reached)]
+    percent, reached = median(percents), median(percents) <= IDLE_TARGET
+    return [Result(title, f"{percent:.2f} % CPU", "", _spread(percents), f"<= {IDLE_TARGET:g} %", reached)]
 
 
 def open_and_close(settings: Settings) -> list[Result]:
@@ -75,7 +84,7 @@ def open_and_close(settings: Settings) -> list[Result]:
     found = []
     cold: dict[str, list[tuple[float, float]]] = {spec.title: [] for spec in specs}
     warm: dict[str, list[float]] = {spec.title: [] for spec in specs}
-    for _ in range(1 if settings.quick else 5):
+    for _ in range(_repeats(settings)):
         for spec in specs:
             if CONTENDERS[spec.contender].available():
                 lane = Lane(spec)
@@ -96,7 +105,7 @@ def _open_result(title: str, pairs: list[tuple[float, float]], again: float) -> 
         f"{title}: open + close {ENVS} CartPole envs",
         f"{median(totals):.2f} s (open {opening:.2f}, close {closing:.2f})",
         f"a second time in the process {again:.2f} s",
-        f"({min(totals):.2f}-{max(totals):.2f})",
+        _spread(totals),
         f"<= {OPEN_CLOSE_TARGET:g} s" if ours else "",
         median(totals) <= OPEN_CLOSE_TARGET if ours else None,
     )
@@ -106,16 +115,17 @@ def worker_memory(settings: Settings) -> list[Result]:
     """Private and proportional memory of a worker, next to a bare process with one environment."""
     found = []
     for count, options in ((ENVS, {}), (4, {"num_workers": 4})):
-        spec = LaneSpec(SHMEM, EnvSpec("cartpole"), count, {**settings.ours, **options})
-        with _lane(spec) as lane, _bare_process() as bare_pid:
-            lane.call("run", 50)
-            workers, others = _workers(lane.pid)
-            bare = memory(bare_pid)
-            each = [memory(pid) for pid in workers]
-            rest = sum(memory(pid).pss for pid in others)
-        title = f"memory a worker, {count} envs in {len(workers)} workers (others: {rest:.0f} MB)"
-        found.append(_memory_result(title, each, bare))
+        spec = LaneSpec(SHMEM, CARTPOLE, count, {**settings.ours, **options})
+        found.append(_memory_result(count, [_one_memory(spec) for _ in range(_repeats(settings))]))
     return found
+
+
+def _one_memory(spec: LaneSpec) -> tuple[list[Memory], Memory, float]:
+    """Memory of each worker of a fresh lane, of a bare process, and the PSS of the lane's other processes."""
+    with _lane(spec) as lane, _bare_process() as bare_pid:
+        lane.call("run", 50)
+        workers, others = _workers(lane.pid)
+        return [memory(pid) for pid in workers], memory(bare_pid), sum(memory(pid).pss for pid in others)
 
 
 COSTS: dict[str, Callable[[Settings], list[Result]]] = {
@@ -126,32 +136,61 @@ COSTS: dict[str, Callable[[Settings], list[Result]]] = {
 }
 
 
-def _memory_result(title: str, each: list[Memory], bare: Memory) -> Result:
-    if not each:
+def _memory_result(count: int, measured: list[tuple[list[Memory], Memory, float]]) -> Result:
+    rest = median(others for _, _, others in measured)
+    title = f"memory a worker, {count} envs in {len(measured[0][0])} workers (others: {rest:.0f} MB)"
+    if not all(workers for workers, _, _ in measured):
         return Result(title, "no worker process found")
-    largest = max(each, key=lambda worker: worker.pss)
-    extra = largest.pss - bare.pss
+    largest = [max(workers, key=lambda worker: worker.pss) for workers, _, _ in measured]
+    bare = [process for _, process, _ in measured]
+    extras = [worker.pss - process.pss for worker, process in zip(largest, bare, strict=True)]
     return Result(
         title,
-        f"PSS {largest.pss:.1f} MB, USS {largest.uss:.1f} MB",
-        f"bare process PSS {bare.pss:.1f} MB, USS {bare.uss:.1f} MB",
-        f"{extra:+.1f} MB",
+        _median_memory(largest),
+        f"bare process {_median_memory(bare)}",
+        f"{median(extras):+.1f} MB ({min(extras):+.1f} to {max(extras):+.1f})",
         f"<= +{MEMORY_TARGET:g} MB",
-        extra <= MEMORY_TARGET,
+        median(extras) <= MEMORY_TARGET,
     )
 
 
-def _system_calls(lane: Lane, whose: str, pid: int, calls: int) -> Result:
+def _median_memory(processes: list[Memory]) -> str:
+    return f"PSS {median(p.pss for p in processes):.1f} MB, USS {median(p.uss for p in processes):.1f} MB"
+
+
+def _c_calls(whose: str, counts: list[dict[str, float]]) -> list[Result]:
+    """The lines for the C calls a step; `counts` has those of each repetition."""
+    pickles = [each["pickle"] for each in counts]
+    middle = {kind: median(each[kind] for each in counts) for kind in counts[0] if kind != "pickle"}
+    return [
+        Result(f"pickles a step, {whose}", f"{median(pickles):.3f}", "", _spread(pickles), "0", max(pickles) == 0),
+        Result(f"other C calls a step, {whose}", ", ".join(f"{kind} {number:.2f}" for kind, number in middle.items())),
+    ]
+
+
+def _system_calls(lane: Lane, whose: str, pid: int, calls: int, repeats: int) -> Result:
     title = f"system calls a step, {whose}"
     missing = strace_missing()
     if missing:
         return Result(title, f"skipped: {missing}")
-    counts = count_system_calls(pid, lambda: lane.call("run", calls))
-    if counts is None:
+    found = [count_system_calls(pid, lambda: lane.call("run", calls)) for _ in range(repeats)]
+    counts = [each for each in found if each is not None]
+    if not counts:
         return Result(title, "skipped: strace may not attach here")
-    common = sorted(counts.items(), key=lambda item: -item[1])[:4]
-    detail = ", ".join(f"{name} {number / calls:.2f}" for name, number in common)
-    return Result(title, f"{sum(counts.values()) / calls:.2f} under strace", detail)
+    middle = {name: median(each.get(name, 0) for each in counts) / calls for name in set().union(*counts)}
+    common = sorted(middle.items(), key=lambda item: -item[1])[:4]
+    detail = ", ".join(f"{name} {number:.2f}" for name, number in common)
+    totals = [sum(each.values()) / calls for each in counts]
+    return Result(title, f"{median(totals):.2f} under strace", detail, _spread(totals))
+
+
+def _repeats(settings: Settings) -> int:
+    return 1 if settings.quick else REPEATS
+
+
+def _spread(figures: list[float]) -> str:
+    """The lowest and the highest of the repetitions."""
+    return f"({min(figures):.2f}-{max(figures):.2f})"
 
 
 def _workers(pid: int) -> tuple[list[int], list[int]]:
@@ -161,8 +200,8 @@ def _workers(pid: int) -> tuple[list[int], list[int]]:
     return workers, [child for child in below if child not in workers]
 
 
-def _spec(settings: Settings) -> LaneSpec:
-    return LaneSpec(SHMEM, EnvSpec("cartpole"), ENVS, dict(settings.ours))
+def _spec(settings: Settings, env: EnvSpec = CARTPOLE) -> LaneSpec:
+    return LaneSpec(SHMEM, env, ENVS, dict(settings.ours))
 
 
 @contextmanager

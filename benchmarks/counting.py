@@ -1,13 +1,16 @@
-"""Counts of what the process that calls `step` does besides stepping.
+"""Counts of what the process that calls `step`, and its workers, do besides stepping.
 
 Two independent ways. `CallCounter` watches calls from Python into C with the interpreter's profile
-hook: it sees pickling however it was imported, and needs no privileges. `count_system_calls` attaches
-strace from outside: it sees what C code does below, but slows every system call down, so a loop that
-spins before it blocks is seen to block more often than it does at full speed.
+hook: it sees pickling however it was imported, and needs no privileges; `CountedSpec` brings it into
+the workers. `count_system_calls` attaches strace from outside: it sees what C code does below, but
+slows every system call down, so a loop that spins before it blocks is seen to block more often than
+it does at full speed.
 """
 
 from __future__ import annotations
 
+import _pickle
+import _socket
 import os
 import shutil
 import signal
@@ -15,14 +18,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-_PICKLE_MODULES = frozenset({"_pickle", "pickle"})
+import numpy as np
+
+from benchmarks.envs import EnvFn, EnvSpec, make_env
+
+KINDS = ("pickle", "socket", "pipe", "semaphore", "sched_yield", "poll")
+"""What is counted: `pipe` is what reads and writes descriptors other than sockets, eventfds among them."""
+
 _PICKLE_CALLS = frozenset({"dump", "dumps", "load", "loads"})
-_PIPE_CALLS = frozenset({"read", "write", "readv", "writev", "send", "recv"})
+_SOCKET_CALLS = frozenset({"send", "sendall", "sendto", "sendmsg", "recv", "recv_into", "recvfrom", "recvmsg"})
+_PIPE_CALLS = frozenset({"read", "write", "readv", "writev", "eventfd_read", "eventfd_write"})
 _SEMAPHORE_CALLS = frozenset({"acquire", "release", "__enter__", "__exit__"})
 _WAIT_CALLS = frozenset({"poll", "select", "epoll_wait"})
 
@@ -30,11 +42,16 @@ _WAIT_CALLS = frozenset({"poll", "select", "epoll_wait"})
 class CallCounter:
     """Counts interesting C calls of the current thread between enter and exit.
 
-    `totals` has the keys pickle, pipe, semaphore, sched_yield and poll; keys with zero are present.
+    `numbers` is where it counts, one integer for each of `KINDS`: an array of its own unless one is given.
     """
 
-    def __init__(self) -> None:
-        self.totals: Counter[str] = Counter(pickle=0, pipe=0, semaphore=0, sched_yield=0, poll=0)
+    def __init__(self, numbers: np.ndarray | None = None) -> None:
+        self._numbers = np.zeros(len(KINDS), np.int64) if numbers is None else numbers
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The calls of each kind so far; kinds with none are present."""
+        return dict(zip(KINDS, self._numbers.tolist(), strict=True))
 
     def __enter__(self) -> CallCounter:
         sys.setprofile(self._on_event)
@@ -52,15 +69,18 @@ class CallCounter:
         if event == "c_call":
             what = _classify(called)
             if what:
-                self.totals[what] += 1
+                self._numbers[KINDS.index(what)] += 1
 
 
 def _classify(called: Any) -> str:
     name = called.__name__
     owner = getattr(called, "__self__", None)
     module = getattr(called, "__module__", None) or type(owner).__module__
-    if name in _PICKLE_CALLS and module in _PICKLE_MODULES:
+    # cloudpickle and multiprocessing pickle with subclasses of the C classes, from modules of their own.
+    if name in _PICKLE_CALLS and (module == "_pickle" or isinstance(owner, (_pickle.Pickler, _pickle.Unpickler))):
         return "pickle"
+    if name in _SOCKET_CALLS and isinstance(owner, _socket.socket):
+        return "socket"
     if name in _SEMAPHORE_CALLS and type(owner).__name__ == "SemLock":
         return "semaphore"
     if module == "posix":
@@ -70,6 +90,33 @@ def _classify(called: Any) -> str:
     if name in _WAIT_CALLS and module in {"select", "_multiprocessing"}:
         return "poll"
     return ""
+
+
+@dataclass(frozen=True)
+class CountedSpec(EnvSpec):
+    """Environments that count the calls of the process that they live in, from their constructors on.
+
+    Each process counts in a file of its own in `folder`, for `counted` to read: asking the vector environment for the
+    counts would add to them.
+    """
+
+    folder: str = ""
+
+    def env_fns(self, count: int) -> list[EnvFn]:
+        return [partial(_make_counted, self, index) for index in range(count)]
+
+
+def counted(folder: str) -> dict[str, float]:
+    """The calls of each kind so far, as a mean over the processes that count in `folder`."""
+    numbers = np.array([np.fromfile(path, np.int64) for path in Path(folder).iterdir()])
+    return dict(zip(KINDS, numbers.mean(0).tolist(), strict=True))
+
+
+def _make_counted(spec: CountedSpec, index: int) -> Any:
+    path = Path(spec.folder, str(os.getpid()))
+    if not path.exists():  # the first environment of this process
+        CallCounter(np.memmap(path, np.int64, "w+", shape=(len(KINDS),))).__enter__()
+    return make_env(spec, index)
 
 
 def strace_missing() -> str:

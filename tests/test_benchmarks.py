@@ -1,12 +1,20 @@
 """The benchmarks run from end to end; what they measure here means nothing."""
 
+import io
 import json
+import os
+import pickle
+import socket
+from multiprocessing.reduction import ForkingPickler
 
+import cloudpickle
 import pytest
 
 pytest.importorskip("rich")
 
 from benchmarks import run
+from benchmarks.counting import CallCounter, CountedSpec, counted
+from vecenv import ShmemVectorEnv
 
 ROWS = [
     pytest.param("cartpole-8"),
@@ -23,6 +31,48 @@ def test_a_row_is_measured_beside_its_yardsticks_and_written_down(row, tmp_path,
     assert ours, results
     assert all(each["value"][0].isdigit() or each["value"].startswith("PSS") for each in ours)
     assert str(target) in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: pickle.loads(pickle.dumps(1)),
+        lambda: cloudpickle.loads(cloudpickle.dumps(1)),
+        lambda: ForkingPickler.loads(ForkingPickler.dumps(1)),
+        lambda: pickle.Unpickler(io.BytesIO(pickle.dumps(1))).load(),
+    ],
+    ids=["pickle", "cloudpickle", "multiprocessing", "Unpickler"],
+)
+def test_the_counter_sees_pickles_whoever_makes_them(use):
+    with CallCounter() as counter:
+        use()
+    assert counter.totals == {**dict.fromkeys(counter.totals, 0), "pickle": 2}
+
+
+def test_the_counter_sees_what_travels_through_sockets_and_pipes():
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    with ours, theirs, CallCounter() as counter:
+        ours.send(b"1")
+        ours.sendall(b"2")
+        theirs.recv(9)
+        os.write(write, b"3")
+        os.read(read, 1)
+    os.close(read)
+    os.close(write)
+    assert (counter.totals["socket"], counter.totals["pipe"], counter.totals["pickle"]) == (3, 2, 0)
+
+
+def test_calls_are_counted_in_the_workers_too(tmp_path):
+    with ShmemVectorEnv(CountedSpec("cartpole", folder=str(tmp_path)).env_fns(4), num_workers=2) as venv:
+        venv.reset()
+        before = counted(str(tmp_path))
+        venv.get_env_attr("spec")
+        after = counted(str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert after["socket"] > before["socket"]
+    # The call is read, its arguments are read for each of two envs, each value is written, and so is the reply.
+    assert after["pickle"] - before["pickle"] >= 6
 
 
 def test_the_table_of_the_collector_names_both_sides(capsys):
