@@ -7,8 +7,9 @@ import pytest
 from agent_envs import Herd, Zoo
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from stable_baselines3 import PPO
 
-from vecenv import AECVectorEnv, ParallelVectorEnv, flatten_agents
+from vecenv import AECVectorEnv, ParallelVectorEnv, SB3VecEnv, flatten_agents
 
 ZEROS = np.zeros(6, int)
 
@@ -89,8 +90,43 @@ def test_a_reset_mask_resets_whole_envs(backend):
     assert infos["_alive"].tolist() == [False] * 3 + [True] * 3
     with pytest.raises(ValueError, match=r"some rows of env 1 but not all.*cow_0"):
         envs.reset(options={"reset_mask": np.array([True] * 4 + [False] * 2)})
-    with pytest.raises(ValueError, match=r"shape \(6,\)"):
-        envs.reset(options={"reset_mask": np.array([True, False])})
+    for mask, error, message in [
+        (np.array([True, False]), ValueError, r"shape `\(6,\)`"),
+        (np.zeros(6, np.bool_), ValueError, "at least one True"),
+        ([True] * 6, TypeError, "numpy array"),
+    ]:
+        with pytest.raises(error, match=message):
+            envs.reset(options={"reset_mask": mask})
+    assert envs.env.get_env_attr("t") == [1, 0]
+    envs.close()
+
+
+@pytest.mark.parametrize("seed", [[0, 20], [0, 1, 2, 20, 21, 22], (0, 0, 0, 20, 0, 0), np.array([0, 1, 2, 20, 21, 22])])
+def test_seeds_are_one_for_each_env_or_one_for_each_row(seed):
+    envs = herds()
+    assert envs.reset(seed=seed)[0].tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
+    obs, _ = envs.reset(seed=seed, options={"reset_mask": np.array([False] * 3 + [True] * 3)})
+    assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
+    envs.close()
+
+
+def test_a_wrong_number_of_seeds_is_refused():
+    envs = herds()
+    with pytest.raises(ValueError, match=r"got 4 seeds, expected 6, one for each row, or 2"):
+        envs.reset(seed=[0, 1, 2, 3])
+    envs.close()
+
+
+def test_sb3_learns_on_the_rows_from_a_seed(backend):
+    envs = herds(backend=backend, autoreset_mode="SameStep")
+    assert envs.autoreset_mode is AutoresetMode.SAME_STEP
+    model = PPO("MlpPolicy", SB3VecEnv(envs), seed=0, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
+    model.learn(48)
+    assert model.num_timesteps == 48
+    assert envs.env.get_env_attr("seed_used") == [
+        2,
+        5,
+    ]  # rows 0 and 3 were seeded 0 and 3, two episodes have begun since
     envs.close()
 
 
@@ -151,6 +187,14 @@ def test_what_cannot_be_rows_is_refused():
         pytest.raises(ValueError, match="without wait_num"),
     ):
         flatten_agents(venv)
+
+
+@pytest.mark.parametrize("form", [tuple, list, np.array])
+def test_a_batch_of_actions_has_any_form(form):
+    envs = herds()
+    envs.reset(seed=0)
+    assert envs.step(form([0, 1, 2, 2, 1, 0]))[1].tolist() == [1, 2, 3, 3, 2, 1]
+    envs.close()
 
 
 def test_a_wrong_number_of_actions_is_refused():

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv import nest
 from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
+from vecenv.facades.reset_options import as_seeds, split_options
 
 
 def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
@@ -57,7 +59,7 @@ class AgentRows(VectorEnv):
         self.single_action_space = env.action_space(first)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.metadata = dict(env.metadata)
+        self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
         self.render_mode = env.render_mode
         self.spec = None
         self._ended = np.zeros((2, *self._shape), dtype=np.bool_)
@@ -68,17 +70,23 @@ class AgentRows(VectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in every env: (obs, infos), one row an agent.
 
-        `seed`: an int s gives env i the seed s + i, a list has one seed for each env (not for each row).
-        `options["reset_mask"]`, bool (num_envs,), picks envs: all rows of each, or none.
+        `seed`: an int s gives env i the seed s + i, a list has one seed for each env, or one for each row, of which
+        those of the first agent count. `options["reset_mask"]`, bool (num_envs,), picks envs: all rows of each, or
+        none; `seed` is for all of them nevertheless.
         """
-        options = dict(options or {})
-        ids = self._picked_envs(options.pop("reset_mask", None))
-        obs, infos = self.env.reset(seed=seed, options=options or None, id=ids)
+        seeds = self._env_seeds(seed)
+        mask, others = split_options(options, self.num_envs)
+        ids = self._picked_envs(mask)
+        obs, infos = self.env.reset(
+            seed=None if seeds is None else [seeds[i] for i in ids], options=others or None, id=ids
+        )
         self._ended[:, ids] = False
         return self._take(obs, infos, ids)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Step every env, with an action (num_envs, ...) for each row; those of dead agents are ignored."""
+        if not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple)):
+            actions = np.asarray(actions)
         batch = nest.map(self._by_env, actions)
         by_agent = {agent: nest.take(batch, (slice(None), j)) for j, agent in enumerate(self._agents)}
         obs, rewards, terminations, truncations, infos = self.env.step(by_agent)
@@ -98,15 +106,19 @@ class AgentRows(VectorEnv):
         """Close the ParallelVectorEnv."""
         self.env.close()
 
-    def _picked_envs(self, mask: Any) -> np.ndarray:
+    def _env_seeds(self, seed: Any) -> list[int | None] | None:
+        """A seed for each env: its agents share one."""
+        n, agents = self._shape
+        if np.ndim(seed) == 0 or len(seed) == n:
+            return as_seeds(seed, n)
+        if len(seed) != self.num_envs:
+            raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
+        return as_seeds(seed[::agents], n)
+
+    def _picked_envs(self, mask: np.ndarray | None) -> np.ndarray:
         if mask is None:
             return np.arange(self._shape[0])
-        rows = np.asarray(mask)
-        if rows.dtype != np.bool_ or rows.shape != (self.num_envs,):
-            raise ValueError(
-                f"reset_mask must be a bool array of the shape ({self.num_envs},), got {rows.dtype} {rows.shape}"
-            )
-        rows = rows.reshape(self._shape)
+        rows = mask.reshape(self._shape)
         if (uneven := rows.any(1) & ~rows.all(1)).any():
             raise ValueError(
                 f"reset_mask has some rows of env {int(np.flatnonzero(uneven)[0])} but not all: its agents "
