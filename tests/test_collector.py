@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from collector_envs import (
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
 from collector.flat import concatenate
-from vecenv import DummyVectorEnv, VectorEnvNormObs
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, VectorEnvNormObs
 
 
 @backends
@@ -269,15 +271,25 @@ def test_where_the_vector_env_cannot_reset_by_itself_the_resets_after_a_round_sh
     assert venv.rounds.count("reset") == 1 + ended.sum(), "the first of all, and none for what ended last"
 
 
-def test_episode_ids_never_repeat_and_change_with_the_episode() -> None:
-    with SyncDataCollector(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=10) as collector:
-        ids = np.concatenate([collector.rollout().traj_ids for _ in range(3)], axis=1)
+@backends
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_episode_ids_never_repeat_and_change_with_the_episode(backend: Any, kind: type) -> None:
+    with kind(backend(countdowns(3, 4)), zeros, frames_per_batch=10) as collector:
+        seen = [collector.rollout().flatten() for _ in range(3)]
         collector.reset()
-        fresh = collector.rollout().traj_ids
-    assert ids.dtype == np.int64
-    np.testing.assert_array_equal(ids[0], 2 * (np.arange(15) // 3))
-    np.testing.assert_array_equal(ids[1], 2 * (np.arange(15) // 4) + 1)
-    assert not np.intersect1d(ids, fresh).size
+        seen.append(collector.rollout().flatten())
+        seen.append(collector.collect(n_episode=3).batch)
+        collector.set_seed(1)
+        seen.append(collector.collect(n_step=10).batch.flatten())
+    steps = np.concatenate([np.stack([batch.env_ids, batch.obs[:, 0], batch.traj_ids], 1) for batch in seen])
+    assert steps.dtype == np.int64
+    # The env counts its own episodes; one that was left before its first step leaves no gap in the ids.
+    for env in range(2):
+        episodes, ids = np.unique(steps[steps[:, 0] == env][:, 1:], axis=0).T
+        assert len(np.unique(episodes)) == len(episodes), "one id for each episode"
+        assert (np.diff(ids) > 0).all(), "and a larger one for each later episode"
+        assert (ids % 2 == env).all()
+    np.testing.assert_array_equal(steps[:30, 2], 2 * steps[:30, 1] + steps[:30, 0])
 
 
 @backends
@@ -322,6 +334,24 @@ class TestFrames:
         with pytest.raises(ValueError, match="at least 1"):
             SyncDataCollector(countdowns(3), zeros, frames_per_batch=per_batch, total_frames=total)
 
+    @pytest.mark.parametrize("number", [2.5, float("nan"), float("inf"), "10", [10]])
+    @pytest.mark.parametrize(
+        "name", ["frames_per_batch", "total_frames", "max_frames_per_traj", "init_random_frames", "groups"]
+    )
+    def test_what_is_no_whole_number_is_an_error_that_names_it(self, name: str, number: Any) -> None:
+        with pytest.raises(TypeError, match=re.escape(f"{name} must be a whole number, got {number!r}")):
+            AsyncDataCollector(countdowns(3), zeros, **{"frames_per_batch": 10, name: number})
+
+    def test_whole_floats_are_numbers_of_steps(self) -> None:
+        options = {"frames_per_batch": 1e1, "total_frames": 3e1, "max_frames_per_traj": 4.0, "init_random_frames": 1e1}
+        with SyncDataCollector(DummyVectorEnv(countdowns(9, 9)), zeros, **options) as collector:
+            assert len(collector) == 3
+            batches = list(collector)
+        assert [type(number) for number in (collector.frames_per_batch, collector.total_frames)] == [int, int]
+        assert [batch.frames for batch in batches] == [10, 10, 10]
+        assert [batch.random.all() for batch in batches] == [True, False, False]
+        assert batches[0].step_count[0].tolist() == [0, 1, 2, 3, 0]
+
     def test_frames_per_batch_is_rounded_up_to_the_environments_with_a_warning(self) -> None:
         with pytest.warns(UserWarning, match="frames_per_batch=10 .* 3 environments: .* 4 steps of each, 12 frames"):
             collector = SyncDataCollector(DummyVectorEnv(countdowns(3, 3, 3)), zeros, frames_per_batch=10)
@@ -341,8 +371,9 @@ class TestFrames:
         frames = [batch.frames if batch else None for batch in (collector.next(), collector.next(), collector.next())]
         assert frames == [5, 5, None]
 
-    def test_a_collector_without_total_frames_has_no_end(self) -> None:
-        with SyncDataCollector(DummyVectorEnv(countdowns(3)), zeros, frames_per_batch=5) as collector:
+    @pytest.mark.parametrize("total", [{}, {"total_frames": None}, {"total_frames": -1}, {"total_frames": -7}], ids=str)
+    def test_a_collector_without_total_frames_has_no_end(self, total: dict[str, Any]) -> None:
+        with SyncDataCollector(DummyVectorEnv(countdowns(3)), zeros, frames_per_batch=5, **total) as collector:
             for batch, _ in zip(collector, range(20), strict=False):
                 assert batch.frames == 5
 
@@ -366,6 +397,39 @@ class TestEnvironments:
         venv = tensors.TorchVectorEnv(DummyVectorEnv(countdowns(3)), "cpu")
         with venv, pytest.raises(TypeError, match="without TorchVectorEnv"):
             self.made(venv)
+
+    @backends
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_vector_envs_of_other_kinds_are_refused_with_what_to_pass_instead(self, backend: Any, kind: type) -> None:
+        facades = [GymnasiumVectorEnv]
+        if importlib.util.find_spec("stable_baselines3"):
+            facades.append(importlib.import_module("vecenv.facades.to_sb3").SB3VecEnv)
+        for facade in facades:
+            other = facade(backend(cartpoles(2)))
+            with pytest.raises(TypeError, match=rf"{facade.__name__} is a vector env .* pass its `\.venv`"):
+                kind(other, frames_per_batch=10)
+            with kind(other.venv, frames_per_batch=10) as collector:
+                assert collector.rollout().frames == 10
+
+    def test_gymnasiums_own_vector_envs_are_refused_and_closed_where_they_were_made_here(self) -> None:
+        made: list[Any] = []
+
+        def make() -> Any:
+            made.append(gymnasium.vector.SyncVectorEnv(cartpoles(2)))
+            return made[-1]
+
+        message = "SyncVectorEnv is a vector env .* pass a list of callables that make one environment each"
+        with pytest.raises(TypeError, match=message):
+            SyncDataCollector(make(), frames_per_batch=10)
+        assert not made.pop().closed
+        with pytest.raises(TypeError, match=message):
+            SyncDataCollector(make, frames_per_batch=10)
+        assert made.pop().closed
+
+    def test_environments_in_a_list_must_be_callables_that_make_them(self) -> None:
+        message = r"create_env_fn\[1\] must be a callable that makes an environment; got <.*Countdown.*lambda: make_env"
+        with pytest.raises(TypeError, match=message):
+            SyncDataCollector([partial(Countdown, 3), Countdown(3)], frames_per_batch=10)
 
     def test_each_callable_is_called_once(self) -> None:
         calls: list[int] = []

@@ -276,6 +276,15 @@ class TestRender:
             collector.collect(n_step=10)
             assert collector.env.get_env_attr("frames") == [len(seen)] * 2
 
+    def test_the_pause_is_not_counted_as_storage(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        monkeypatch.setattr("collector.timing.time.perf_counter", lambda: now[0])
+        monkeypatch.setattr("collector.collecting.time.sleep", lambda pause: now.__setitem__(0, now[0] + pause))
+        with SyncDataCollector(DummyVectorEnv([partial(Shown, 9)]), ones, frames_per_batch=5) as collector:
+            collector.collect(n_step=5, render=0.25)
+            assert collector.stats().hooks == 1.25
+            assert collector.stats().bottleneck_share == "hooks 100 %"
+
     @pytest.mark.parametrize("pause", [-1, float("nan"), float("inf"), True, "human"])
     def test_a_pause_that_is_none_is_refused_before_anything_is_collected(self, pause: Any) -> None:
         with make(SyncDataCollector, 3) as collector:

@@ -47,6 +47,34 @@ def test_an_environment_that_fails_is_named_and_the_collector_closed(kind: type,
 
 
 @both
+def test_after_a_failure_a_collector_says_so_instead_of_ending(kind: type) -> None:
+    with kind(DummyVectorEnv([partial(Breaks, 3)]), zeros, frames_per_batch=20, total_frames=40) as collector:
+        batches = iter(collector)
+        with pytest.raises(OverflowError, match="the env broke"):
+            next(batches)
+        for ask in (lambda: next(batches), collector.next, lambda: next(iter(collector)), collector.rollout):
+            with pytest.raises(RuntimeError, match="the collector is shut down; make a new one"):
+                ask()
+
+
+@both
+def test_after_a_failure_of_postproc_a_collector_goes_on(kind: type) -> None:
+    calls: list[Any] = []
+
+    def fails_once(batch: Any) -> Any:
+        calls.append(batch)
+        return 1 / 0 if len(calls) == 1 else batch
+
+    venv = DummyVectorEnv(countdowns(3))
+    with kind(venv, zeros, frames_per_batch=10, total_frames=30, postproc=fails_once) as collector:
+        batches = iter(collector)
+        with pytest.raises(ZeroDivisionError):
+            next(batches)
+        assert [batch.frames for batch in batches] == [10, 10]
+        assert collector.next() is None
+
+
+@both
 @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
 def test_a_worker_that_dies_is_reported_with_its_environments(kind: type, backend: Any) -> None:
     venv = backend([partial(Countdown, 3), partial(Dies, 9)], num_workers=2)

@@ -11,7 +11,15 @@ import pytest
 from collector_envs import Countdown, DictObs, arrays, assert_equal, backends, countdowns, lean, pendulums, zeros
 from gymnasium import spaces
 
-from collector import Collector, ExplorationType, Rollout, SyncDataCollector, exploration_type
+from collector import (
+    AsyncDataCollector,
+    Collector,
+    ExplorationType,
+    RandomPolicy,
+    Rollout,
+    SyncDataCollector,
+    exploration_type,
+)
 from vecenv import DummyVectorEnv
 
 
@@ -47,6 +55,15 @@ class TestDevices:
             batch = collector.rollout()
             expected = None if found[0] is None else found[0]
             assert (None if isinstance(batch.reward, np.ndarray) else str(batch.reward.device)) == expected
+
+    @pytest.mark.parametrize(
+        "policy", [None, zeros, RandomPolicy([spaces.Discrete(3)])], ids=["none", "function", "random"]
+    )
+    @pytest.mark.parametrize("name", ["device", "policy_device", "storing_device"])
+    def test_a_device_that_is_not_there_is_an_error_whatever_the_policy(self, name: str, policy: Any) -> None:
+        pytest.importorskip("torch")
+        with pytest.raises(ValueError, match="there is no device cuda:99"):
+            SyncDataCollector(countdowns(3), policy, frames_per_batch=5, **{name: "cuda:99"})
 
 
 class TestMaxFramesPerTraj:
@@ -266,6 +283,27 @@ class TestAfterABatch:
         assert np.shares_memory(rewards[0], rewards[1])
         assert starts == [[[0, 0], [0, 0]], [[3, 1], [2, 2]], [[6, 2], [5, 0]]]
 
+    def test_batches_of_collect_are_the_callers_all_the_same(self) -> None:
+        with make(3, 4, return_same_td=True) as collector:
+            batch = collector.next()
+            stats = [collector.collect(n_step=20).batch for _ in range(2)]
+            expected = [arrays(each) for each in (batch, *stats)]
+            before = [{name: rows.copy() for name, rows in each.items()} for each in expected]
+            collector.collect(n_step=20)
+            for now, then in zip(expected, before, strict=True):
+                assert_equal(now, then)
+            memory = batch.reward
+            assert np.shares_memory(collector.next().reward, memory)
+        assert not np.shares_memory(stats[0].reward, stats[1].reward)
+
+    def test_flat_batches_come_in_one_object_and_memory_of_their_own(self) -> None:
+        venv = DummyVectorEnv(countdowns(3, 4))
+        with AsyncDataCollector(venv, zeros, frames_per_batch=10, return_same_td=True) as collector:
+            first = collector.next()
+            reward = first.reward
+            assert collector.next() is first
+            assert not np.shares_memory(first.reward, reward)
+
     def test_without_it_batches_do_not_alias(self) -> None:
         with make(3, 4) as collector:
             one, two = collector.next(), collector.next()
@@ -320,6 +358,16 @@ class TestState:
             again.load_state_dict(state)
             assert list(again) == []
             assert again.next() is None
+
+    @pytest.mark.parametrize("name", ["env_state_dict", "frames", "iter"])
+    def test_a_state_that_lacks_something_is_an_error_and_changes_nothing(self, name: str) -> None:
+        with make(3, steps=5) as collector:
+            state = collector.state_dict()
+            collector.next()
+            del state[name]
+            with pytest.raises(ValueError, match=rf"the state lacks \['{name}'\]; pass what `state_dict\(\)`"):
+                collector.load_state_dict(state)
+            assert collector.frames == 5
 
     def test_weights_of_the_policy_are_in_the_state(self) -> None:
         torch = pytest.importorskip("torch")
@@ -447,12 +495,14 @@ class TestStats:
             collector.rollout()
             stats = collector.stats()
         assert stats.frames == 20
-        assert stats.total == pytest.approx(sum((stats.env, stats.policy, stats.transfer, stats.storage, stats.idle)))
+        parts = stats.env, stats.policy, stats.transfer, stats.storage, stats.hooks, stats.idle
+        assert stats.total == pytest.approx(sum(parts))
         assert "\n" not in str(stats)
         assert str(stats).startswith(f"{stats.frames_per_second:,.0f} frames/s; {stats.bottleneck}")
 
-    @pytest.mark.parametrize("slow", ["environments", "policy", "idle"])
-    def test_who_is_slow_is_the_bottleneck(self, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @pytest.mark.parametrize("slow", ["environments", "policy", "idle", "hooks"])
+    def test_who_is_slow_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
         for module in ("timing", "actor", "calling"):
             monkeypatch.setattr(f"collector.{module}.time.perf_counter", lambda: now[0])
@@ -469,13 +519,14 @@ class TestStats:
             pass_time("policy")
             return zeros(obs)
 
-        with SyncDataCollector(DummyVectorEnv([partial(Slow, 3)]), policy, frames_per_batch=2) as collector:
+        with kind(DummyVectorEnv([partial(Slow, 3)]), policy, frames_per_batch=2) as collector:
             for _ in range(3):
-                collector.next()
+                collector.collect(n_step=2, on_step=lambda step: pass_time("hooks"))
                 pass_time("idle")
             collector.next()
             stats = collector.stats()
         assert stats.bottleneck == slow
+        assert stats.hooks == pytest.approx(6 * (1.0 if slow == "hooks" else 0.01))
         assert stats.bottleneck_share.startswith(slow)
         assert stats.policy == pytest.approx(8 * (1.0 if slow == "policy" else 0.01))
         assert stats.idle == pytest.approx(3 * (1.0 if slow == "idle" else 0.01))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -202,6 +204,21 @@ class TestWhatAJobWrites:
         run_job(config(tmp_path), lambda state: steps.append(state.steps))
         assert len(steps) > 3
         assert steps == sorted(steps)
+
+    @pytest.mark.parametrize("terminal", [True, False])
+    def test_progress_says_where_the_time_goes(self, terminal: bool, tmp_path: Path) -> None:
+        console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=terminal, width=200)
+        from collector.report import Report
+
+        said: list[str] = []
+        job = config(tmp_path)
+        state = run_job(job, lambda state: said.append(state.bottleneck))
+        assert all(re.fullmatch(r"(environments|policy|transfers|storage|idle) \d+ %", each) for each in said)
+        state.seconds = 2.0  # where there is no terminal, the first line comes after a second
+        with Report(console, job) as report:
+            report(state)
+        assert f"{len(state.returns)} episodes  mean return" in console.file.getvalue()
+        assert f"  {said[-1]}" in console.file.getvalue()
 
 
 class TestWhenAJobCannotGoOn:
