@@ -1,5 +1,7 @@
 """Wrappers of a whole vector env, and the statistics that one of them keeps."""
 
+import functools
+
 import numpy as np
 import pytest
 from cases import Plays, counting, playing
@@ -7,8 +9,8 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RunningMeanStd, VectorEnvNormObs, VectorEnvWrapper
-from vecenv.testing import CountingEnv
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RunningMeanStd, VectorEnvNormObs, VectorEnvWrapper, nest
+from vecenv.testing import CountingEnv, RaisesOnReset, RaisesOnStep
 
 
 class TestVectorEnvWrapper:
@@ -142,6 +144,118 @@ class TestVectorEnvNormObs:
                 assert train.get_obs_rms().count == before
                 train.step([0])
                 assert test.get_obs_rms().count == before + 1
+
+    @pytest.mark.parametrize(
+        ("space", "rows"),
+        [
+            (BOX, SCRIPT),
+            (spaces.Dict({"a": BOX, "b": spaces.Discrete(9)}), [{"a": row, "b": 3} for row in SCRIPT]),
+            (spaces.Tuple((BOX, spaces.Discrete(9))), [(row, 3) for row in SCRIPT]),
+            (None, SCRIPT),
+        ],
+        ids=["box", "dict", "tuple", "no space"],
+    )
+    def test_statistics_can_be_shared_before_the_first_batch(self, space, rows):
+        """The lines of tianshou's examples: both are made, the statistics shared, then the envs are used."""
+        with (
+            VectorEnvNormObs(DummyVectorEnv(playing(space, rows, rows[1:]))) as train,
+            VectorEnvNormObs(DummyVectorEnv(playing(space, rows[:1])), update_obs_rms=False) as test,
+        ):
+            test.set_obs_rms(train.get_obs_rms())
+            train.reset()
+            train.step([0, 0])
+            obs, _ = test.reset()
+            shared = list(nest.leaves(train.get_obs_rms()))
+            assert [rms.count for rms in shared] == [4] * len(shared)
+            raw = nest.leaves(nest.stack(rows[:1]))
+            for rms, plain, got in zip(shared, raw, nest.leaves(obs), strict=True):
+                assert np.array_equal(got, rms.norm(plain))
+
+    def test_without_statistics_observations_stay_as_they_are(self):
+        with VectorEnvNormObs(DummyVectorEnv(counting(2))) as venv:
+            venv.set_obs_rms(None)
+            assert venv.reset()[0].tolist() == [[i, 0, 0, -1, -1] for i in range(2)]
+
+    def test_statistics_of_a_users_own_may_take_whole_trees(self):
+        class OfOnePart:
+            def update(self, obs):
+                self.seen = obs["who"]
+
+            def norm(self, obs):
+                return obs["who"] * 0.5
+
+        with VectorEnvNormObs(DummyVectorEnv(counting(2, form="dict"))) as venv:
+            venv.set_obs_rms(OfOnePart())
+            assert venv.reset()[0].tolist() == [0, 0.5]
+
+    def test_the_results_of_the_others_in_an_error_are_normalised_and_counted_once(self, backend):
+        fns = [functools.partial(RaisesOnStep, 0, at=2), *counting(2)]
+        with VectorEnvNormObs(VectorEnvNormObs(backend(fns))) as outer:
+            inner = outer.venv
+            outer.reset()
+            for call in (lambda: outer.step([0, 0, 0]), lambda: outer.send([0, 0, 0]) or outer.recv()):
+                outer.step([0, 0, 0])
+                before = inner.get_obs_rms().count, outer.get_obs_rms().count
+                with pytest.raises(ValueError, match="boom in step") as caught:
+                    call()
+                assert (inner.get_obs_rms().count, outer.get_obs_rms().count) == (before[0] + 2, before[1] + 2)
+                raw = inner.venv.step([1, 1], [1, 2])[0] - [0, 0, 1, 0, 1]
+                assert np.allclose(caught.value.partial.obs, outer.get_obs_rms().norm(inner.get_obs_rms().norm(raw)))
+                with pytest.raises(ValueError, match="boom in step"):
+                    outer.step([0], [0])
+                assert inner.get_obs_rms().count == before[0] + 2
+                outer.reset()
+
+    def test_so_are_those_of_a_reset(self, backend):
+        with VectorEnvNormObs(backend([functools.partial(RaisesOnReset, 0, at=1), *counting(1)])) as venv:
+            venv.reset()
+            with pytest.raises(ValueError, match="boom in reset") as caught:
+                venv.reset(env_id=[1, 0])
+            assert caught.value.partial.obs.dtype == np.float64
+            assert venv.get_obs_rms().count == 3
+
+    @pytest.mark.parametrize(
+        ("space", "leaf"),
+        [
+            (spaces.Text(5), "obs:"),
+            (spaces.Dict({"a": BOX, "b": spaces.Tuple((BOX, spaces.Text(5)))}), r"obs\['b'\]\[1\]:"),
+        ],
+        ids=["alone", "in a tree"],
+    )
+    def test_what_is_no_array_of_numbers_is_refused_before_any_env_is_touched(self, backend, space, leaf):
+        with backend(playing(space, ["not asked for"])) as venv:
+            with pytest.raises(ValueError, match=f"cannot normalise {leaf}"):
+                VectorEnvNormObs(venv)
+            assert venv.get_env_attr("at") == [-1]
+
+    def test_so_are_envs_that_differ(self):
+        fns = [*playing(BOX, SCRIPT), *playing(spaces.Box(-9, 9, (3,), np.float32), SCRIPT)]
+        with DummyVectorEnv(fns) as venv, pytest.raises(ValueError, match="in all envs"):
+            VectorEnvNormObs(venv)
+
+    def test_and_trees_that_are_not_stacked(self):
+        with DummyVectorEnv(counting(2, form="dict"), stack_obs=False) as venv:
+            with pytest.raises(ValueError, match="stack_obs=True"):
+                VectorEnvNormObs(VectorEnvWrapper(venv))
+            assert venv.get_env_attr("calls") == [0, 0]
+
+    def test_envs_without_a_space_have_to_return_arrays(self):
+        venv = VectorEnvNormObs(DummyVectorEnv(playing(None, ["a text"])))
+        with venv, pytest.raises(TypeError, match="cannot be stacked, expected arrays of one shape"):
+            venv.reset()
+
+    def test_it_takes_anything_with_the_methods(self):
+        """Also with one space for all envs, as a pool has it."""
+
+        class Pool:
+            observation_space = spaces.Dict({"a": BOX})
+
+            def reset(self, env_id=None):
+                return {"a": np.stack(SCRIPT)[env_id]}, np.array([{} for _ in env_id])
+
+        venv = VectorEnvNormObs(Pool())
+        assert venv.reset([0, 2])[0]["a"].shape == (2, 2)
+        assert venv.get_obs_rms()["a"].mean.tolist() == [4, 25]
 
     def test_trees_have_statistics_for_each_leaf(self, backend):
         with VectorEnvNormObs(backend(counting(4, form="dict"))) as venv:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
 from vecenv.access import EnvAccess
+from vecenv.backends.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
+from vecenv.errors import Partial
+from vecenv.results import Step
 from vecenv.running import RunningMeanStd
 
 
@@ -61,57 +65,91 @@ class VectorEnvNormObs(VectorEnvWrapper):
 
     Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
     `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
-    other dtypes become float64.
+    other dtypes become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
+    one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers.
     """
 
     def __init__(self, venv: Any, update_obs_rms: bool = True) -> None:
         super().__init__(venv)
         self.update_obs_rms = update_obs_rms
-        self.obs_rms: Any = None
+        self.obs_rms: Any = _new_statistics(venv)
 
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        obs, info = (
-            self.venv.reset(id, env_id=env_id, **kwargs) if env_id is not None else self.venv.reset(id, **kwargs)
-        )
-        return self._norm_obs(obs), info
+        if env_id is not None:
+            kwargs["env_id"] = env_id
+        obs, info = self._normed(self.venv.reset, id, **kwargs)
+        return obs, info
 
-    def step(
-        self, action: Any, id: Any = None, **kwargs: Any
-    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        return self._norm_step(*self.venv.step(action, id, **kwargs))
+    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Step:
+        obs, rew, terminated, truncated, info = self._normed(self.venv.step, action, id, **kwargs)
+        return obs, rew, terminated, truncated, info
 
-    def recv(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        return self._norm_step(*self.venv.recv())
+    def recv(self) -> Step:
+        obs, rew, terminated, truncated, info = self._normed(self.venv.recv)
+        return obs, rew, terminated, truncated, info
 
-    def _norm_step(
-        self, obs: Any, rew: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: np.ndarray
-    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        obs = self._norm_obs(obs)
+    def _normed(self, call: Callable[..., tuple[Any, ...]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What `call` returns, with its observations normalised; so are those that its error brings along."""
+        try:
+            obs, *rest = call(*args, **kwargs)
+        except Exception as error:
+            partial = getattr(error, "partial", None)
+            if isinstance(partial, Partial):
+                obs = self._norm_batch(partial.obs, partial.info)
+                error.partial = partial._replace(obs=obs)  # type: ignore[attr-defined]
+            raise
+        return self._norm_batch(obs, rest[-1]), *rest
+
+    def _norm_batch(self, obs: Any, info: np.ndarray) -> Any:
+        """Count the rows, and return them normalised; last observations in `info` are normalised in their place."""
+        if self.obs_rms is None:
+            return obs
+        if isinstance(obs, np.ndarray) and obs.dtype == object:
+            raise TypeError(
+                "VectorEnvNormObs got observations that cannot be stacked, expected arrays of one shape; give the envs "
+                "an observation_space, or let them return such arrays"
+            )
+        if self.update_obs_rms:
+            _zip_map(lambda rms, leaf: rms.update(leaf), self.obs_rms, obs)
         for row in info:
             if "final_obs" in row:
                 row["final_obs"] = _zip_map(lambda rms, leaf: rms.norm(leaf), self.obs_rms, row["final_obs"])
-        return obs, rew, terminated, truncated, info
-
-    def _norm_obs(self, obs: Any) -> Any:
-        if self.obs_rms is None:
-            self.obs_rms = nest.map(lambda leaf: RunningMeanStd(), obs)
-        if self.update_obs_rms:
-            _zip_map(lambda rms, leaf: rms.update(leaf), self.obs_rms, obs)
         return _zip_map(lambda rms, leaf: rms.norm(leaf), self.obs_rms, obs)
 
     def get_obs_rms(self) -> Any:
-        """The statistics: a RunningMeanStd, a tree of them for Dict and Tuple spaces, None before the first batch."""
+        """The statistics: a RunningMeanStd, for Dict and Tuple spaces a tree of them."""
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
-        """Use these statistics, shared with whoever else holds them."""
+        """Use these statistics, shared with whoever else holds them; with None observations stay as they are."""
         self.obs_rms = obs_rms
 
 
-def _zip_map(function: Any, left: Any, right: Any) -> Any:
-    """`function` on the leaves of two equal trees."""
-    if isinstance(right, dict):
-        return {key: _zip_map(function, left[key], child) for key, child in right.items()}
-    if isinstance(right, tuple):
-        return tuple(_zip_map(function, a, b) for a, b in zip(left, right, strict=True))
-    return function(left, right)
+def _new_statistics(venv: Any) -> Any:
+    """A RunningMeanStd for each leaf of the observation."""
+    found = getattr(venv, "observation_space", None)
+    each = found if isinstance(found, list) else [found]
+    if all(space is None for space in each):
+        return RunningMeanStd()
+    tree = merge_trees([space_tree(space, "obs") for space in each], "obs")
+    for leaf in nest.leaves(tree):
+        if isinstance(leaf, ObjectLeaf):
+            raise ValueError(
+                f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
+                "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation for instance"
+            )
+    hand_over = getattr(venv, "_hand_over", None)  # what is only like a vector env has none
+    if isinstance(tree, (dict, tuple)) and hand_over is not None and hand_over._split:
+        raise ValueError(
+            "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
+        )
+    return nest.map(lambda leaf: RunningMeanStd(), tree)
+
+
+def _zip_map(function: Any, statistics: Any, tree: Any) -> Any:
+    """`function` on the leaves of `statistics` with what is in their place in `tree`."""
+    if isinstance(statistics, dict):
+        return {key: _zip_map(function, statistics[key], child) for key, child in tree.items()}
+    if isinstance(statistics, tuple):
+        return tuple(_zip_map(function, rms, child) for rms, child in zip(statistics, tree, strict=True))
+    return function(statistics, tree)
