@@ -3,15 +3,31 @@
 import subprocess
 import sys
 
+import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
 from cases import equal_bits
 from gymnasium import spaces
-from gymnasium.wrappers import FlattenObservation, TimeLimit
+from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, MaxAndSkipObservation, RepeatAction, TimeLimit
 
 from vecenv import GymEnv
 from vecenv.testing import CountingEnv
+
+
+def one_frame_a_step():
+    return gym.make("ALE/Pong-v5", frameskip=1)
+
+
+SKIPPING = {
+    "no spec": lambda: ale_py.AtariEnv(game="pong", frameskip=4),
+    "MaxAndSkipObservation": lambda: MaxAndSkipObservation(one_frame_a_step(), 4),
+    "RepeatAction": lambda: TimeLimit(RepeatAction(one_frame_a_step(), 4), 99),
+    "AtariPreprocessing": lambda: AtariPreprocessing(one_frame_a_step(), frame_skip=4, noop_max=0),
+    "GymEnv": lambda: GymEnv("ALE/Pong-v5", frame_skip=4),
+}
+"""Envs of four frames a step."""
 
 
 class Pictures(CountingEnv):
@@ -84,6 +100,38 @@ class TestNames:
             GymEnv("no_such_module:NoSuch-v0")
 
 
+class TestSpec:
+    @pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version:UserWarning")
+    @pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # CartPole's
+    def test_it_passes_the_check_of_gymnasium(self):
+        env = GymEnv("CartPole-v1", frame_skip=2)
+        check_env(env, skip_render_check=True)  # which opens a window
+        env.close()
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("CartPole-v1", {"frame_skip": np.int64(3)}),
+            ("CartPole-v1", {"from_pixels": True, "pixels_only": False}),
+            ("ALE/Pong-v5", {"frame_skip": 2, "repeat_action_probability": 0.0}),
+        ],
+    )
+    def test_its_spec_makes_the_same_again(self, name, options):
+        first = GymEnv(name, **options)
+        spec = gym.envs.registration.EnvSpec.from_json(first.spec.to_json())
+        again = gym.make(spec)
+        assert isinstance(again, GymEnv)
+        assert again.observation_space == first.observation_space
+        first.reset(seed=3)
+        again.reset(seed=3)
+        for _ in range(3):
+            want, got = first.step(1), again.step(1)
+            assert data_equivalence(got[0], want[0])
+            assert got[1:] == want[1:]
+        first.close()
+        again.close()
+
+
 class TestFrameSkip:
     def test_rewards_are_summed_and_the_last_observation_counts(self):
         env = GymEnv(CountingEnv(length=6), frame_skip=4)
@@ -126,15 +174,67 @@ class TestFrameSkip:
         env = GymEnv(made, frame_skip=4)
         env.reset(seed=0)
         assert env.step(0)[4]["episode_frame_number"] == 4
-        with pytest.raises(ValueError, match="skips frames by itself: frameskip=4"):
+        with pytest.raises(ValueError, match="skips frames by itself: 4 a step; pass frame_skip=None"):
             GymEnv(made, frame_skip=2)
         with pytest.raises(ValueError, match="contradicts frameskip=2"):
             GymEnv("ALE/Pong-v5", frame_skip=4, frameskip=2)
         made.close()
 
+    @pytest.mark.parametrize("kind", SKIPPING)
+    def test_an_env_whose_skipping_is_known_skips_once(self, kind):
+        env = GymEnv(SKIPPING[kind](), frame_skip=4)
+        env.reset(seed=0)
+        frames = [env.step(0)[4]["episode_frame_number"] for _ in range(3)]
+        assert np.diff(frames).tolist() == [4, 4]
+        with pytest.raises(ValueError, match="skips frames by itself: 4 a step"):
+            GymEnv(env, frame_skip=2)
+        env.close()
+
+    def test_a_gym_env_in_another_skips_once(self):
+        inner = GymEnv(CountingEnv(length=9), frame_skip=4)
+        env = GymEnv(inner, frame_skip=4)
+        env.reset()
+        assert env.step(0)[0][2] == 4
+        with pytest.raises(ValueError, match="skips frames by itself: 4 a step"):
+            GymEnv(inner, frame_skip=2)
+
+    def test_skips_of_wrappers_and_env_multiply(self):
+        with pytest.raises(ValueError, match="skips frames by itself: 2 times 4 a step"):
+            GymEnv(RepeatAction(gym.make("ALE/Pong-v5"), 2), frame_skip=4)
+        env = GymEnv(RepeatAction(gym.make("ALE/Pong-v5"), 2), frame_skip=8)
+        env.reset(seed=0)
+        assert env.step(0)[4]["episode_frame_number"] == 8
+        env.close()
+        with pytest.raises(ValueError, match=r"skips frames by itself: \(2, 5\) a step"):
+            GymEnv(gym.make("ALE/Pong-v5", frameskip=(2, 5)), frame_skip=4)
+
+    def test_an_id_without_a_version_is_that_of_the_latest(self):
+        with pytest.warns(UserWarning, match="latest versioned environment `ALE/Pong-v5`"):
+            env = GymEnv("ALE/Pong", frame_skip=3)
+        env.reset(seed=0)
+        assert env.step(0)[4]["episode_frame_number"] == 3
+        env.close()
+
+    def test_a_frameskip_among_the_arguments_is_the_envs_own(self):
+        class TakesAnything(CountingEnv):
+            def __init__(self, **options):
+                self.options = options
+                super().__init__()
+
+        gym.register("TakesAnything-v0", entry_point=TakesAnything)
+        try:
+            env = GymEnv("TakesAnything-v0", frame_skip=4, frameskip=4)
+            env.reset()
+            assert env.unwrapped.options == {"frameskip": 4}
+            assert env.step(0)[0][2] == 1  # once: the env's own business
+            with pytest.raises(ValueError, match="contradicts frameskip=2"):
+                GymEnv("TakesAnything-v0", frame_skip=4, frameskip=2)
+        finally:
+            del gym.registry["TakesAnything-v0"]
+
     @pytest.mark.parametrize("frame_skip", [0, -1, 2.0, True, "4"])
     def test_a_bad_frame_skip_is_refused(self, frame_skip):
-        with pytest.raises(ValueError, match="frame_skip must be a positive integer"):
+        with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
             GymEnv("Pendulum-v1", frame_skip=frame_skip)
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, RepeatAction
+
+from vecenv.envs.counts import check_frame_skip
 
 
 class _AvailableEnvs:
@@ -19,8 +24,10 @@ class _AvailableEnvs:
         return sorted(gymnasium.registry)
 
 
-class GymEnv(gymnasium.Wrapper):
+class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
     """A gymnasium env made by its name (arguments of torchrl's GymEnv). It is a `gymnasium.Env` as any other.
+
+    `gymnasium.make(env.spec)` makes the same again.
 
     Observations in pixels are a dict with the key `pixels`, uint8 (height, width, 3). An env that observes pictures by
     itself, such as Atari's, has them under that key too; all other observations stay as they are.
@@ -30,18 +37,20 @@ class GymEnv(gymnasium.Wrapper):
             without an import.
         frame_skip: give each action to the env this many times: the rewards are summed, the observation and info are
             the last, and the end of the episode ends it. An env that takes `frameskip` itself (Atari) is made with
-            it, and skips no second time. None leaves the env as it is.
+            it, and skips no second time; nor does one that is known to skip: by its `frameskip`, or by gymnasium's
+            MaxAndSkipObservation, RepeatAction or AtariPreprocessing. None leaves the env as it is.
         from_pixels: observe what `render` returns; the env is made with `render_mode="rgb_array"`.
         pixels_only: with `from_pixels`, drop the env's own observation. False keeps it beside, as `observation` or
             under the keys of its Dict.
         render_kwargs: arguments for the env's own `render` when it is observed. Most envs take width and height when
             they are made instead: pass those in `kwargs`.
+        env: an env, instead of `env_name`: the name under which `gymnasium.make` passes it.
         kwargs: for `gymnasium.make`.
 
     Attributes: `frame_skip` (int), `from_pixels` (also True where the env observes pictures by itself), `pixels_only`.
     `GymEnv.available_envs` lists the ids that are registered now.
 
-    Raises ValueError for a `frame_skip` that is no positive integer or contradicts that of a given env, and where
+    Raises ValueError for a `frame_skip` that is no positive integer or contradicts that of the env itself, and where
     nothing can be rendered; TypeError for what is neither name nor env; ImportError for an Atari env without ale-py.
 
     >>> env = GymEnv("Pendulum-v1", frame_skip=4)
@@ -55,36 +64,45 @@ class GymEnv(gymnasium.Wrapper):
 
     def __init__(
         self,
-        env_name: str | gymnasium.Env[Any, Any],
+        env_name: str | gymnasium.Env[Any, Any] | None = None,
         *,
         frame_skip: int | None = None,
         from_pixels: bool = False,
         pixels_only: bool = True,
         render_kwargs: dict[str, Any] | None = None,
+        env: gymnasium.Env[Any, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.frame_skip = 1 if frame_skip is None else _check_frame_skip(frame_skip)
+        self.frame_skip = check_frame_skip(frame_skip)
         self.from_pixels, self.pixels_only = from_pixels, pixels_only
         self._render_kwargs = dict(render_kwargs or {})
-        if isinstance(env_name, str):
+        RecordConstructorArgs.__init__(
+            self,
+            frame_skip=None if frame_skip is None else self.frame_skip,
+            from_pixels=from_pixels,
+            pixels_only=pixels_only,
+            render_kwargs=render_kwargs,
+        )
+        given = env if env_name is None else env_name
+        if isinstance(given, str):
             if from_pixels:
                 kwargs.setdefault("render_mode", "rgb_array")
-            env, skips = _make(env_name, frame_skip, kwargs)
-        elif isinstance(env_name, gymnasium.Env):
+            made = _make(given, frame_skip, kwargs)
+        elif isinstance(given, gymnasium.Env):
             if kwargs:
                 raise TypeError(
                     f"{sorted(kwargs)} are arguments for gymnasium.make; the env given has been made already"
                 )
-            env, skips = env_name, _skips(env_name, frame_skip)
+            made = given
         else:
-            raise TypeError(f"env_name must be the id of an env or an env, got {env_name!r}")
-        super().__init__(env)
-        self._repeats = 1 if skips else self.frame_skip
+            raise TypeError(f"env_name must be the id of an env or an env, got {given!r}")
+        super().__init__(made)
         try:
-            self._observes(env.observation_space)
+            self._repeats = 1 if _skips(made, frame_skip) else self.frame_skip
+            self._observes(made.observation_space)
         except BaseException:
-            if env is not env_name:
-                env.close()
+            if made is not given:
+                made.close()
             raise
 
     def _observes(self, own: Any) -> None:
@@ -148,23 +166,21 @@ class GymEnv(gymnasium.Wrapper):
         return frame.copy(order="C")
 
 
-def _check_frame_skip(frame_skip: Any) -> int:
-    if isinstance(frame_skip, (bool, np.bool_)) or not isinstance(frame_skip, (int, np.integer)) or frame_skip < 1:
-        raise ValueError(f"frame_skip must be a positive integer or None, got {frame_skip!r}")
-    return int(frame_skip)
-
-
-def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], bool]:
-    """The env, and whether it skips frames by itself."""
+def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The env, which skips frames by itself if it can."""
     module, _, env_id = name.rpartition(":")
     if not module and env_id.startswith("ALE/") and env_id not in gymnasium.registry:
         module = "ale_py"
     if module:
         _import_module(module, name)
-    skips = frame_skip is not None and _takes_frameskip(env_id)
-    if skips and kwargs.setdefault("frameskip", frame_skip) != frame_skip:
-        raise ValueError(f"frame_skip={frame_skip} contradicts frameskip={kwargs['frameskip']!r}; pass frame_skip only")
-    return gymnasium.make(env_id, **kwargs), skips
+    if frame_skip is not None:
+        if kwargs.get("frameskip", frame_skip) != frame_skip:
+            raise ValueError(
+                f"frame_skip={frame_skip} contradicts frameskip={kwargs['frameskip']!r}; pass frame_skip only"
+            )
+        if _takes_frameskip(env_id):
+            kwargs["frameskip"] = int(frame_skip)
+    return gymnasium.make(env_id, **kwargs)
 
 
 def _import_module(module: str, name: str) -> None:
@@ -177,24 +193,57 @@ def _import_module(module: str, name: str) -> None:
         raise ImportError(f"{name} needs ale-py: pip install 'vecenv[atari]'") from error
 
 
+def find_spec(env_id: str) -> EnvSpec:
+    """The spec of a registered env; of the latest version, as in `gymnasium.make`, where the id names none."""
+    namespace, name, version = parse_env_id(env_id)
+    if version is None:
+        version = find_highest_version(namespace, name)
+    return gymnasium.spec(get_env_id(namespace, name, version))
+
+
 def _takes_frameskip(env_id: str) -> bool:
     """Whether the constructor of the env has an argument `frameskip`."""
     try:
-        entry_point = gymnasium.spec(env_id).entry_point
-    except gymnasium.error.Error:  # not a full id: gymnasium.make knows what to do, or to say
+        entry_point = find_spec(env_id).entry_point
+    except gymnasium.error.Error:  # gymnasium.make says more
         return False
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return creator is not None and "frameskip" in inspect.signature(creator).parameters
 
 
 def _skips(env: gymnasium.Env[Any, Any], frame_skip: int | None) -> bool:
-    """Whether the env was made so that it skips as many frames by itself; ValueError if it skips others."""
-    own = 1 if env.spec is None else env.spec.kwargs.get("frameskip", 1)
-    if frame_skip in (None, own):
+    """Whether a step of the env is as many frames already; ValueError if it is another number of frames."""
+    own = _own_skips(env)
+    if frame_skip is None or not own:
+        return frame_skip is None
+    if all(isinstance(skip, (int, np.integer)) for skip in own) and math.prod(own) == frame_skip:
         return True
-    if own != 1:
-        raise ValueError(f"frame_skip={frame_skip}, but the env given skips frames by itself: frameskip={own}")
-    return False
+    raise ValueError(
+        f"frame_skip={frame_skip}, but {env} skips frames by itself: {' times '.join(map(str, own))} a step; pass "
+        "frame_skip=None to leave it so, or an env that does not skip"
+    )
+
+
+def _own_skips(env: gymnasium.Env[Any, Any]) -> list[Any]:
+    """What multiplies the frames of a step: the env's own frameskip, and those of the wrappers that are known."""
+    skips: list[Any] = []
+    while isinstance(env, gymnasium.Wrapper):
+        for wrapper, attribute in _SKIPPING.items():
+            if isinstance(env, wrapper):
+                skips.append(getattr(env, attribute))
+        env = env.env
+    told = {} if env.spec is None else env.spec.kwargs
+    skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", told.get("frameskip", 1))))
+    return [skip for skip in skips if skip != 1]
+
+
+_SKIPPING: dict[type, str] = {
+    GymEnv: "_repeats",
+    MaxAndSkipObservation: "_skip",
+    RepeatAction: "num_repeats",
+    AtariPreprocessing: "frame_skip",
+}
+"""The wrappers of gymnasium that repeat actions, and where each has its number."""
 
 
 def _is_picture(space: Any) -> bool:
