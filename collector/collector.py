@@ -40,8 +40,9 @@ class SyncDataCollector(BatchCollector):
     Guarantees:
 
     1. Only environments whose episode is over are reset, each once, and only if its next step is needed.
-    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is, as long as the policy's
-       answer for one environment does not depend on which others it is asked for (see `collector.policy`).
+    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is. The policy is asked for
+       all environments in every round, so that is so too where it draws from one random stream. (In
+       `collect(n_episode=...)` those that have their share are left out.)
     3. `batch.next.obs` at the end of an episode is its true last observation.
     4. Batches belong to the caller, unless `return_same_td` is set.
     5. The weights of the policy change between batches only.
@@ -53,11 +54,13 @@ class SyncDataCollector(BatchCollector):
         policy: see `collector.policy`; None takes random actions.
         frames_per_batch: steps in a batch, all environments together. Where the number of environments does not divide
             it, it is rounded up to the next number that they do, with a warning.
-        total_frames: stop after that many steps; -1: never. `ValueError` where `frames_per_batch` does not divide it.
+        total_frames: stop after that many steps; None or below zero: never. `ValueError` where `frames_per_batch` does
+            not divide it. Numbers of steps may be floats that are whole, as 1e6.
         device: what `policy_device` and `storing_device` are where they are not given.
         storing_device: batches hold tensors on this device. None: numpy arrays.
         policy_device: the policy gets tensors on this device, and is copied there if it is a module that lives
-            elsewhere. None: modules get tensors where their parameters are, other policies numpy arrays.
+            elsewhere. None: modules get tensors where their parameters are, other policies numpy arrays. Random
+            actions are drawn on the CPU.
         env_device: None or "cpu", where environments are.
         create_env_kwargs: keyword arguments for `create_env_fn`.
         max_frames_per_traj: truncate episodes at that many steps, in each environment, across batches. None, or a
@@ -69,7 +72,8 @@ class SyncDataCollector(BatchCollector):
             the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed.
         split_trajs: the iterator gives `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
-        return_same_td: give the same object with every batch, in the same memory: what was in it is overwritten.
+        return_same_td: give the same object with every batch, recorded in the same memory: what was in it is
+            overwritten. Batches of `collect` are the caller's all the same.
         reset_when_done: only True.
         interruptor: asked after every round whether the batch ends now; what was not collected is masked.
         set_truncated: mark the last step of each environment in a batch as truncated. Its episode goes on all the same.
