@@ -140,6 +140,11 @@ class TestConstructors:
         with pytest.raises(TypeError, match="which is no EnvWorker: it lacks"):
             BaseVectorEnv(counting(N), lambda env_fn: env_fn())
 
+    @pytest.mark.parametrize(("name", "value"), [("worker_fn", 5), ("backend", 5), ("backend", DummyVectorEnv)])
+    def test_what_is_no_worker_fn_or_backend(self, name, value):
+        with pytest.raises(TypeError, match="worker_fn must be callable and backend a Backend, got"):
+            BaseVectorEnv(counting(2), **{name: value})
+
     def test_workers_of_several_classes(self):
         class Other(LocalWorker):
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import threading
 import warnings
 from functools import partial
@@ -124,6 +125,21 @@ def test_an_env_that_raises_in_close_is_named_in_a_warning(column: Column) -> No
         venv.close()
     assert len(warned) == 1
     venv.close()
+
+
+class ExitsInClose(Counter):
+    def close(self) -> None:
+        os._exit(3)
+
+
+@columns("blocks", dummy=False)
+def test_a_worker_that_ends_in_close_is_named_in_a_warning(column: Column) -> None:
+    venv = column.backend(counters(N, env1=ExitsInClose), **column.options)
+    Ledger(venv).begin()
+    with pytest.warns(
+        RuntimeWarning, match=r"the worker of envs \[0, 1\] \(pid \d+\) ended before its envs had closed"
+    ):
+        venv.close()
 
 
 @columns("blocks")

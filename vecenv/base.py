@@ -101,6 +101,8 @@ class BaseVectorEnv(Rounds):
                 "pass either worker_fn, which makes a worker of each env_fn, or backend; "
                 "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
             )
+        if not callable(worker_fn) and not isinstance(backend, Backend):
+            raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
         self._backend: Backend = PerEnvBackend(worker_fn) if backend is None else backend  # type: ignore[arg-type]
         self._recovery = Recovery(self._backend, on_error, max_restarts)
         workers = default_workers(n, self.is_async) if num_workers is None else check_workers(num_workers, n)
@@ -159,8 +161,8 @@ class BaseVectorEnv(Rounds):
     ) -> Step:
         """Step the envs `id` (default all) and return (obs, rew, terminated, truncated, info).
 
-        Row j belongs to env id[j]; with `wait_num` or `timeout` rows come as envs finish and `info[j]["env_id"]`
-        tells which. `action` has one row an env, of any array library; None sends nothing and only waits for what is
+        Row j belongs to env id[j]; with `wait_num` or `timeout` the rows are those of the envs that are ready, by
+        ascending id, and `info[j]["env_id"]` tells which. `action` has one row an env, of any array library; None sends nothing and only waits for what is
         in flight. Envs in `reset` (ids or a mask, among `id`) are reset instead of stepped, in the same round; their
         action is ignored. With `autoreset` an env whose episode this step ends is reset in the same round too: its row
         has the first observation of the next episode and the reward and flags of the last step, and its info is that of
@@ -171,6 +173,7 @@ class BaseVectorEnv(Rounds):
         """
         if action is None and reset is None:
             self._check_open()
+            self._as_ids(id, env_id)
             if not self.is_async and not self._in_flight():
                 raise ValueError(
                     "step(None) waits for steps in flight, which only async mode or send() can have; "

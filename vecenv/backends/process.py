@@ -423,20 +423,23 @@ class ProcessBackend(Backend):
 
     def _stop(self, workers: Sequence[WorkerProcess], deadline: float) -> list[str]:
         """Ask the workers to close, and kill those that have not by the deadline, with a line for each."""
+        asked = []
         for worker in workers:
             if worker.alive and worker.ready is None:
                 self.kill(worker, None)
             elif worker.alive:
                 self._post(worker, ch.CLOSE, 0)
+                asked.append(worker)
         while any(worker.alive for worker in workers) and time.monotonic() < deadline:
             self._poll(deadline)
         killed = [worker for worker in workers if worker.alive]
         for worker in killed:
             self.kill(worker, None)
         return [
-            f"the worker of envs {list(w.ids)} (pid {w.pid}) did not close in time and was killed"
-            for w in killed
-            if self._closing
+            f"the worker of envs {list(w.ids)} (pid {w.pid}) "
+            + ("did not close in time and was killed" if w in killed else "ended before its envs had closed")
+            for w in asked
+            if self._closing and w.problems is None and not isinstance(w.ready, Failure)
         ]
 
 
