@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
-from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import AtariVectorEnv, GymEnv, ShmemVectorEnv
@@ -121,9 +121,67 @@ def test_a_mask_resets_some_and_leaves_the_others(make):
     envs.reset(seed=0)
     envs.step([0, 0, 0])
     obs = envs.step([0, 0, 0])[0]
-    again, infos = envs.reset(seed=[7], options={"reset_mask": np.array([False, True, False])})
+    again, infos = envs.reset(seed=[5, 7, 9], options={"reset_mask": np.array([False, True, False])})
     np.testing.assert_array_equal(again[[0, 2]], obs[[0, 2]])
     assert infos["episode_frame_number"].tolist() == [9, 1, 9]
+
+
+def test_a_seed_is_that_of_its_env_in_a_reset_of_some(make):
+    envs = make("pong", 2, noop_max=30)
+    start = envs.reset(seed=[3, 20])[0]
+    envs.step([2, 2])
+    for seed in ([3, 20], np.array([99, 20])):
+        again = envs.reset(seed=seed, options={"reset_mask": np.array([False, True])})[0]
+        np.testing.assert_array_equal(again[1], start[1])
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (np.zeros(2, np.bool_), ValueError, "at least one True"),
+        ([True, False], TypeError, "numpy array"),
+        (np.array([1, 0]), TypeError, "bool"),
+        (np.ones(3, np.bool_), ValueError, r"shape `\(2,\)`"),
+    ],
+)
+def test_a_bad_mask_is_refused_as_by_gymnasium(make, mask, error, message):
+    envs = make("pong", 2, noop_max=1)
+    envs.reset(seed=0)
+    with pytest.raises(error, match=message):
+        envs.reset(options={"reset_mask": mask})
+    assert envs.step([0, 0])[4]["episode_frame_number"].tolist() == [5, 5]
+
+
+def test_what_would_be_waited_for_without_an_end_is_an_error(make):
+    envs = make("pong", 3, batch_size=2, noop_max=1)
+    envs.reset()
+    with pytest.raises(NoAsyncCallError, match=r"waits for 2 results, but 1 are on the way; call send\(\) first"):
+        envs.recv()
+    envs.send([0, 0])
+    envs.recv()
+    with pytest.raises(NoAsyncCallError):
+        envs.recv()
+
+
+def test_a_step_that_was_begun_is_received_before_anything_else(make):
+    envs = make("pong", 2, noop_max=1)
+    envs.reset()
+    envs.send([0, 0])
+    for use in (lambda: envs.send([0, 0]), envs.reset):
+        with pytest.raises(AlreadyPendingCallError, match=r"waiting for its recv\(\)"):
+            use()
+    assert envs.recv()[4]["episode_frame_number"].tolist() == [5, 5]
+    assert envs.reset()[1]["episode_frame_number"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_second_reset_of_batches_gives_nothing_of_the_episodes_before(make, batch_size):
+    envs = make("pong", 3, batch_size=batch_size, noop_max=1)
+    for _ in range(3):
+        assert envs.reset()[1]["episode_frame_number"].tolist() == [1] * batch_size
+        for _ in range(5):
+            infos = envs.step([0] * batch_size)[4]
+            assert len(set(infos["env_id"].tolist())) == batch_size
 
 
 def test_batches_of_some_envs_name_them(make):
@@ -185,6 +243,17 @@ def test_what_ale_cannot_do_is_refused():
         AtariVectorEnv("pong", 2, autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(ValueError, match="no game 'chess'"):
         AtariVectorEnv("chess", 2)
+    with pytest.raises(TypeError, match="game must be the name"):
+        AtariVectorEnv(None, 2)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, None, True])
+@pytest.mark.parametrize("name", ["num_envs", "batch_size", "stack_num", "img_height", "img_width", "frameskip"])
+def test_a_count_that_ale_would_crash_or_hang_on_is_refused(name, bad):
+    if name == "batch_size" and bad == 0:
+        bad = 3  # 0 means all
+    with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
+        AtariVectorEnv(**{"game": "pong", "num_envs": 2, name: bad})
 
 
 def test_without_ale_the_error_says_what_to_install():

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
+from vecenv.envs.counts import check_count
+from vecenv.facades.reset_options import as_seeds, split_options
 from vecenv.nest import object_array
-from vecenv.seeding import spread_seeds
 
 try:
     from ale_py import roms
@@ -38,9 +39,13 @@ class AtariVectorEnv(_AleVectorEnv):
             `_final_obs` in the steps that end an episode; `final_info` is an empty dict with a mask, for ALE does not
             tell the infos of the last step.
         `metadata` belongs to the object; ALE writes the autoreset mode into that of all vector envs.
-        seeds are an int s (s, s + 1, ...), a list or an array, numpy's integers too, reduced modulo 2**31.
+        seeds are an int s (env i gets s + i), or a list or an array with one for each env, also of a reset of some,
+            numpy's integers too, reduced modulo 2**31.
         actions outside of the space, on which ALE waits without an end, are errors before anything is sent: ValueError
-            for the value or the shape, TypeError for what are no integers.
+            for the value or the shape, TypeError for what are no integers. So are counts below 1, a `batch_size` above
+            `num_envs`, and a `recv` for which too little was sent (NoAsyncCallError).
+        results of an earlier episode are never those of a reset: while a `send` waits for its `recv`, `send` and
+            `reset` are AlreadyPendingCallError; with `batch_size` below `num_envs` a second reset makes new envs.
         a step before a reset is ResetNeeded, a step after `close` a ClosedEnvironmentError.
 
     `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. ALE resets by itself: DISABLED is a ValueError; envs that are
@@ -66,21 +71,37 @@ class AtariVectorEnv(_AleVectorEnv):
                 "ALE's vector env resets finished envs by itself: autoreset_mode is NEXT_STEP or SAME_STEP; to reset "
                 'them yourself use ShmemVectorEnv([lambda: gym.make("ALE/Pong-v5")] * n)'
             )
+        for name in ("img_height", "img_width", "stack_num", "frameskip"):
+            if name in kwargs:
+                kwargs[name] = check_count(name, kwargs[name])
+        num_envs = check_count("num_envs", num_envs)
+        if kwargs.get("batch_size", 0) != 0:  # ALE's way to say all
+            kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], num_envs)
         self.metadata = {}  # ALE writes into what it finds here
-        self._was_reset = False
+        self._was_reset = self._was_sent = False
+        self._in_flight = 0
+        """How many results are still to be received."""
+        self._arguments = {"game": game, "num_envs": num_envs, "autoreset_mode": mode, **kwargs}
         super().__init__(_rom(game), num_envs, autoreset_mode=mode, **kwargs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
         """Reset all envs, or those of the bool array `options["reset_mask"]`, and return (obs, infos)."""
         self._check_open()
-        mask = None if options is None else options.get("reset_mask")
-        chosen = range(self.num_envs) if mask is None else range(int(np.count_nonzero(mask)))
-        if seed is not None:
-            seed = np.array([-1 if s is None else s % _MAX_SEED for s in spread_seeds(seed, chosen)], np.int32)
+        mask, _ = split_options(options, self.num_envs)
+        chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        if (seeds := as_seeds(seed, self.num_envs)) is not None:
+            seed = np.array([-1 if s is None else s % _MAX_SEED for s in seeds], np.int32)[chosen]
         if mask is not None and not self._was_reset:
             raise ResetNeeded("the first reset of an AtariVectorEnv is one of all envs, without reset_mask")
-        obs, infos = super().reset(seed=seed, options=None if mask is None else {"reset_mask": np.asarray(mask)})
+        if self._was_sent:
+            raise AlreadyPendingCallError("reset() was called while a step is waiting for its recv()", "send")
+        if (
+            self._in_flight and mask is None
+        ):  # of a batch of some envs: ALE would give these results for those of the reset
+            self.ale = AtariVectorEnv(**self._arguments).ale
+        obs, infos = super().reset(seed=seed, options=None if mask is None else {"reset_mask": mask})
         self._was_reset = True
+        self._in_flight = self.num_envs - self.batch_size
         return obs, _with_masks(infos)
 
     def send(self, actions: Any) -> None:
@@ -88,12 +109,23 @@ class AtariVectorEnv(_AleVectorEnv):
         self._check_open()
         if not self._was_reset:
             raise ResetNeeded("an AtariVectorEnv was stepped before its first reset()")
+        if self._was_sent:
+            raise AlreadyPendingCallError("send() was called while a step is waiting for its recv()", "send")
         super().send(self._checked(np.asarray(actions)))
+        self._was_sent = True
+        self._in_flight += self.batch_size
 
     def recv(self) -> VectorStep:
         """The second half of `step`."""
         self._check_open()
+        if self._in_flight < self.batch_size:
+            raise NoAsyncCallError(
+                f"recv() waits for {self.batch_size} results, but {self._in_flight} are on the way; call send() first",
+                "send",
+            )
         obs, rewards, terminations, truncations, told = super().recv()
+        self._was_sent = False
+        self._in_flight -= self.batch_size
         final_obs = told.pop("final_obs", None)
         infos: dict[str, Any] = {**_with_masks(told)}
         done = terminations | truncations
@@ -131,6 +163,8 @@ class AtariVectorEnv(_AleVectorEnv):
 
 def _rom(game: str) -> str:
     """The name of the ROM for the name of a ROM or of a gymnasium env."""
+    if not isinstance(game, str):
+        raise TypeError(f"game must be the name of a ROM or of an env, got {game!r}")
     known = roms.get_all_rom_ids()
     by_id = {rom.title().replace("_", ""): rom for rom in known}  # as ale-py names its envs
     name = game.removeprefix("ALE/").partition("-")[0]
