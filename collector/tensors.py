@@ -48,10 +48,8 @@ def one_thread() -> Iterator[None]:
 
 
 def to_device(tree: Any, device: Any) -> Any:
-    """Numpy arrays as tensors on `device`; on the CPU they share memory."""
-    if torch.device(device).type == "cpu":
-        return as_tensors(tree)
-    return nest.map(lambda array: as_tensor(array).to(device), tree)
+    """Numpy arrays or tensors as tensors on `device`; what is on the CPU and stays there shares memory."""
+    return nest.map(lambda leaf: (leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf)).to(device), tree)
 
 
 def as_tensors(tree: Any) -> Any:
@@ -76,4 +74,10 @@ def as_array(value: Any) -> np.ndarray:
     """A tensor, from wherever it is, or what numpy reads as an array; a tensor on the CPU shares its memory."""
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
+    value = with_numpy_dtype(value)
     return value.numpy() if value.is_cpu and not value.requires_grad else value.detach().cpu().numpy()
+
+
+def with_numpy_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; in float32 where it is bfloat16, which numpy does not have. No value changes."""
+    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 
 class PolicyWeights:
@@ -25,17 +27,18 @@ class PolicyWeights:
         self._waiting: dict[str, Any] | None = None
 
     def update(self, source: Any) -> None:
-        """Take the weights of `source`: a module, a mapping of names to tensors, or None for the original policy.
+        """Take the weights of `source`: a module, a mapping of names to tensors or arrays, or None for the original
+        policy.
 
-        Raises `RuntimeError` where there is no module to update, `ValueError` where names or shapes do not fit; nothing
-        is changed then.
+        Raises `RuntimeError` where there is no module to update, `TypeError` for what is no weight, `ValueError` where
+        names, shapes or dtypes do not fit; nothing is changed then.
         """
         if self._module is None:
             raise RuntimeError("there are no weights to update: the policy is not a torch module")
         weights = self._weights_of(self._policy if source is None else source)
         with self._lock:
             if self._collecting:
-                self._waiting = {name: tensor.detach().clone() for name, tensor in weights.items()}
+                self._waiting = copy.deepcopy(weights)
             else:
                 self._apply(weights)
 
@@ -54,25 +57,51 @@ class PolicyWeights:
                     self._apply(weights)
 
     def _weights_of(self, source: Any) -> dict[str, Any]:
-        weights = flat_names(source.state_dict() if hasattr(source, "state_dict") else source)
+        """The weights by name, each as it can be copied."""
+        found = flat_names(source.state_dict() if hasattr(source, "state_dict") else source)
         own = self._module.state_dict()
         required = {name for name, _ in self._module.named_parameters()}
-        if unknown := weights.keys() - own.keys():
+        if unknown := found.keys() - own.keys():
             raise ValueError(f"the policy has no weights named {sorted(unknown)}; it has {sorted(own)}")
-        if missing := required - weights.keys():
+        if missing := required - found.keys():
             raise ValueError(f"weights are missing: {sorted(missing)}")
-        for name, tensor in weights.items():
-            if tensor.shape != own[name].shape:
-                raise ValueError(f"{name!r} has the shape {tuple(tensor.shape)}; it must be {tuple(own[name].shape)}")
-        return weights
+        return {
+            name: value if _is_extra_state(name) else _as_weight(name, value, own[name])
+            for name, value in found.items()
+        }
 
     def _apply(self, weights: dict[str, Any]) -> None:
-        torch = sys.modules["torch"]
+        # What a module keeps beside its tensors goes first: it may refuse it.
+        self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
         own = self._module.state_dict()
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                own[name].copy_(tensor)
+        for name, value in weights.items():
+            if not _is_extra_state(name):
+                own[name].copy_(value)
         self.version += 1
+
+
+def _as_weight(name: str, value: Any, own: Any) -> Any:
+    """The value as a tensor that can be copied into `own`."""
+    import torch
+
+    from collector.tensors import as_tensor
+
+    try:
+        tensor = value.detach() if isinstance(value, torch.Tensor) else as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name!r} is no weight, but {type(value).__name__}: {error}") from None
+    if tensor.shape != own.shape:
+        raise ValueError(f"{name!r} has the shape {tuple(tensor.shape)}; it must be {tuple(own.shape)}")
+    if not torch.can_cast(tensor.dtype, own.dtype):
+        raise ValueError(f"{name!r} has the dtype {tensor.dtype}, which does not fit {own.dtype}")
+    if tensor.is_meta:
+        raise ValueError(f"{name!r} is on the device meta, where tensors have no values; pass one that has")
+    return tensor
+
+
+def _is_extra_state(name: str) -> bool:
+    """Whether a module keeps there whatever it likes (`get_extra_state`)."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -84,7 +113,7 @@ def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
         raise TypeError(f"weights are a module, or a mapping of names to tensors; got {type(tree).__name__}")
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        if hasattr(value, "items"):
+        if hasattr(value, "items") and not _is_extra_state(name):
             found.update(flat_names(value, f"{prefix}{name}."))
         else:
             found[f"{prefix}{name}"] = value

@@ -468,6 +468,69 @@ class TestWeights:
             assert collector.policy_version == 0
         assert policy.inner.value == 1
 
+    def two_weights(self) -> Any:
+        torch = self.torch
+
+        class Two(torch.nn.Module):
+            """Two weights and what is no tensor beside them."""
+
+            def __init__(self, value: float = 0.0) -> None:
+                super().__init__()
+                self.a, self.b = (torch.nn.Parameter(torch.full((2,), value)) for _ in range(2))
+                self.seen = {"n": value}
+
+            def get_extra_state(self) -> dict[str, float]:
+                return self.seen
+
+            def set_extra_state(self, state: dict[str, float]) -> None:
+                self.seen = state
+
+            def forward(self, obs: Any) -> Any:
+                return self.a[:1].long().expand(len(obs))
+
+        return Two
+
+    @pytest.mark.parametrize(
+        ("b", "error", "message"),
+        [
+            (None, TypeError, "'b' is no weight, but NoneType"),
+            ("1, 2", TypeError, "'b' is no weight, but str"),
+            ([[1.0], [2.0, 3.0]], TypeError, "'b' is no weight, but list"),
+            (np.ones(3), ValueError, r"'b' has the shape \(3,\); it must be \(2,\)"),
+            (np.ones(2, np.complex64), ValueError, "'b' has the dtype torch.complex64, .* not fit torch.float32"),
+            ("meta", ValueError, "'b' is on the device meta"),
+        ],
+    )
+    def test_where_one_weight_does_not_fit_none_is_changed(self, b: Any, error: type, message: str) -> None:
+        torch, policy = self.torch, self.two_weights()()
+        b = torch.ones(2, device="meta") if isinstance(b, str) and b == "meta" else b
+        with make(3, policy=policy) as collector:
+            with pytest.raises(error, match=message):
+                collector.update_policy_weights_({"a": torch.ones(2), "b": b})
+            assert collector.policy_version == 0
+        assert policy.a.tolist() == [0, 0]
+
+    @pytest.mark.parametrize("b", [np.ones(2), np.ones(2, np.int64), [1.0, 1.0]])
+    def test_arrays_are_weights_too(self, b: Any) -> None:
+        policy = self.two_weights()()
+        with make(3, policy=policy) as collector:
+            collector.update_policy_weights_({"a": self.torch.ones(2), "b": b})
+        assert (policy.a.tolist(), policy.b.tolist()) == ([1, 1], [1, 1])
+
+    def test_what_a_module_keeps_beside_its_tensors_comes_too(self) -> None:
+        kind = self.two_weights()
+        policy, source = (self.torch.nn.Sequential(kind(value)) for value in (0.0, 2.0))
+        with make(3, policy=policy) as collector:
+            for n, form in enumerate((lambda: source, source.state_dict, lambda: {"0": source[0].state_dict()})):
+                source[0].seen = {"n": n}
+                collector.update_policy_weights_(form())
+                assert (policy[0].a.tolist(), policy[0].seen) == ([2, 2], {"n": n})
+            with collector._weights.kept():  # as in mid-batch
+                source[0].seen = {"n": 8}
+                collector.update_policy_weights_(source)
+                source[0].seen["n"] = 9
+            assert policy[0].seen == {"n": 8}
+
     @pytest.mark.parametrize("policy", [None, zeros])
     def test_a_policy_without_weights_is_an_error(self, policy: Any) -> None:
         with make(3, policy=policy) as collector, pytest.raises(RuntimeError, match="no weights to update"):

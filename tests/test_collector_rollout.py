@@ -9,7 +9,7 @@ import pytest
 from collector_envs import Countdown, DictObs, countdowns, zeros
 
 from collector import FlatRollout, Interruptor, Rollout, SyncDataCollector
-from vecenv import DummyVectorEnv
+from vecenv import DummyVectorEnv, nest
 
 COLUMNS = ("action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version")
 
@@ -55,6 +55,7 @@ def random_batches() -> list[Rollout]:
 
 
 BATCHES = random_batches()
+FORMS = {"rows": lambda batch: batch, "flat": Rollout.flatten, "split": Rollout.split_trajectories}
 every_batch = pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
 
 
@@ -129,7 +130,8 @@ class TestTensors:
         for name in COLUMNS:
             assert isinstance(getattr(tensors, name), self.torch.Tensor)
             np.testing.assert_array_equal(getattr(tensors, name), getattr(batch, name))
-        np.testing.assert_array_equal(tensors.next.obs, batch.next.obs)
+        for one, other in zip(nest.leaves(tensors.next.obs), nest.leaves(batch.next.obs), strict=True):
+            np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(tensors.extras["value"], batch.extras["value"])
         np.testing.assert_array_equal(tensors.done, batch.done)
         np.testing.assert_array_equal(tensors.mask, batch.mask)
@@ -145,9 +147,25 @@ class TestTensors:
         assert repr(tensors) == repr(batch)
         assert repr(tensors.flatten()) == repr(batch.flatten())
 
+    @pytest.mark.parametrize("wrap", [lambda env: env, DictObs], ids=["array", "tree"])
+    @pytest.mark.parametrize("form", FORMS)
+    def test_every_form_of_a_batch_can_be_moved_again(self, form: str, wrap: Any) -> None:
+        batch = collect(3, 5, steps=5, wrap=wrap)
+        one = FORMS[form](batch)
+        two = one.to("cpu")
+        for tensors in (two.to("cpu"), FORMS[form](batch.to("cpu")).to("cpu")):
+            self.assert_same(tensors, one)
+        away = two.to("meta").to("meta")
+        assert away.shape == one.shape
+        moved = (away.reward, away.traj_ids, *nest.leaves((away.next.obs, away.extras)))
+        assert {leaf.device.type for leaf in moved} == {"meta"}
+
+    def test_a_batch_that_was_stored_as_tensors_can_be_moved(self) -> None:
+        self.assert_same(collect(3, 5, steps=5, storing_device="cpu").to("cpu"), collect(3, 5, steps=5))
+
     def test_the_cpu_shares_memory(self) -> None:
         batch = collect(3, 5, steps=5)
-        batch.to("cpu").reward[:] = 42
+        batch.to("cpu").to("cpu").reward[:] = 42
         assert (batch.reward == 42).all()
 
 
