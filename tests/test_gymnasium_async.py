@@ -3,11 +3,13 @@
 import functools
 import multiprocessing
 
+import numpy as np
 import pytest
+from cases import counting
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium_cases import OURS, Remembers
 
-from vecenv import AsyncVectorEnv, WorkerTimeoutError
+from vecenv import AsyncVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, VectorEnvWrapper, WorkerTimeoutError
 from vecenv.testing import CountingEnv, Gates, HangsOnStep, RaisesOnReset
 
 
@@ -16,6 +18,20 @@ def envs(request):
     envs = OURS[request.param]([Remembers] * 3)
     yield envs
     envs.close()
+
+
+class Interrupted(VectorEnvWrapper):
+    """A Ctrl-C falls into the wait with the number `at`."""
+
+    def __init__(self, venv, at):
+        super().__init__(venv)
+        self.at, self.waits = at, 0
+
+    def recv(self):
+        self.waits += 1
+        if self.waits == self.at:
+            raise KeyboardInterrupt
+        return super().recv()
 
 
 def start(envs, call):
@@ -115,6 +131,33 @@ def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memo
         envs.close()
 
 
+def test_what_is_refused_is_not_pending(envs):
+    """While an env is stepped below the facade."""
+    envs.reset()
+    envs.venv.send([2], id=[1])
+    for call in (
+        lambda: envs.step([0, 0, 0]),
+        envs.reset,
+        lambda: envs.reset(options={"reset_mask": np.array([True, False, False])}),
+    ):
+        with pytest.raises(RuntimeError, match="env 1 is still stepping"):
+            call()
+    assert envs.venv.recv()[1].tolist() == [2.0]
+    assert envs.step([1, 2, 0])[1].tolist() == [1.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("timeout", ["1", float("nan"), True, [1]])
+@pytest.mark.parametrize("call", ["reset", "step", "call"])
+def test_a_bad_timeout_is_refused_and_nothing_is_lost(envs, call, timeout):
+    envs.reset()
+    start(envs, call)
+    with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
+        getattr(envs, f"{call}_wait")(timeout)
+    with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
+        envs.close(timeout=timeout)
+    getattr(envs, f"{call}_wait")(float("inf"))
+
+
 def test_closing_does_not_wait_for_an_env_that_hangs():
     envs = AsyncVectorEnv([HangsOnStep], step_timeout=0.3)
     envs.reset()
@@ -152,27 +195,34 @@ def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kin
 def test_after_an_interrupt_the_pending_step_can_be_waited_for():
     """A Ctrl-C in a wait: no answer is lost, and none is taken for another one's."""
 
-    class Interrupts:
-        def __init__(self, venv):
-            self.venv, self.armed = venv, True
-
-        def __getattr__(self, name):
-            return getattr(self.venv, name)
-
-        def __len__(self):
-            return len(self.venv)
-
-        def recv(self):
-            if self.armed:
-                self.armed = False
-                raise KeyboardInterrupt
-            return self.venv.recv()
-
-    envs = AsyncVectorEnv([Remembers] * 2)
+    envs = GymnasiumVectorEnv(Interrupted(ShmemVectorEnv([Remembers] * 2), at=2))
     envs.reset()
-    envs.venv = Interrupts(envs.venv)
     with pytest.raises(KeyboardInterrupt):
         envs.step([1, 2])
     assert envs.step_wait()[1].tolist() == [1.0, 2.0]
     assert envs.step([2, 0])[1].tolist() == [2.0, 0.0]
     envs.close()
+
+
+def test_an_interrupt_of_the_random_starts_leaves_nothing_pending(backend):
+    """Their answers are no result of a later call, and no env is stepped past its end."""
+
+    def make(at):
+        venv = Interrupted(backend(counting(4, length=3), strict=True), at)
+        return GymnasiumVectorEnv(venv, random_initial_steps=9)
+
+    whole, envs, stepped = (make(at) for at in (0, 3, 5))
+    want, _ = whole.reset(seed=5)
+    with pytest.raises(KeyboardInterrupt):
+        envs.reset(seed=5)
+    for wait in (envs.reset_wait, envs.step_wait):
+        with pytest.raises(NoAsyncCallError):
+            wait()
+    obs, _ = envs.reset(seed=5)
+    assert obs[:, [0, 2, 4]].tolist() == want[:, [0, 2, 4]].tolist()  # the others count resets
+    with pytest.raises(KeyboardInterrupt):
+        stepped.reset(seed=5)
+    for _ in range(4):
+        stepped.step([0] * 4)
+    for each in (whole, envs, stepped):
+        each.close()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium_cases import OURS, Tells, assert_same
 
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, VectorEnvWrapper
 from vecenv.facades.vector_infos import vector_infos
 
 
@@ -105,6 +106,76 @@ def test_differing_infos_of_real_steps_raise_nothing_and_lose_nothing(kind):
     assert infos["x"].tolist() == [1.0, 2.7, 0.0]
     *_, infos = envs.step([0, 0, 0])
     assert infos["x"].tolist() == [1, "late", None]
+    envs.close()
+
+
+class Named(Tells):
+    """Its infos have keys that the engine uses as well."""
+
+    def __init__(self, name, length, **more):
+        super().__init__({"env_id": name, **more}, {}, length=length)
+        self.name = name
+
+    def reset(self, **kwargs):
+        obs, _ = super().reset(**kwargs)
+        return obs, {"env_id": self.name}
+
+
+class Raises(Tells):
+    """In its third step."""
+
+    def step(self, action):
+        if self.t == 2:
+            raise ValueError("boom")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("kind", [*OURS, "wrapped"])
+def test_an_env_id_of_the_envs_own_is_kept(kind, mode):
+    """In step, in reset and in the infos of last steps; the engine below puts its own there."""
+    env_fns = [lambda: Named(7, 3), Tells, lambda: Named(1, 4)]
+
+    def wrapped(env_fns, **options):
+        return GymnasiumVectorEnv(VectorEnvWrapper(DummyVectorEnv(env_fns)), **options)
+
+    ours = {**OURS, "wrapped": wrapped}[kind](env_fns, autoreset_mode=mode)
+    theirs = gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode)
+    assert_same(ours.reset(), theirs.reset())
+    for _ in range(8):
+        assert_same(ours.step([0, 0, 0])[-1], theirs.step([0, 0, 0])[-1])
+    mask = np.array([True, True, False])
+    got, want = (envs.reset(options={"reset_mask": mask})[1] for envs in (ours, theirs))
+    assert_same(got, want)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"seed_episodes": True}], ids=str)
+@pytest.mark.parametrize("kind", OURS)
+def test_keys_of_an_env_are_not_taken_for_those_of_its_last_step(kind, options):
+    envs = OURS[kind]([lambda: Named("a", 3, final_obs=1, final_info=2), Tells], autoreset_mode="SameStep", **options)
+    envs.reset()
+    infos = [envs.step([0, 0])[-1] for _ in range(3)]
+    assert [infos[0][key].tolist() for key in ("env_id", "final_obs")] == [["a", None], [1, None]]
+    assert infos[1] == {}
+    assert infos[2]["final_obs"][0].tolist() == [3, 3]
+    assert [infos[2]["final_info"][key].tolist() for key in ("env_id", "final_info")] == [["a", None], [2, 0]]
+    assert infos[2]["env_id"].tolist() == ["a", None]
+    envs.close()
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_nor_is_an_episode_taken_for_begun_when_another_env_fails(kind):
+    envs = OURS[kind]([lambda: Named("a", 3, final_obs=1), Raises])
+    envs.reset()
+    for _ in range(2):
+        envs.step([0, 0])
+    with pytest.raises(ValueError, match="boom"):
+        envs.step([0, 0])
+    envs.reset(options={"reset_mask": np.array([False, True])})
+    obs, rewards, *_ = envs.step([0, 0])
+    assert (obs[:, 0].tolist(), rewards.tolist()) == ([0, 1], [0.0, 1.0])
     envs.close()
 
 

@@ -28,6 +28,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 from vecenv import (
     ClosedError,
     DummyVectorEnv,
+    EnvContractError,
     SB3VecEnv,
     SubprocVectorEnv,
     VectorEnvNormObs,
@@ -427,8 +428,17 @@ class TestGoodBehaviour:
         with DummyVectorEnv(playing(spaces.Discrete(2), [0], rewards=[np.zeros(2)])) as venv:
             env = SB3VecEnv(venv)
             env.reset()
-            with pytest.raises(ValueError, match="one number as reward"):
+            with pytest.raises(
+                EnvContractError, match=r"env 0 returned a reward of shape \(2,\), SB3 needs one number"
+            ):
                 env.step(np.zeros(1, int))
+        space = spaces.Discrete(2)
+        with DummyVectorEnv([*playing(space, [0], rewards=[1.0]), *playing(space, [0], rewards=[np.ones(2)])]) as venv:
+            env = SB3VecEnv(venv)
+            env.reset()
+            with pytest.raises(EnvContractError, match=r"env 1 returned a reward of shape \(2,\)") as caught:
+                env.step(np.zeros(2, int))
+            assert caught.value.env_id == 1
 
     def test_an_env_that_hangs_is_given_up_at_the_step_timeout(self, process_backend):
         env = SB3VecEnv(process_backend([CountingEnv, lambda: HangsOnStep(1, at=1)], num_workers=2, step_timeout=0.3))

@@ -34,6 +34,8 @@ class HandOver:
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
+        self.own_ids: dict[int, Any] = {}
+        """What the envs of the last batch had under the key `env_id` of their infos, where the batch has their ids."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], extras: Mapping[int, Extra]) -> Step:
         """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
@@ -94,6 +96,8 @@ class HandOver:
 
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
+        if self.own_ids:
+            self.own_ids = {}
         if extras:
             infos = [self._info(i, extras[i]) if i in extras else {"env_id": i} for i in asked]
         else:
@@ -101,6 +105,8 @@ class HandOver:
         return np.fromiter(infos, object, len(infos))
 
     def _info(self, i: int, extra: Extra) -> dict[str, Any]:
+        if extra.info and "env_id" in extra.info:
+            self.own_ids[i] = extra.info["env_id"]
         if extra.final is None:
             return {**(extra.info or {}), "env_id": i}
         objects, last_info = iter(extra.final.objects or ()), extra.final.info

@@ -126,9 +126,10 @@ class RowWriter:
         return Extra(self.own(info) or None, objects) if info or objects is not None else None
 
     def _learn_reward_shape(self, j: int, shape: tuple[int, ...]) -> None:
-        """Of the first step of env j; it stays what it is."""
+        """Of the first step of env j; it stays what it is until the env fails by changing it."""
         seen = self._reward_shape[j]
         if seen is not None:
+            self._reward_shape[j] = self.dtype = None  # once it was reset, its next step shows the shape again
             raise EnvContractError(f"step() returned a reward of shape {shape}, before it was {seen}")
         self._reward_shape[j] = shape
         if self._leaf is not None and all(known == () for known in self._reward_shape):

@@ -142,7 +142,7 @@ class PoolBackend(Backend):
             self.arena.reward[ids] = state["reward"]
             self.arena.terminated[ids], self.arena.truncated[ids] = state["done"] & ~state["trunc"], state["trunc"]
             for info in self._infos(ids.tolist(), state):
-                self.answer(info["env_id"], Extra(info))
+                self.answer(info.pop("env_id"), Extra(info))
 
     def step_all(self, action: np.ndarray, ids: Sequence[int]) -> tuple[Any, ...]:
         """A round of all envs, `ids`, of an idle, synchronous pool, past the arena: obs, reward, ..., infos."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 from typing import Any
@@ -14,6 +15,16 @@ from gymnasium.vector import VectorEnv
 from vecenv.facades.engine import wait_for_all
 
 RESET, STEP, CALL = "reset", "step", "call"
+
+
+def as_deadline(timeout: Any) -> float | None:
+    """The time of time.monotonic at which a wait of `timeout` seconds ends; ValueError for what is no number."""
+    if timeout is None:
+        return None
+    is_number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
+    if not is_number or math.isnan(timeout):
+        raise ValueError(f"timeout must be a number of seconds or None, got {timeout!r}")
+    return time.monotonic() + float(timeout)
 
 
 class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
@@ -81,8 +92,9 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         self._pending = CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """The second half of `call`: the answers, or the exception of an env."""
+        """The second half of `call`: the answers, or the exception of an env. They are there: it never times out."""
         self._expect(CALL)
+        as_deadline(timeout)
         self._pending, called = None, self._called
         self._called = ()
         if isinstance(called, Exception):
@@ -136,8 +148,9 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
 
         A call that is still pending is waited for `timeout` seconds first, with a warning; not at all with `terminate`.
         """
+        deadline = as_deadline(timeout)
         if self._pending is not None and not self.venv.is_closed:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
-            if timeout is not None and not terminate:
-                wait_for_all(self.venv, timeout)
+            if deadline is not None and not terminate:
+                wait_for_all(self.venv, deadline - time.monotonic())
         self.venv.close()

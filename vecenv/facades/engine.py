@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,37 @@ def autoresets(venv: Any) -> bool:
     if not isinstance(venv, BaseVectorEnv) or type(venv).step is not BaseVectorEnv.step:
         return False
     return venv._backend.autoresets
+
+
+def rounds_begun(venv: Any) -> int:
+    """How many rounds the engine has started: a call that was refused is none."""
+    return venv._rounds
+
+
+def check_idle(venv: Any) -> None:
+    """RuntimeError, with the env named, if any env is still stepping."""
+    venv._check_open()
+    venv._check_not_busy(None)
+
+
+def own_infos(venv: Any, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
+    """Make the infos of the last batch, which is of `ids`, what the envs gave: the engine put its `env_id` there."""
+    if not isinstance(venv, BaseVectorEnv):  # only used like one
+        return
+    for info in infos:
+        info.pop("env_id", None)
+    if own_ids := venv._hand_over.own_ids:
+        for i, info in zip(ids, infos, strict=True):
+            if i in own_ids:
+                info["env_id"] = own_ids[i]
+
+
+def infos_by_env(venv: Any, ids: Sequence[int], infos: np.ndarray) -> dict[int, dict[str, Any]]:
+    """The infos of the last batch, which is of `ids`, as the envs gave them: of those that said anything."""
+    if max(map(len, infos)) == 1 and not venv._hand_over.own_ids:
+        return {}
+    own_infos(venv, ids, infos.tolist())
+    return {i: info for i, info in zip(ids, infos, strict=True) if info}
 
 
 def check_engine(venv: Any) -> None:

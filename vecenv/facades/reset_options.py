@@ -26,10 +26,13 @@ def as_seeds(seed: Any, n: int) -> list[int | None] | None:
 def split_options(options: Mapping[str, Any] | None, n: int) -> tuple[np.ndarray | None, dict[str, Any] | None]:
     """(reset_mask or None, a new dict of the other options or None); the caller's `options` stay as they are.
 
-    TypeError and ValueError for a mask that is not a bool array (n,) with a True in it.
+    TypeError for options that are no dict; TypeError and ValueError for a mask that is not a bool array (n,) with a
+    True in it.
     """
     if options is None:
         return None, None
+    if not isinstance(options, Mapping):
+        raise TypeError(f"reset() takes one dict of options for all envs, or None; got {options!r}")
     others = {key: value for key, value in options.items() if key != "reset_mask"}
     if "reset_mask" not in options:
         return None, others

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +10,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.errors import Partial
-from vecenv.facades.async_calls import RESET, STEP, AsyncCalls
+from vecenv.errors import EnvContractError, Partial
+from vecenv.facades.async_calls import RESET, STEP, AsyncCalls, as_deadline
 from vecenv.facades.batched_spaces import (
     ActionSplitter,
     ObservationJoiner,
@@ -20,11 +19,19 @@ from vecenv.facades.batched_spaces import (
     check_observation_mode,
     observation_spaces,
 )
-from vecenv.facades.engine import LatestObs, autoresets, check_engine, returns_views
+from vecenv.facades.engine import (
+    LatestObs,
+    autoresets,
+    check_engine,
+    check_idle,
+    infos_by_env,
+    returns_views,
+    rounds_begun,
+)
 from vecenv.facades.episodes import Episodes
 from vecenv.facades.random_starts import spread_out
 from vecenv.facades.reset_options import as_seeds, split_options
-from vecenv.facades.vector_infos import add_final, engine_infos
+from vecenv.facades.vector_infos import add_final, vector_infos
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
@@ -36,7 +43,8 @@ class _Ended(NamedTuple):
     rew: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    info: np.ndarray
+    infos: dict[int, dict[str, Any]]
+    """Of the envs that had something to say."""
     final: dict[int, tuple[Any, dict[str, Any]]]
     """The last observation and info of each env whose episode ended."""
     left: list[int]
@@ -114,6 +122,9 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._ids = range(n)
         self._resetting: Sequence[int] = ()
         self._ended: _Ended | None = None
+        self._reward_shape: tuple[int, ...] = ()
+        self._autoreset = False
+        """Whether the last round was sent with `autoreset`."""
         self._pending, self._called = None, ()
 
     # Reset.
@@ -132,10 +143,11 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._begin("reset_async")
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
+        check_idle(self.venv)
         ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
         seeding = self._episodes.seeds_for(ids, None if seeds is None else [seeds[i] for i in ids])
         self._resetting = ids
-        self._send(RESET, None, list(ids), **seeding, **({} if others is None else {"options": others}))
+        self._send(RESET, None, list(ids), False, **seeding, **({} if others is None else {"options": others}))
         self._episodes.begin(ids, seeding)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -144,16 +156,30 @@ class GymnasiumVectorEnv(AsyncCalls):
         Random initial steps, if there are any, are made here and take their own time.
         """
         self._expect(RESET)
-        self._await(RESET, _deadline(timeout))
+        self._await(RESET, as_deadline(timeout))
         ids = self._resetting
-        obs, _, _, _, info = self._receive()
+        obs, _, _, _, infos = self._receive(ids)
         self._episodes.note(ids, False)
         self._latest.note(ids, obs)
         if self._random_initial_steps and len(ids) == self.num_envs:
-            seed, space = self._episodes.first_seed, self.single_action_space
-            spread_out(self.venv, space, self._random_initial_steps, seed, self._episodes, self._latest)
+            self._spread_out()
         batch = self._latest.batch()
-        return self._obs.join(self._owned(batch)), engine_infos(info, ids, self.num_envs)
+        return self._obs.join(self._owned(batch)), vector_infos(infos.items(), self.num_envs)
+
+    def _spread_out(self) -> None:
+        """Make the random initial steps; if that fails or is interrupted, none of them is left in flight."""
+        seed, space = self._episodes.first_seed, self.single_action_space
+        try:
+            spread_out(self.venv, space, self._random_initial_steps, seed, self._episodes, self._latest)
+        except BaseException as error:
+            self._give_up(error)
+            if self._is_waiting():
+                try:
+                    step = self.venv.recv()
+                    self._note(Partial(np.array([row["env_id"] for row in step[-1]]), *step))
+                except Exception as another:
+                    self._give_up(another)
+            raise
 
     # Step.
 
@@ -161,7 +187,9 @@ class GymnasiumVectorEnv(AsyncCalls):
         """Step all envs; returns (obs, rewards, terminations, truncations, infos).
 
         `actions` is a batch of the action space or a sequence of one action an env, of any array library. rewards:
-        float64 (n,); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions.
+        float64 (n,), or (n, m) of envs whose rewards are vectors (beyond gymnasium's contract: its wrappers want
+        numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions;
+        EnvContractError if envs differ in the shape of their rewards.
         """
         self.step_async(actions)
         return self.step_wait()
@@ -171,7 +199,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._begin("step_async")
         actions = self._actions.split(actions)
         if not self._episodes.any_over:
-            self._send(STEP, actions, autoreset=self._one_round)
+            self._send(STEP, actions, None, self._one_round)
             return
         ids = np.flatnonzero(self._episodes.over).tolist()
         if self.autoreset_mode is AutoresetMode.DISABLED:
@@ -180,22 +208,24 @@ class GymnasiumVectorEnv(AsyncCalls):
                 "reset(options={'reset_mask': terminations | truncations}); autoreset_mode is DISABLED"
             )
         seeding = self._episodes.seeds_for(ids, None)
-        self._send(STEP, actions, self._episodes.over, autoreset=self._one_round, **seeding)
+        self._send(STEP, actions, self._episodes.over, self._one_round, **seeding)
         self._episodes.begin(ids, seeding)
 
     def step_wait(self, timeout: float | None = None) -> VectorStep:
         """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
         self._expect(STEP)
-        deadline = _deadline(timeout)
+        deadline = as_deadline(timeout)
         if self._ended is None:
             self._await(STEP, deadline)
-            obs, rew, terminated, truncated, info = self._receive()
+            obs, rew, terminated, truncated, infos = self._receive(self._ids)
+            if rew.shape[1:] != self._reward_shape or rew.dtype == object:
+                rew = self._vector_rewards(obs, rew, terminated, truncated, infos)
             if self._latest.is_kept:
                 self._latest.note(self._ids, obs)
             self._episodes.over = terminated | truncated
             if not self._episodes.any_over or self.autoreset_mode is not AutoresetMode.SAME_STEP:
-                return self._obs.join(obs), rew, terminated, truncated, engine_infos(info, self._ids, self.num_envs)
-            ended = self._end_episodes(obs, rew, terminated, truncated, info)
+                return self._obs.join(obs), rew, terminated, truncated, vector_infos(infos.items(), self.num_envs)
+            ended = self._end_episodes(obs, rew, terminated, truncated, infos)
             if not ended.left:
                 return self._with_final(ended)
             self._ended = ended
@@ -203,62 +233,90 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._await(STEP, deadline)
         return self._with_final(self._receive_reset(self._ended))
 
+    def _vector_rewards(
+        self,
+        obs: Any,
+        rew: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        infos: dict[int, dict[str, Any]],
+    ) -> np.ndarray:
+        """Rewards that are vectors, also in a round in which all envs were reset; EnvContractError for a mixture."""
+        if rew.dtype == object:
+            ids_by_shape: dict[tuple[int, ...], list[int]] = {}
+            for i, reward in enumerate(rew):
+                ids_by_shape.setdefault(np.shape(reward), []).append(i)
+            found = ", ".join(f"{shape} in envs {ids}" for shape, ids in ids_by_shape.items())
+            error = EnvContractError(f"the rewards of one step must have one shape, the envs differ: {found}")
+            error.env_id = list(ids_by_shape.values())[1][0]
+            error.partial = _as_partial(obs, rew, terminated, truncated, infos)
+            self._give_up(error)
+            raise error
+        if rew.ndim == 1 and not rew.any():
+            return np.zeros((self.num_envs, *self._reward_shape))
+        self._reward_shape = rew.shape[1:]
+        return rew
+
     # Episodes that end in SAME_STEP mode.
 
     def _end_episodes(
-        self, obs: Any, rew: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: np.ndarray
+        self,
+        obs: Any,
+        rew: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        infos: dict[int, dict[str, Any]],
     ) -> _Ended:
-        final, left = {}, []
-        for i in np.flatnonzero(self._episodes.over).tolist():
-            if "final_obs" in info[i]:
-                final[i] = info[i].pop("final_obs"), info[i].pop("final_info")
-            else:
-                final[i] = _own_row(obs, i), {key: value for key, value in info[i].items() if key != "env_id"}
-                left.append(i)
-        begun = [i for i in final if i not in left]
+        ids = np.flatnonzero(self._episodes.over).tolist()
+        failed = self.venv.failed_id if self._autoreset else ids
+        left = [i for i in ids if i in failed]
+        begun = [i for i in ids if i not in failed]
+        final = {i: (_own_row(obs, i), infos.get(i, {})) for i in left}
+        final |= {i: (infos[i].pop("final_obs"), infos[i].pop("final_info")) for i in begun}
         self._episodes.note(begun, False)
         self._episodes.begin(begun, {})
-        return _Ended(obs, rew, terminated, truncated, info, final, left)
+        return _Ended(obs, rew, terminated, truncated, infos, final, left)
 
     def _reset_ended(self, ids: list[int]) -> None:
         seeding = self._episodes.seeds_for(ids, None)
-        self._send(STEP, None, ids, **seeding)
+        self._send(STEP, None, ids, False, **seeding)
         self._episodes.begin(ids, seeding)
 
     def _receive_reset(self, ended: _Ended) -> _Ended:
         """Put the next episodes of the envs that were left into the results of the step."""
-        rows, _, _, _, reset_info = self._receive()
+        rows, _, _, _, reset_infos = self._receive(ended.left)
         self._ended = None
         self._latest.note(ended.left, rows)
         self._episodes.note(ended.left, False)
         nest.put(ended.obs, ended.left, rows)
-        for i, one in zip(ended.left, reset_info, strict=True):
-            ended.info[i] = one
+        ended.infos.update({i: reset_infos.get(i, {}) for i in ended.left})
         return ended
 
     def _with_final(self, ended: _Ended) -> VectorStep:
         """The results of the step, with the last observations and infos of the episodes that it ended."""
-        infos = engine_infos(ended.info, self._ids, self.num_envs)
-        final_obs, final_info = zip(*ended.final.values(), strict=True)
-        add_final(infos, list(ended.final), final_obs, final_info, self.num_envs, as_list=self._final_as_list)
+        infos = vector_infos(sorted(ended.infos.items()), self.num_envs)
+        ids = sorted(ended.final)
+        final_obs, final_info = zip(*(ended.final[i] for i in ids), strict=True)
+        add_final(infos, ids, final_obs, final_info, self.num_envs, as_list=self._final_as_list)
         return self._obs.join(ended.obs), ended.rew, ended.terminated, ended.truncated, infos
 
     # The engine.
 
-    def _send(self, call: str, actions: Any, reset: Any = None, **kwargs: Any) -> None:
+    def _send(self, call: str, actions: Any, reset: Any, autoreset: bool, **kwargs: Any) -> None:
         """Start a round; the call is pending if anything was started, though it was interrupted."""
+        before, self._autoreset = rounds_begun(self.venv), autoreset
         try:
-            self.venv.send(actions, reset=reset, **kwargs)
+            self.venv.send(actions, reset=reset, autoreset=autoreset, **kwargs)
         except BaseException as error:
-            if self._is_waiting():
+            if rounds_begun(self.venv) != before and self._is_waiting():
                 self._pending = call
             else:
                 self._give_up(error)
             raise
         self._pending = call
 
-    def _receive(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The results of the round; no call is pending any more, unless this was interrupted."""
+    def _receive(self, ids: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
+        """The results of the round, which is of `ids`; no call is pending any more, unless this was interrupted."""
         try:
             obs, rew, terminated, truncated, info = self.venv.recv()
         except BaseException as error:
@@ -268,7 +326,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._pending = None
         if self._has_views:
             obs, rew, terminated, truncated = self._owned(obs), rew.copy(), terminated.copy(), truncated.copy()
-        return obs, rew, terminated, truncated, info
+        return obs, rew, terminated, truncated, infos_by_env(self.venv, ids, info)
 
     def _is_waiting(self) -> bool:
         return not self.venv.is_closed and bool(self.venv.waiting_id)
@@ -277,20 +335,30 @@ class GymnasiumVectorEnv(AsyncCalls):
         """The round failed or was refused: what the envs that did not fail have returned is in the error."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
-            begun = np.array(["final_obs" in row for row in partial.info])
-            self._episodes.note(partial.env_id, (partial.terminated | partial.truncated) & ~begun)
-            self._latest.note(partial.env_id, partial.obs)
+            self._note(partial)
         if self._ended is not None:  # the step itself went well
-            obs, rew, terminated, truncated, info = self._ended[:5]
-            error.partial = Partial(np.array(self._ids), obs, rew, terminated, truncated, info)  # type: ignore[attr-defined]
+            error.partial = _as_partial(*self._ended[:5])  # type: ignore[attr-defined]
         self._pending = self._ended = None
+
+    def _note(self, rows: Partial) -> None:
+        """What some envs have returned; after a step with `autoreset` the next episode has begun where none failed."""
+        over = rows.terminated | rows.truncated
+        if self._autoreset:
+            over &= np.isin(rows.env_id, self.venv.failed_id)
+        self._episodes.note(rows.env_id, over)
+        self._latest.note(rows.env_id, rows.obs)
 
     def _owned(self, obs: Any) -> Any:
         return nest.map(np.copy, obs) if self.copy and self._has_views else obs
 
 
-def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+def _as_partial(
+    obs: Any, rew: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, infos: dict[int, dict[str, Any]]
+) -> Partial:
+    """A step of all envs as an error brings it along."""
+    ids = np.arange(len(rew))
+    info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in ids.tolist()])
+    return Partial(ids, obs, rew, terminated, truncated, info)
 
 
 def _own_row(obs: Any, i: int) -> Any:

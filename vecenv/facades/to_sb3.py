@@ -15,7 +15,8 @@ from gymnasium.vector import VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.facades.engine import autoresets
+from vecenv.errors import EnvContractError
+from vecenv.facades.engine import autoresets, own_infos
 from vecenv.facades.from_gymnasium import SameStepEnvs
 from vecenv.seeding import check_seed
 
@@ -63,6 +64,7 @@ class SB3VecEnv(VecEnv):
         # pass it by.
         self._has_own_step = type(self.venv).step is not BaseVectorEnv.step
         self._one_round = autoresets(self.venv)
+        self._all_ids = range(self.venv.env_num)
         self._actions: Any = None
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
@@ -75,17 +77,24 @@ class SB3VecEnv(VecEnv):
         self._drop_pending()
         seeds, options = self._seeds, self._options
         if not any(options) or all(entry is options[0] for entry in options):
-            obs, infos = self.venv.reset(**_arguments(seeds, options[0]))
+            obs, infos = self._reset(None, **_arguments(seeds, options[0]))
         else:
-            rows = [self.venv.reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
+            rows = [self._reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
             obs = nest.stack([nest.take(row, 0) for row, _ in rows])
-            infos = np.concatenate([info for _, info in rows])
+            infos = [info for _, (info,) in rows]
         if isinstance(obs, np.ndarray) and isinstance(self.observation_space, (spaces.Dict, spaces.Tuple)):
             raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
-        self.reset_infos = [_without_id(info) for info in infos]
+        self.reset_infos = infos
         self._reset_seeds()
         self._reset_options()
         return nest.map(_own, obs)
+
+    def _reset(self, ids: list[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
+        """Reset these envs (None: all); infos as they gave them."""
+        obs, raw_infos = self.venv.reset(ids, **kwargs)
+        infos = list(raw_infos)
+        own_infos(self.venv, self._all_ids if ids is None else ids, infos)
+        return obs, infos
 
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step in all envs; RuntimeError if one is pending, ValueError for a wrong number of actions."""
@@ -103,12 +112,12 @@ class SB3VecEnv(VecEnv):
         self._pending = False
         step = self.venv.step(self._actions) if self._has_own_step else self.venv.recv()
         obs, rewards, terminated, truncated, raw_infos = step
-        if rewards.ndim != 1:
-            raise ValueError(f"SB3 needs one number as reward, the envs return vectors of shape {rewards.shape[1:]}")
+        if rewards.ndim != 1 or rewards.dtype == object:
+            raise _vector_error(rewards)
         dones = terminated | truncated
         infos = raw_infos.tolist()
+        own_infos(self.venv, self._all_ids, infos)
         for info, cut_off in zip(infos, (truncated & ~terminated).tolist(), strict=True):
-            info.pop("env_id", None)
             info["TimeLimit.truncated"] = cut_off
         obs = nest.map(_own, obs)
         if dones.any():
@@ -117,27 +126,29 @@ class SB3VecEnv(VecEnv):
 
     def _end_episodes(self, ids: np.ndarray, obs: Any, infos: list[dict[str, Any]]) -> None:
         """Put the last observations of these envs into `infos`; reset those that the step has not reset."""
+        # Where on_error="restart" made an end of a failure, no episode has begun.
+        failed = self.venv.failed_id if self._one_round else self._all_ids
         left = []
         for i in ids.tolist():
-            first = infos[i]
-            if "final_obs" not in first:
+            if i in failed:
                 left.append(i)
                 continue
+            first = infos[i]
             infos[i] = first.pop("final_info")
             infos[i]["TimeLimit.truncated"] = first.pop("TimeLimit.truncated")
             infos[i]["terminal_observation"] = first.pop("final_obs")
             self.reset_infos[i] = first
         if left:
-            self._begin_episodes(np.array(left), obs, infos)
+            self._begin_episodes(left, obs, infos)
 
-    def _begin_episodes(self, ids: np.ndarray, obs: Any, infos: list[dict[str, Any]]) -> None:
+    def _begin_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
         """Reset these envs: their last observations go into `infos`, the first ones into `obs`."""
         last = nest.take(obs, ids)
-        first, reset_infos = self.venv.reset(ids)
+        first, reset_infos = self._reset(ids)
         nest.put(obs, ids, first)
-        for row, i in enumerate(ids.tolist()):
+        for row, i in enumerate(ids):
             infos[i]["terminal_observation"] = nest.take(last, row)
-            self.reset_infos[i] = _without_id(reset_infos[row])
+            self.reset_infos[i] = reset_infos[row]
 
     def _drop_pending(self) -> None:
         """Wait for what is in flight, and forget it, whatever it is: a reset begins anew."""
@@ -250,10 +261,12 @@ def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str
     return arguments
 
 
-def _without_id(info: dict[str, Any]) -> dict[str, Any]:
-    """An info as the env gave it; the dict is ours."""
-    info.pop("env_id", None)
-    return info
+def _vector_error(rewards: np.ndarray) -> EnvContractError:
+    """What is wrong with rewards that are not all numbers; it names the first such env."""
+    i = next(i for i, reward in enumerate(rewards) if np.ndim(reward))
+    error = EnvContractError(f"env {i} returned a reward of shape {np.shape(rewards[i])}, SB3 needs one number")
+    error.env_id = i
+    return error
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:

@@ -37,15 +37,6 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
     return infos
 
 
-def engine_infos(infos: np.ndarray, ids: Iterable[int], n: int) -> dict[Any, Any]:
-    """The infos that the engine returned for the envs `ids`, without the `env_id` that it adds to each."""
-    if max(map(len, infos)) == 1:
-        return {}
-    batch = vector_infos(((i, info) for i, info in zip(ids, infos, strict=True) if len(info) > 1), n)
-    del batch["env_id"], batch["_env_id"]
-    return batch
-
-
 def add_final(
     infos: dict[Any, Any],
     ids: Sequence[int],
