@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv import EnvWorker
+from vecenv import BaseVectorEnv, EnvWorker
 from vecenv.testing import CountingEnv
 
 
@@ -71,9 +71,8 @@ class LocalWorker(EnvWorker):
     """A worker of a user's own, as code written for tianshou has them."""
 
     def __init__(self, env_fn):
-        super().__init__(env_fn)
         self.env = env_fn()
-        self.result = None
+        super().__init__(env_fn)
 
     def get_env_attr(self, key):
         return getattr(self.env, key)
@@ -84,18 +83,21 @@ class LocalWorker(EnvWorker):
     def send(self, action, **kwargs):
         self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
 
-    def recv(self):
-        return self.result
-
-    def seed(self, seed=None):
-        self.env.action_space.seed(seed)
-        return self.env.reset(seed=seed)
+    def reset(self, **kwargs):
+        if "seed" in kwargs:
+            super().seed(kwargs["seed"])
+        return self.env.reset(**kwargs)
 
     def render(self, **kwargs):
         return self.env.render(**kwargs)
 
     def close_env(self):
         self.env.close()
+
+
+def custom(env_fns, **options):
+    """A vector env over workers of a user's own."""
+    return BaseVectorEnv(env_fns, LocalWorker, **options)
 
 
 def counting(n, **options):

@@ -5,11 +5,14 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
-from cases import LocalWorker, counting
+from cases import LocalWorker, counting, custom
+from conftest import BACKENDS
 from gymnasium import spaces
 
 from vecenv import BaseVectorEnv, DummyVectorEnv
 from vecenv.testing import CountingEnv
+
+BACKENDS_AND_CUSTOM = pytest.mark.parametrize("backend", [*BACKENDS, custom], ids=lambda make: make.__name__)
 
 # 0 -> 795726461 -> 2841183792 -> 2309840538, and the ends of two chains that are known from torchrl.
 CHAIN_OF_0 = [0, 795726461, 2841183792, 2309840538]
@@ -232,6 +235,7 @@ class TestLists:
     def test_no_reward_range_is_an_attribute_error(self, venv):
         assert not hasattr(venv, "reward_range")
 
+    @BACKENDS_AND_CUSTOM
     def test_the_parents_spaces_are_its_own(self, backend):
         """Sampling here does not move the generators of the envs."""
         with backend(wrapped(2)) as venv:
@@ -310,6 +314,7 @@ class TestSeeds:
         with DummyVectorEnv(counting(6)) as venv:
             assert venv.set_seed(1) == 3589710766
 
+    @BACKENDS_AND_CUSTOM
     def test_samples_of_the_action_spaces_agree_over_backends(self, backend):
         space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(9)})
 
@@ -329,16 +334,24 @@ class TestSeeds:
             assert np.array_equal(first[1]["a"], again[1]["a"])
             assert first[1]["b"] == again[1]["b"]
 
-    def test_one_object_space_for_all_envs_is_seeded_for_each(self, backend):
-        with backend(counting(3)) as venv:
+    @BACKENDS_AND_CUSTOM
+    def test_one_object_that_is_the_space_of_all_envs_is_seeded_for_each(self, backend):
+        shared = spaces.Discrete(1000)
+
+        def made(i):
+            env = CountingEnv(i)
+            env.action_space = shared
+            return env
+
+        with backend([lambda i=i: made(i) for i in range(3)]) as venv:
             venv.seed(1)
             samples = [space.sample() for space in venv.action_space]
-            alone = []
-            for i in range(3):
-                space = spaces.Discrete(100)
-                space.seed(1 + i)
-                alone.append(space.sample())
-            assert samples == alone
+        alone = []
+        for i in range(3):
+            space = spaces.Discrete(1000)
+            space.seed(1 + i)
+            alone.append(space.sample())
+        assert samples == alone
 
     def test_custom_workers_are_seeded_through_their_seed(self):
         with BaseVectorEnv(counting(2), LocalWorker) as venv:

@@ -9,6 +9,7 @@ import numpy as np
 
 from vecenv.backends.arena import IDLE
 from vecenv.backends.failure import Failure
+from vecenv.backends.per_env import PerEnvBackend
 from vecenv.seeding import check_seed, seed_chain, spread_seeds
 
 if TYPE_CHECKING:
@@ -81,6 +82,17 @@ class EnvAccess:
         return ranges
 
     # Counts and states.
+
+    @property
+    def workers(self) -> list[Any]:
+        """The workers that `worker_fn` made, one an env; AttributeError for a vector env without."""
+        self._check_open()
+        if not isinstance(self._backend, PerEnvBackend):
+            raise AttributeError(
+                f"{type(self).__name__} has no workers of one env each; reach its envs by get_env_attr, set_env_attr "
+                "and call"
+            )
+        return self._backend.workers
 
     @property
     def num_envs(self) -> int:

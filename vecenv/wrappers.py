@@ -136,7 +136,7 @@ def _new_statistics(venv: Any) -> Any:
         if isinstance(leaf, ObjectLeaf):
             raise ValueError(
                 f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
-                "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation for instance"
+                "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
             )
     hand_over = getattr(venv, "_hand_over", None)  # what is only like a vector env has none
     if isinstance(tree, (dict, tuple)) and hand_over is not None and hand_over._split:

@@ -38,7 +38,7 @@ class DummyBackend(Backend):
         return self.arena
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        return {i: _own_copy(payload) for i, payload in payloads.items()}
+        return {i: own_copy(payload) for i, payload in payloads.items()}
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = time.perf_counter()
@@ -62,7 +62,7 @@ class DummyBackend(Backend):
         pass
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
-        values = [_plain_copy(self._host.call(i, op, _own_copy(a))) for i, a in zip(ids, args, strict=True)]
+        values = [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)]
         self._raise_interrupt()
         return values
 
@@ -75,7 +75,7 @@ class DummyBackend(Backend):
         return problems
 
 
-def _own_copy(value: Any) -> Any:
+def own_copy(value: Any) -> Any:
     """A copy, because the caller may go on changing what it passed; the value itself where it cannot be copied."""
     try:
         return copy.deepcopy(value)
@@ -83,9 +83,9 @@ def _own_copy(value: Any) -> Any:
         return value
 
 
-def _plain_copy(value: Any) -> Any:
+def plain_copy(value: Any) -> Any:
     """Data is the caller's to keep, as from a worker; any other object is the env's own, to look at while debugging."""
-    return _own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
+    return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
 
 
 def _refuse_shared(host: EnvHost) -> None:

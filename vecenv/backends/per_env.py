@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
+from vecenv.backends.dummy import own_copy, plain_copy
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.host import EnvReport
 from vecenv.backends.layout import Layout
@@ -23,12 +26,23 @@ REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "ren
 class EnvWorker(ABC):
     """One env, wherever it lives: subclass it to bring workers of your own (contract of tianshou's EnvWorker).
 
-    `send(None, **kwargs)` starts a reset, `send(action)` a step; `recv` returns its result; `wait` tells which
-    workers have one.
+    `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` tells which
+    workers have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space that
+    it tells.
     """
 
+    result: Any
+    """What `recv` returns, for subclasses whose `send` leaves it here."""
+
     def __init__(self, env_fn: Callable[[], Any]) -> None:
+        self._env_fn = env_fn
         self.is_closed = False
+        self.is_reset = False
+
+    @functools.cached_property
+    def action_space(self) -> Any:
+        """The action space that the env had when it was first asked for."""
+        return self.get_env_attr("action_space")
 
     @abstractmethod
     def get_env_attr(self, key: str) -> Any:
@@ -42,18 +56,30 @@ class EnvWorker(ABC):
     def send(self, action: Any, **kwargs: Any) -> None:
         """Start a step, or for the action None a reset."""
 
-    @abstractmethod
     def recv(self) -> Any:
         """The result of what `send` started: (obs, info), or (obs, reward, terminated, truncated, info)."""
+        return self.result
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the env and wait for it."""
+        self.send(None, **kwargs)
+        return self.recv()
+
+    def step(self, action: Any) -> Any:
+        """Step the env and wait for it."""
+        self.send(action)
+        return self.recv()
 
     @staticmethod
     def wait(workers: list[Any], wait_num: int, timeout: float | None = None) -> list[Any]:
         """The workers that have a result: at least `wait_num`, or those that have one after `timeout` seconds."""
         return workers
 
-    @abstractmethod
     def seed(self, seed: int | None = None) -> Any:
-        """Seed the env."""
+        """Seed the action space; where a subclass does not seed the env as well, the vector env resets it with the
+        seed.
+        """
+        return None if self.action_space is None else self.action_space.seed(seed)
 
     @abstractmethod
     def render(self, **kwargs: Any) -> Any:
@@ -82,21 +108,25 @@ class PerEnvBackend(Backend):
         self.num_workers = len(env_fns)
         for env_fn in env_fns:
             worker = self._worker_fn(env_fn)
+            self.workers.append(worker)
             missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
             if missing:
                 raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
-            self.workers.append(worker)
         kinds = {type(worker) for worker in self.workers}
         if len(kinds) > 1:
             raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
-        return [EnvReport(*(_attr_or_none(worker, name) for name in EnvReport._fields)) for worker in self.workers]
+        reports = [_report(worker) for worker in self.workers]
+        self._spaces = [report.observation_space for report in reports]
+        return reports
 
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, len(self.workers))
-        spaces = [_attr_or_none(worker, "observation_space") for worker in self.workers]
-        self._rows = RowWriter(layout, spaces, self.arena, copy_objects=True)
+        self._rows = RowWriter(layout, self._spaces, self.arena, copy_objects=True)
         self._resetting = np.zeros(len(self.workers), dtype=np.bool_)
         return self.arena
+
+    def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
+        return {i: own_copy(payload) for i, payload in payloads.items()}
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         env_ids = np.arange(len(self.workers)) if ids is None else ids
@@ -142,7 +172,7 @@ class PerEnvBackend(Backend):
         values = []
         for i, a in zip(ids, args, strict=True):
             try:
-                values.append(_call(self.workers[i], op, a))
+                values.append(plain_copy(_call(self.workers[i], op, own_copy(a))))
             except Exception as error:
                 values.append(capture(error, i, op, local=True))
         return values
@@ -164,7 +194,15 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
         return value(*positional, **keywords) if callable(value) else value
     if op == "render":
         return worker.render(**args[0])
+    if op == "seed" and getattr(worker.seed, "__func__", None) is EnvWorker.seed:
+        worker.reset(seed=args[0])  # it seeds the action space only
     return getattr(worker, op)(*args)
+
+
+def _report(worker: Any) -> EnvReport:
+    parts = [_attr_or_none(worker, name) for name in EnvReport._fields]
+    # The spaces told are this process's own, one an env: envs may share one, and go on sampling from it.
+    return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])
 
 
 def _attr_or_none(worker: Any, name: str) -> Any:
