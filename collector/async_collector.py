@@ -49,10 +49,10 @@ class AsyncDataCollector(BatchCollector):
 
     With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an
     environment are in a batch depends on how fast it is, and so does what it does where the policy draws from one
-    random stream. All that are ready are asked together, so nobody who is ready waits for another; but where cheap
-    environments have more workers than there are CPUs, the system may give one worker no CPU for many rounds (4 CartPole
-    environments, `wait_num=1`, 2 CPUs: 22 of 400 steps for one of them). As many workers as CPUs (`num_workers`) or a
-    larger `wait_num` even that out.
+    random stream. All that are ready are asked together, so nobody who is ready waits for another. But where cheap
+    environments have more workers than there are CPUs, the system may give one worker no CPU for many rounds (of 4
+    CartPole environments with `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs
+    (`num_workers`) or a larger `wait_num` even that out.
 
     `return_same_td` gives the same object with every batch here too, but in new memory each time.
 
