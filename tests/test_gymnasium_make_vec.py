@@ -131,6 +131,12 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     del gym.registry["Named-v0"]
 
 
+def test_an_id_without_a_version_is_that_of_the_latest():
+    envs = vecenv.make_vec("CartPole", 2, backend="dummy")
+    assert envs.spec.id == "CartPole-v1"
+    envs.close()
+
+
 def test_envs_registered_in_the_program_are_known_to_the_workers():
     gym.register("Local-v0", entry_point=Tells)
     envs = vecenv.make_vec("Local-v0", 2)
@@ -148,3 +154,25 @@ def test_what_is_not_there_is_refused():
         vecenv.facades.make_vec.Nothing  # noqa: B018
     with pytest.raises(TypeError, match="wait_num"):
         vecenv.make_vec("CartPole-v1", 2, vector_kwargs={"wait_num": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"id": None}, "id must be the id of a registered env or a spec, got None"),
+        ({"id": Tells}, r"AsyncVectorEnv\(\[env_fn\] \* num_envs\)"),
+        ({"num_envs": 1.5}, "num_envs must be an integer, got 1.5"),
+        ({"num_envs": "2"}, "num_envs must be an integer, got '2'"),
+        ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions, .*TimeAware"),
+        ({"wrappers": ["TimeAwareObservation"]}, "wrappers must be a sequence of functions"),
+        ({"vector_kwargs": [1]}, r"vector_kwargs must be a dict of arguments, got \[1\]"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        vecenv.make_vec(**{"id": "CartPole-v1", "num_envs": 2, **arguments})
+
+
+def test_as_many_envs_as_none_are_refused():
+    with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
+        vecenv.make_vec("CartPole-v1", 0)

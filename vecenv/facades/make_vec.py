@@ -12,12 +12,14 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from vecenv.envs.counts import check_count
+from vecenv.envs.gym_env import find_spec
 from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
@@ -40,10 +42,11 @@ def make_vec(
 ) -> GymnasiumVectorEnv:
     """`num_envs` environments as one gymnasium VectorEnv, like `gym.make_vec`.
 
-    `id`: a registered id, "module:id" to import the module that registers it, or a spec; `envs.spec` makes the same
-    again. `backend`: "shmem", "subproc" or "dummy". `wrappers` are put around each environment. `vector_kwargs` go to
-    AsyncVectorEnv or, for "dummy", SyncVectorEnv, and `kwargs` to `gym.make`. ValueError for an unknown backend,
-    gymnasium's errors for an unknown id.
+    `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
+    or a spec; `envs.spec` makes the same again. `backend`: "shmem", "subproc" or "dummy". `wrappers`, a sequence, are
+    put around each environment. `vector_kwargs` go to AsyncVectorEnv or, for "dummy", SyncVectorEnv, and `kwargs` to
+    `gym.make`. ValueError for an unknown backend, TypeError for arguments of another kind, gymnasium's errors for an
+    unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", vector_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
@@ -61,8 +64,7 @@ def make_vec(
     }
     asked = {name: kept.pop(name, value) for name, value in asked.items()}
     kwargs = {**kept, **kwargs}
-    if asked["backend"] not in BACKENDS:
-        raise ValueError(f"backend must be one of {list(BACKENDS)}, got {asked['backend']!r}")
+    _check(**asked)
     env_fn = functools.partial(_make, copy.deepcopy(spec), asked["wrappers"] or (), kwargs)
     envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["vector_kwargs"] or {}))
     spec.kwargs = {**kwargs, **{name: value for name, value in asked.items() if value}, "vectorization_mode": MODE}
@@ -71,14 +73,30 @@ def make_vec(
     return envs
 
 
+def _check(num_envs: Any, backend: Any, wrappers: Any, vector_kwargs: Any) -> None:
+    """ValueError or TypeError for what is wrong here rather than in the classes that get it."""
+    check_count("num_envs", num_envs)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {list(BACKENDS)}, got {backend!r}")
+    if wrappers is not None and not (isinstance(wrappers, Sequence) and all(map(callable, wrappers))):
+        raise TypeError(f"wrappers must be a sequence of functions, each of an env, got {wrappers!r}")
+    if vector_kwargs is not None and not isinstance(vector_kwargs, Mapping):
+        raise TypeError(f"vector_kwargs must be a dict of arguments, got {vector_kwargs!r}")
+
+
 def _find_spec(id: str | EnvSpec) -> EnvSpec:
     """A copy of the spec."""
     if isinstance(id, EnvSpec):
         return copy.deepcopy(id)
+    if not isinstance(id, str):
+        raise TypeError(
+            f"id must be the id of a registered env or a spec, got {id!r}; for functions that make envs use "
+            "AsyncVectorEnv([env_fn] * num_envs)"
+        )
     module, _, name = id.rpartition(":")
     if module:
         importlib.import_module(module)
-    return copy.deepcopy(gymnasium.spec(name))
+    return copy.deepcopy(find_spec(name))
 
 
 def _make(spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], kwargs: dict[str, Any]) -> Any:
