@@ -204,6 +204,23 @@ def test_a_frame_skip_that_is_no_count_is_refused(frame_skip):
         swingup(frame_skip=frame_skip)
 
 
+def test_a_frame_skip_may_be_an_integer_of_numpy():
+    env = swingup(frame_skip=np.int64(2))
+    assert (type(env.frame_skip), env.frame_skip) == (int, 2)
+    env.close()
+
+
+@pytest.mark.parametrize("camera_id", ["zz", None, 2, -2, 0.0, True])
+def test_a_camera_that_is_not_there_is_refused_before_anything_is_rendered(camera_id):
+    with pytest.raises(ValueError, match=r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"):
+        swingup(camera_id=camera_id, from_pixels=True)
+
+
+@pytest.mark.parametrize("camera_id", ["lookatcart", 1, np.int64(0), -1])
+def test_cameras_have_names_and_numbers(camera_id):
+    swingup(camera_id=camera_id).close()
+
+
 def test_other_arguments_are_refused():
     with pytest.raises(ValueError, match="render_mode"):
         swingup(render_mode="human")

@@ -64,6 +64,33 @@ def test_the_errors_of_torchrls_wrapper():
         MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"batch_size": 1})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"env_name": None}, TypeError, "env_name must be a str, .* got None"),
+        ({"create_env_kwargs": [("seed", 1)]}, TypeError, "create_env_kwargs must be a dict"),
+        ({"num_workers": 0}, ValueError, "num_workers must be at least 1, got 0"),
+        ({"num_workers": "2"}, TypeError, "num_workers must be an integer, got '2'"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        MultiThreadedEnv(**{"num_workers": 2, "env_name": "CartPole-v1", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("task_id", "num_envs", "error", "message"),
+    [
+        ("CartPole-v1", 0, ValueError, "num_envs must be at least 1, got 0"),
+        ("CartPole-v1", 1.5, TypeError, "num_envs must be an integer, got 1.5"),
+        (None, 1, TypeError, "the task must be a str"),
+    ],
+)
+def test_a_pool_that_cannot_be_made_is_refused(task_id, num_envs, error, message):
+    with pytest.raises(error, match=message):
+        EnvPoolVectorEnv.make(task_id, num_envs)
+
+
 # EnvPool's own tasks.
 
 

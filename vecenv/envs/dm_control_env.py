@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vecenv.envs.counts import check_frame_skip
 from vecenv.envs.offscreen_gl import ADVICE, begin_rendering, choose_gl
 
 PIXELS = "pixels"
@@ -32,7 +33,7 @@ class DMControlEnv(gymnasium.Env):
             for each domain. RuntimeError for a pair that is not there.
         from_pixels: frames as observations, under the key "pixels": uint8 (height, width, 3). With `pixels_only`
             (default) they replace what the task observes, else they are added to it.
-        camera_id: the number or name of the camera; -1 is the free one.
+        camera_id: the number or name of the camera; -1 is the free one. ValueError for one that the task does not have.
         height, width: of the frames, for observations and `render`.
         frame_skip: how many steps of the task an action lasts (an integer of at least 1, else ValueError): rewards are
             summed, the last observation counts, only the last frame is rendered, and the end of the episode ends it.
@@ -74,10 +75,7 @@ class DMControlEnv(gymnasium.Env):
         task_kwargs: Mapping[str, Any] | None = None,
         environment_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if frame_skip is None:
-            frame_skip = 1
-        if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
-            raise ValueError(f"frame_skip must be an integer of at least 1, got {frame_skip!r}")
+        frame_skip = check_frame_skip(frame_skip)
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f'render_mode must be "rgb_array" or None, got {render_mode!r}')
         self.render_mode = render_mode
@@ -87,6 +85,7 @@ class DMControlEnv(gymnasium.Env):
         self.from_pixels, self.pixels_only = from_pixels, from_pixels and pixels_only
         self._over: str | None = "has not been reset"
         self._env = _load(domain, task, task_kwargs or {}, environment_kwargs)
+        self._check_camera(camera_id)
         self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep() / frame_skip)}
         self.action_space = _space(self._env.action_spec())
         self.observation_space = self._spaces(height, width)
@@ -135,6 +134,16 @@ class DMControlEnv(gymnasium.Env):
     def physics(self) -> Any:
         """dm_control's own `Physics`, to look at or to change the state."""
         return self._env.physics
+
+    def _check_camera(self, camera_id: Any) -> None:
+        model = self._env.physics.model
+        names = [model.id2name(i, "camera") for i in range(model.ncam)]
+        is_number = isinstance(camera_id, (int, np.integer)) and not isinstance(camera_id, bool)
+        if not (-1 <= camera_id < len(names) if is_number else camera_id in names):
+            raise ValueError(
+                f"the task ({self._name}) has no camera {camera_id!r}; it has {names}, with the numbers from 0, "
+                "and -1, the free one"
+            )
 
     def _spaces(self, height: int, width: int) -> spaces.Dict:
         parts: dict[str, spaces.Space[Any]] = {}

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from vecenv.actions import batch_actions
 from vecenv.base import BaseVectorEnv
+from vecenv.envs.counts import check_count
 from vecenv.envs.pool_backend import PoolBackend, quiet_spaces
 from vecenv.results import Step
 
@@ -140,6 +141,9 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
 def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
     """A new pool of `num_envs` envs."""
+    if not isinstance(task_id, str):
+        raise TypeError(f"the task must be a str, the id of one of EnvPool's, got {task_id!r}")
+    num_envs = check_count("num_envs", num_envs)
     try:
         import envpool
     except ImportError as error:

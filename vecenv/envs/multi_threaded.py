@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vecenv.envs.counts import check_count
 from vecenv.envs.envpool_env import EnvPoolVectorEnv, make_pool
 
 # What torchrl's classes take and EnvPool has no use for: the values that change nothing, and what to use for others.
@@ -85,6 +86,13 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         **kwargs: Any,
     ) -> None:
         _refuse_without_effect(type(self).__name__, kwargs)
+        num_workers = check_count("num_workers", num_workers)
+        if not isinstance(env_name, str):
+            raise TypeError(f"env_name must be a str, the id of a task of EnvPool, got {env_name!r}")
+        if create_env_kwargs is not None and not isinstance(create_env_kwargs, Mapping):
+            raise TypeError(
+                f"create_env_kwargs must be a dict of arguments for envpool.make, got {create_env_kwargs!r}"
+            )
         options = dict(create_env_kwargs or {})
         if decided := sorted(options.keys() & {"task_id", "env_type", "num_envs", "batch_size", "max_num_players"}):
             raise ValueError(f"create_env_kwargs has {decided}, which num_workers and env_name decide")
