@@ -140,7 +140,7 @@ def test_an_action_that_cannot_travel_is_refused_before_anything_is_sent(column:
 
 
 @columns(only=DummyVectorEnv)
-@pytest.mark.parametrize("name", ["unpicklable", "raises at pickle"])
+@pytest.mark.parametrize("name", ["unpicklable", "raises at pickle", "nested too deep"])
 def test_an_action_or_option_that_cannot_be_copied_reaches_the_env_as_it_is(column: Column, name: str) -> None:
     odd = CANNOT_LEAVE[name][0]()
     with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:

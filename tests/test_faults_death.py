@@ -205,6 +205,20 @@ def test_a_worker_killed_in_a_call_is_told_and_the_envs_of_the_others_are_intact
         check_goes_on(ledger, block)
 
 
+@columns("blocks", "single", dummy=False)
+@pytest.mark.parametrize("use", ["call", "get_env_attr", "seed"])
+def test_a_worker_that_is_killed_in_a_call_is_not_told_to_have_been_idle(column: Column, use: str) -> None:
+    uses: dict[str, Any] = {
+        "call": lambda venv: venv.call("method", id=[1]),
+        "get_env_attr": lambda venv: venv.get_env_attr("prop", [1]),
+        "seed": lambda venv: venv.seed(3),
+    }
+    with column.open(counters(N, env1=DiesElsewhere)) as ledger:
+        ledger.begin()
+        with pytest.raises(WorkerDiedError, match="while running env 1"):
+            uses[use](ledger.venv)
+
+
 @columns("blocks", dummy=False)
 def test_when_the_forkserver_is_killed_its_workers_are_told_dead_and_another_one_starts(column: Column) -> None:
     with column.open(counters(N)) as ledger:

@@ -51,10 +51,17 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
 
 def _on_host(action: Any) -> Any:
     """The same with every torch tensor, wherever it is and whether or not it needs a gradient, as an array."""
+    try:
+        return _arrays(action)
+    except RecursionError:  # nested deeper than anybody looks
+        return action
+
+
+def _arrays(action: Any) -> Any:
     if isinstance(action, dict):
-        return {key: _on_host(part) for key, part in action.items()}
+        return {key: _arrays(part) for key, part in action.items()}
     if action.__class__ in (list, tuple):
-        return action.__class__(_on_host(part) for part in action)
+        return action.__class__(_arrays(part) for part in action)
     for method in ("detach", "cpu"):
         if not hasattr(action, method):
             return action

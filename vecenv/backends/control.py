@@ -15,7 +15,8 @@ CALLS = 1  # written by the parent: how many frames it has posted that the worke
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
 ROUNDS = 3  # written by the parent: how often it has asked for something (Shmem)
 SLEEPS = 4  # written by whose line it is: 1 while it sleeps on its bell (Shmem)
-IN_ROUND = 5  # written by the worker: 1 while it is in a round
+DOING = 5  # written by the worker: one of the following
+NOTHING, A_ROUND, A_CALL = range(3)
 
 
 class Control:

@@ -33,7 +33,7 @@ from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena, anonymous_file
 from vecenv.backends.base import Backend
 from vecenv.backends.channel import Frame
-from vecenv.backends.control import BUSY_NS, CALLS, IN_ROUND, PROGRESS, Control
+from vecenv.backends.control import A_ROUND, BUSY_NS, CALLS, DOING, NOTHING, PROGRESS, Control
 from vecenv.backends.failure import Failure, died_failure, read_value
 from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
@@ -112,7 +112,7 @@ class ProcessBackend(Backend):
 
     def _launch(self, worker: WorkerProcess) -> None:
         line = self.control.line(worker.index)
-        line[CALLS] = line[IN_ROUND] = 0
+        line[CALLS], line[DOING] = 0, NOTHING
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
         luggage = Luggage(
             makers=self._makers[worker.start : worker.stop],
@@ -355,8 +355,8 @@ class ProcessBackend(Backend):
             return
         pending = self._pending(worker)
         line = self.control.line(worker.index)
-        began = bool(line[IN_ROUND])
-        running = worker.start + line[PROGRESS] % len(worker.ids) if began else None
+        began = line[DOING] == A_ROUND
+        running = None if line[DOING] == NOTHING else worker.start + line[PROGRESS] % len(worker.ids)
         for i in worker.ids:
             self.lost[i] = worker.reason.told_to(i) if worker.reason is not None else worker.death(i, running)
         for i in pending:

@@ -32,7 +32,7 @@ import numpy as np
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.channel import Channel, Frame
-from vecenv.backends.control import BUSY_NS, IN_ROUND, PROGRESS, Control
+from vecenv.backends.control import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, Control
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.host import EnvHost, EnvReport, PaceMeter
 from vecenv.backends.launch import Descriptor
@@ -100,9 +100,9 @@ class Server(ABC):
     def timed(self, round: Callable[..., None], *args: Any) -> None:
         """Do a round, and account for the time that it took."""
         begin = time.perf_counter_ns()
-        self.line[IN_ROUND] = 1
+        self.line[DOING] = A_ROUND
         round(*args)
-        self.line[IN_ROUND] = 0
+        self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
 
     def run(self, ops: bytes, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> dict[int, Extra]:
@@ -118,7 +118,10 @@ class Server(ABC):
     def handle(self, frame: Frame) -> bool:
         """Do what a frame other than a round asks for; returns True if it was CLOSE."""
         if frame.kind == ch.CALL:
-            self.link.write(ch.REPLY, frame.number, self._call(*cloudpickle.loads(frame.payload)))
+            self.line[DOING] = A_CALL
+            reply = self._call(*cloudpickle.loads(frame.payload))
+            self.line[DOING] = NOTHING
+            self.link.write(ch.REPLY, frame.number, reply)
         elif frame.kind == ch.RESEND:
             blobs = {j: _dumps_or_none(extra) for j, extra in self.last_extras.items()}
             self.link.write(ch.REPLY, frame.number, pickle.dumps(blobs))
