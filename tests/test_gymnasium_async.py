@@ -158,6 +158,13 @@ def test_a_bad_timeout_is_refused_and_nothing_is_lost(envs, call, timeout):
     getattr(envs, f"{call}_wait")(float("inf"))
 
 
+@pytest.mark.parametrize("options", [[1], "x", 3])
+def test_options_that_are_no_dict_are_refused(envs, options):
+    with pytest.raises(TypeError, match="takes one dict of options for all envs, or None; got"):
+        envs.reset(options=options)
+    assert envs.get_attr("resets") == ([], [], [])
+
+
 def test_closing_does_not_wait_for_an_env_that_hangs():
     envs = AsyncVectorEnv([HangsOnStep], step_timeout=0.3)
     envs.reset()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Tells
 
-from vecenv import AsyncVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, VectorEnvWrapper
+from vecenv import AsyncVectorEnv, EnvContractError, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, VectorEnvWrapper
 from vecenv.seeding import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
 
@@ -134,6 +134,45 @@ class TestRandomStarts:
         second, _ = envs.reset()
         assert (second[:, 3] != first[:, 3]).all()
         assert first[:, 2].tolist() != second[:, 2].tolist() or first[:, 1].tolist() != second[:, 1].tolist()
+        envs.close()
+
+
+class Pays(Tells):
+    """The same reward in each step."""
+
+    def __init__(self, reward, length=100):
+        super().__init__(length=length)
+        self.reward = reward
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return (obs, self.reward, *rest)
+
+
+class TestVectorRewards:
+    @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+    def test_they_are_rows_also_where_all_envs_are_reset(self, make, mode):
+        envs = make([lambda: Pays([1, 2], length=2), lambda: Pays(np.array([3, 4]), length=2)], autoreset_mode=mode)
+        envs.reset()
+        rewards = [envs.step([0, 0])[1].tolist() for _ in range(4)]
+        paid, nothing = [[1, 2], [3, 4]], [[0, 0], [0, 0]]
+        assert rewards == [paid, paid, nothing if mode == "NextStep" else paid, paid]
+        envs.close()
+
+    @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+    def test_a_mixture_is_an_error_that_names_the_envs_and_has_the_results(self, make, mode):
+        envs = make([lambda: Pays(1.0, 1), lambda: Pays([1, 2]), lambda: Pays(2.0)], autoreset_mode=mode)
+        envs.reset()
+        with pytest.raises(EnvContractError, match=r"differ: \(\) in envs \[0, 2\], \(2,\) in envs \[1\]") as caught:
+            envs.step([0, 0, 0])
+        assert caught.value.env_id == 1
+        assert [np.asarray(reward).tolist() for reward in caught.value.partial.rew] == [1, [1, 2], 2]
+        envs.set_attr("reward", 3.0)
+        envs.reset(options={"reset_mask": np.array([False, True, False])})
+        with pytest.raises(EnvContractError, match="env 1: step"):  # its own change
+            envs.step([0, 0, 0])
+        envs.reset()
+        assert envs.step([0, 0, 0])[1].tolist() == [3.0] * 3
         envs.close()
 
 

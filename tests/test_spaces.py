@@ -296,6 +296,19 @@ class TestRewards:
             first, second = venv.step([0, 0])[1]
             assert (first.tolist(), second) == ([1, 2], -7)
 
+    @pytest.mark.parametrize("later", [[5.0, [6, 7]], [[6, 7], 5.0]], ids=str)
+    def test_once_it_was_reset_it_may_show_another_kind(self, backend, later):
+        script, rewards = [np.zeros(2, np.float32)], [None, 1.0, [3, 4], None, *later]  # None: of the resets
+        with backend(playing(spaces.Box(0, 1, (2,)), script, rewards=rewards)) as venv:
+            venv.reset()
+            venv.step([0])
+            with pytest.raises(EnvContractError, match="a reward of shape"):
+                venv.step([0])
+            venv.reset()
+            assert venv.step([0])[1].tolist() == [later[0]]
+            with pytest.raises(EnvContractError, match="a reward of shape"):
+                venv.step([0])
+
     @pytest.mark.parametrize("rewards", [[[1, 2], -7.0], [1.0, [1, 2]], [1.0, 2.0, [3.0, 4.0]], [[1, 2], [1, 2, 3]]])
     def test_an_env_does_not_change_between_numbers_and_vectors(self, backend, rewards):
         script, rewards = [np.zeros(2, np.float32)], [rewards[-1], *rewards[:-1]]  # the first one goes with the reset
