@@ -72,6 +72,8 @@ class _ProcessVectorEnv(BaseVectorEnv):
 class SubprocVectorEnv(_ProcessVectorEnv):
     """Envs in worker processes that exchange arrays through sockets: nothing is shared.
 
+    With `share_memory` they write into shared memory, as those of ShmemVectorEnv do (an argument of tianshou's).
+
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
     ...     obs, info = venv.reset([0, 3])
@@ -79,7 +81,20 @@ class SubprocVectorEnv(_ProcessVectorEnv):
     ((2, 4), 3)
     """
 
-    backend_class = SubprocBackend
+    backend_class: type[ProcessBackend] = SubprocBackend
+
+    def __init__(
+        self,
+        env_fns: EnvFns,
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        share_memory: bool = False,
+        context: str | None = None,
+        **options: Any,
+    ) -> None:
+        if share_memory:
+            self.backend_class = ShmemBackend
+        super().__init__(env_fns, wait_num, timeout, context=context, **options)
 
 
 class ShmemVectorEnv(_ProcessVectorEnv):
