@@ -1,4 +1,7 @@
-"""What goes wrong in gymnasium's own vector envs and must not here: each test is one such case."""
+"""What goes wrong in gymnasium's own vector envs and must not here: each test is one such case.
+
+W1 to W17 number these defects; a test says in its docstring which it is about.
+"""
 
 import multiprocessing
 import os
@@ -72,6 +75,7 @@ class OneRow(Tells):
 
 
 def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step(make):
+    """W1"""
     envs = make([lambda: Tells(length=2)] * 2)
     envs.reset()
     for _ in range(2):
@@ -84,6 +88,7 @@ def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step(mak
 
 
 def test_a_step_that_timed_out_is_not_taken_for_the_next_one(make_async):
+    """W2"""
     with Gates(2) as gates:
         envs = make_async(gates.env_fns, num_workers=2)
         envs.reset_async()
@@ -102,6 +107,7 @@ def test_a_step_that_timed_out_is_not_taken_for_the_next_one(make_async):
 
 
 def test_a_wrong_number_of_actions_does_not_shift_later_answers(make):
+    """W3"""
     envs = make([lambda: Echo(spaces.Discrete(10))] * 3)
     envs.reset()
     with pytest.raises(ValueError, match="got 2 actions for 3 envs"):
@@ -112,6 +118,7 @@ def test_a_wrong_number_of_actions_does_not_shift_later_answers(make):
 
 @pytest.mark.parametrize("name", ["typo", "add"])
 def test_a_failed_call_breaks_nothing(make, name):
+    """W4"""
     envs = make([Remembers] * 2)
     envs.reset()
     with pytest.raises((AttributeError, TypeError)):
@@ -122,7 +129,7 @@ def test_a_failed_call_breaks_nothing(make, name):
 
 @pytest.mark.parametrize("env_class", [Fails, FailsUnpicklably])
 def test_an_exception_leaves_the_others_usable_and_a_reset_heals(make, env_class):
-    """Neither one whose constructor needs other arguments nor one that cannot be pickled is in the way."""
+    """W4, W5, W6: Neither one whose constructor needs other arguments nor one that cannot be pickled is in the way."""
     envs = make([env_class] * 3)
     envs.reset()
     with pytest.raises(Exception, match=r"because|Unpicklable|1") as caught:
@@ -138,6 +145,7 @@ def test_an_exception_leaves_the_others_usable_and_a_reset_heals(make, env_class
 
 
 def test_the_traceback_of_the_env_comes_with_the_exception(make_async):
+    """W5"""
     envs = make_async([Fails] * 2)
     envs.reset()
     with pytest.raises(Exception, match="because") as caught:
@@ -147,6 +155,7 @@ def test_the_traceback_of_the_env_comes_with_the_exception(make_async):
 
 
 def test_a_killed_worker_is_a_clear_error_and_close_works(make_async):
+    """W7"""
     envs = make_async([Tells] * 4, num_workers=2)
     envs.reset()
     os.kill(envs.call("pid")[0], signal.SIGKILL)
@@ -158,6 +167,7 @@ def test_a_killed_worker_is_a_clear_error_and_close_works(make_async):
 
 
 def test_an_env_fn_that_raises_is_seen_as_what_it_raised(make):
+    """W8"""
     with pytest.raises(ValueError, match="boom in __init__"):
         make([Tells, RaisesInConstructor])
 
@@ -167,7 +177,7 @@ def test_an_env_fn_that_raises_is_seen_as_what_it_raised(make):
     [spaces.Text(5), spaces.OneOf((spaces.Discrete(5), spaces.Box(0, 1, (2,)))), spaces.Sequence(spaces.Discrete(4))],
 )
 def test_text_and_other_unstackable_observations_are_those_of_this_step(make, space):
-    """With shared memory gymnasium returns the initial ones forever, or refuses the space."""
+    """W9: With shared memory gymnasium returns the initial ones forever, or refuses the space."""
     space.seed(1)
     envs = make([lambda: Echo(space)] * 2)
     obs, _ = envs.reset()
@@ -180,6 +190,7 @@ def test_text_and_other_unstackable_observations_are_those_of_this_step(make, sp
 
 
 def test_a_reused_options_dict_resets_the_same_envs_again(make):
+    """W10"""
     envs = make([Remembers] * 3)
     options = {"reset_mask": np.array([True, False, True]), "a": 1}
     envs.reset()
@@ -192,6 +203,7 @@ def test_a_reused_options_dict_resets_the_same_envs_again(make):
 
 
 def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_reuses_its_arrays(make):
+    """W11"""
     envs = make([OneBuffer, lambda: OneBuffer(length=9)], autoreset_mode="SameStep")
     envs.reset()
     envs.step([0, 0])
@@ -206,7 +218,7 @@ def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_
 
 
 def test_a_probability_of_one_third_is_not_rounded_to_zero(make):
-    """FrozenLake's resets say prob=1, an int, and its steps 0.333."""
+    """W12: FrozenLake's resets say prob=1, an int, and its steps 0.333."""
     envs = make([lambda: gym.make("FrozenLake-v1")] * 4)
     _, infos = envs.reset(seed=3)
     seen = set(infos["prob"].tolist())
@@ -218,6 +230,7 @@ def test_a_probability_of_one_third_is_not_rounded_to_zero(make):
 
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled(shared_memory):
+    """W13"""
     envs = AsyncVectorEnv([lambda: Tells(length=1)] * 2, shared_memory=shared_memory, autoreset_mode="Disabled")
     envs.reset()
     envs.step([1, 1])
@@ -228,7 +241,7 @@ def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled(shar
 
 
 def test_rewards_of_shape_one_are_numbers(make):
-    """gymnasium #1445"""
+    """W14: gymnasium #1445"""
     envs = make([lambda: OneRow(length=2)] * 2)
     envs.reset()
     assert [envs.step([1, 1])[1].tolist() for _ in range(3)] == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
@@ -237,6 +250,8 @@ def test_rewards_of_shape_one_are_numbers(make):
 
 @pytest.mark.parametrize("mode", ["same", "different"])
 def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
+    """W15"""
+
     def env_fn():
         (tmp_path / f"{os.getpid()}-{len(list(tmp_path.iterdir()))}").touch()
         return Tells()
@@ -249,6 +264,7 @@ def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
 
 
 def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade(make):
+    """W16"""
     envs = make([Remembers] * 3)
     envs.reset()
     _, rew, *_, info = envs.venv.step([2, 1], id=[2, 0])
@@ -258,7 +274,7 @@ def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade(make):
 
 
 def test_normalised_observations_work_with_same_step_autoreset():
-    """gymnasium's own observation wrappers refuse this mode."""
+    """W16: gymnasium's own observation wrappers refuse this mode."""
     venv = VectorEnvNormObs(ShmemVectorEnv([lambda: Tells(length=2)] * 2))
     envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
     envs.reset()
@@ -271,15 +287,43 @@ def test_normalised_observations_work_with_same_step_autoreset():
     envs.close()
 
 
+class Foreign:
+    """An array of another library (jax's are like this): numpy can read it, and that is all."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values.astype(dtype or self.values.dtype)
+
+    def __len__(self):
+        return len(self.values)
+
+
+@pytest.mark.parametrize(
+    "seed", [np.int64(5), np.array([5, 6]), np.array(5, np.int32), [np.uint8(5), np.int64(6)]], ids=repr
+)
+def test_seeds_may_be_numbers_and_arrays_of_numpy(make, seed):
+    """W17"""
+    envs = make([Remembers] * 2)
+    envs.reset(seed=seed)
+    assert [resets[0][0] for resets in envs.get_attr("resets")] == [5, 6]
+    envs.close()
+
+
+@pytest.mark.parametrize("library", ["torch", "any other"])
 @pytest.mark.parametrize("space", [spaces.Discrete(9), spaces.Dict(a=spaces.Discrete(9), b=spaces.Box(-9, 9, (2,)))])
-def test_actions_may_be_tensors(make, space):
-    torch = pytest.importorskip("torch")
+def test_actions_may_be_arrays_of_any_library(make, space, library):
+    """W17"""
+    foreign = pytest.importorskip("torch").tensor if library == "torch" else Foreign
     envs = make([lambda: Echo(space)] * 2)
     envs.reset()
     if isinstance(space, spaces.Discrete):
-        assert envs.step(torch.tensor([3, 4]))[0].tolist() == [3, 4]
+        assert envs.step(foreign([3, 4]))[0].tolist() == [3, 4]
     else:
-        actions = {"a": torch.tensor([3, 4]), "b": torch.ones(2, 2, requires_grad=True)}
+        actions = {"a": foreign([3, 4]), "b": foreign([[1.0, 1.0], [1.0, 1.0]])}
+        if library == "torch":
+            actions["b"].requires_grad_()
         obs, *_ = envs.step(actions)
         assert (obs["a"].tolist(), obs["b"].tolist()) == ([3, 4], [[1, 1], [1, 1]])
     envs.close()

@@ -129,14 +129,14 @@ def _listed(actions: Any) -> list[Any]:
 
 
 def _on_host(tree: Any) -> Any:
-    """The same dicts and tuples with tensors, of whatever device, as arrays."""
+    """The same dicts and tuples with the arrays of any library, of whatever device, as numpy's."""
     if isinstance(tree, Mapping):
         return {key: _on_host(child) for key, child in tree.items()}
     if tree.__class__ is tuple:
         return tuple(_on_host(child) for child in tree)
     if hasattr(tree, "detach"):
         return tree.detach().cpu().numpy()
-    return tree
+    return np.asarray(tree) if hasattr(tree, "__array__") and not isinstance(tree, np.generic) else tree
 
 
 class ObservationJoiner:
