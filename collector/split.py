@@ -9,6 +9,7 @@ import numpy as np
 from collector.flat import FlatRollout, host, like
 from collector.rollout import Rollout
 from vecenv import nest
+from vecenv.backends.rows import cast_exactly
 
 
 def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
@@ -25,7 +26,7 @@ def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
 
     def pad(column: Any, value: Any = pad_value) -> Any:
         padded = column[like(rows, column)]
-        padded[like(~mask, padded)] = value
+        padded[like(~mask, padded)] = _padding(padded, value)
         return padded
 
     last = starts + lengths - 1
@@ -53,15 +54,20 @@ def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
     )
 
 
+def _padding(rows: Any, wanted: Any) -> Any:
+    """What rows are padded with: `wanted`, or zero where their dtype has no such value."""
+    value = cast_exactly(np.asarray(wanted), host(rows[:0]).dtype)
+    return 0 if value is None else value.item()
+
+
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
     """Observations `(K, L+1, ...)`: one more column, and in each row what came after its last step."""
     trajectories = np.arange(len(lengths))
 
     def extend(rows: Any) -> Any:
         shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])
-        longer = (
-            np.full(shape, pad_value, rows.dtype) if isinstance(rows, np.ndarray) else rows.new_full(shape, pad_value)
-        )
+        value = _padding(rows, pad_value)
+        longer = np.full(shape, value, rows.dtype) if isinstance(rows, np.ndarray) else rows.new_full(shape, value)
         longer[:, :-1] = rows
         return longer
 

@@ -69,7 +69,8 @@ class Steps(ABC):
         """A row for each trajectory, as long as the longest, padded; rows by environment, then by time.
 
         `mask` says what is padding, `env_ids` whose trajectory it is. Padding has the `traj_ids` -1, and `pad_value`
-        elsewhere (flags: False). Trajectories that go on in the next batch are split there.
+        elsewhere: zero where a dtype has no such value (-1 in uint8, NaN in integers); flags: False. Trajectories that
+        go on in the next batch are split there.
         """
         from collector.split import split_trajectories
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,35 @@ def test_padding_can_have_another_value() -> None:
     split = collect(3, 5, steps=5).split_trajectories(pad_value=-7)
     assert (split.reward[~split.mask] == -7).all()
     assert not split.done[~split.mask].any()
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+@pytest.mark.parametrize(
+    ("pad_value", "uint8", "int64", "float64", "flag"),
+    [
+        (1, 1, 1, 1, True),
+        (-1, 0, -1, -1, False),
+        (300, 0, 300, 300, False),
+        (0.5, 0, 0, 0.5, False),
+        (float("nan"), 0, 0, float("nan"), False),
+    ],
+)
+def test_a_dtype_without_the_value_is_padded_with_zeros(
+    pad_value: float, uint8: int, int64: int, float64: float, flag: bool, tensors: bool
+) -> None:
+    batch = collect(3, 5, steps=5)
+    batch = replace(batch, all_obs=batch.all_obs.astype(np.uint8), final_obs=batch.final_obs.astype(np.uint8))
+    batch.extras.update({"byte": np.ones(batch.shape, np.uint8), "flag": np.ones(batch.shape, np.bool_)})
+    if tensors:
+        pytest.importorskip("torch")
+        batch = batch.to("cpu")
+    split = batch.split_trajectories(pad_value)
+    rows, padding = (split.extras["byte"], split.action, split.reward, split.extras["flag"]), ~split.mask
+    for found, expected in zip(rows, (uint8, int64, float64, flag), strict=True):
+        np.testing.assert_array_equal(found[padding], [expected] * 5)
+    shortest = int(split.mask.sum(1).argmin())
+    assert split.all_obs[shortest, -1].tolist() == [uint8, uint8]
+    np.testing.assert_array_equal(split.next.obs[split.mask], batch.next.obs.reshape(-1, 2))
 
 
 def test_steps_are_counted_from_the_start_of_an_episode() -> None:
