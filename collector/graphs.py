@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +38,8 @@ class GraphedPolicy(PaddedPolicy):
        place of old ones are not noticed: load weights in place.
     3. Recording moves no random stream, and leaves the caller's stream the current one.
 
-    Outputs carry no gradient, and are valid until the next call. Recording waits for the whole device; replaying waits
-    for nothing. `sizes` as in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording;
+    Outputs carry no gradient, and are valid until the next call. Neither recording nor replaying waits for the device.
+    `sizes` as in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording;
     `capture` turns a run into one that does the same on static memory.
 
     Example::
@@ -116,10 +116,8 @@ class CudaCapture:
     def __call__(self, run: Run) -> Run:
         if self._stream is None:
             self._stream = torch.cuda.Stream()
-        # A failed capture leaves its own stream as the current one; leaving this `with` puts that right.
-        with torch.cuda.stream(torch.cuda.current_stream()):
-            self._warm_up(run, self._stream)
-            return self._record(run, self._stream)
+        self._warm_up(run, self._stream)
+        return self._record(run, self._stream)
 
     def _warm_up(self, run: Run, stream: torch.cuda.Stream) -> None:
         """Libraries set themselves up in their first calls, which no graph may contain; no random stream moves."""
@@ -140,12 +138,10 @@ class CudaCapture:
         for generator in self._generators:  # the default one is registered by the capture itself
             graph.register_generator_state(generator)
         try:
-            # thread_local: a learner in another thread may allocate meanwhile.
-            with (
-                unchecked_distributions(),
-                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-            ):
-                outputs = run()
+            with unchecked_distributions(), torch.cuda.stream(stream):
+                outputs = _captured(run, graph, pool)
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise RuntimeError(
                 "the policy cannot be recorded as a CUDA graph. It must not wait for the device (.item(), .cpu(), "
@@ -159,6 +155,24 @@ class CudaCapture:
             return outputs
 
         return replay
+
+
+def _captured(run: Run, graph: torch.cuda.CUDAGraph, pool: Any) -> Any:
+    """Record a run on the current stream, and return its outputs.
+
+    `torch.cuda.graph` would wait for the whole device first, to give back the memory that PyTorch keeps for later: a
+    learner that uses the device beside would stand still, and have to ask for its memory again.
+    """
+    # thread_local: a learner in another thread may allocate meanwhile.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        outputs = run()
+    except BaseException:
+        with suppress(RuntimeError):  # of a capture that failed, CUDA only says so again
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return outputs
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from collector.exploration import ExplorationType
-from collector.graphs import GraphedPolicy
+from collector.graphs import GraphedPolicy, unchecked_distributions
 from collector.padding import PaddedPolicy
 from collector.policy import Policy
 from collector.tensors import resolve_device
@@ -58,10 +58,25 @@ def prepare_policy(
                 "or compile in another mode"
             )
         # A batch of another size is compiled anew instead of for any size, which would be slower: the sizes are few.
-        faster = torch.compile(policy, **{"dynamic": False, **compile_options})
+        faster = _compiled(policy, {"dynamic": False, **compile_options})
     if graph_options is not None:
         return GraphedPolicy(policy, rows, exploration, faster=faster, **graph_options)
     return PaddedPolicy(policy, rows, exploration, faster=faster)
+
+
+def _compiled(policy: Policy, options: dict[str, Any]) -> Policy:
+    """The compiled policy, whose distributions do not check their arguments: what they did could not be compiled.
+
+    torch.compile switches that off for the whole process, and for good; here it is so while the policy is asked.
+    """
+    with unchecked_distributions():
+        compiled = torch.compile(policy, **options)
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        with unchecked_distributions():
+            return compiled(*args, **kwargs)
+
+    return ask
 
 
 def _options(option: Options | None) -> dict[str, Any] | None:

@@ -127,15 +127,18 @@ class FakeStreams:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.log: list[str] = []
+        self.fails = False
+        """Whether something during the capture was not allowed."""
         self.current = FakeStream("caller's", self)
         for name, value in {
             "Stream": lambda: FakeStream("side", self),
             "current_stream": lambda device=None: self.current,
             "stream": self._stream,
-            "graph": self._graph,
             "CUDAGraph": lambda: FakeGraph(self),
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        for name in ("synchronize", "empty_cache", "graph"):
+            monkeypatch.setattr(torch.cuda, name, self._refuse)
         monkeypatch.setattr(torch.random, "fork_rng", self._fork_rng)
 
     @contextmanager
@@ -146,20 +149,14 @@ class FakeStreams:
         finally:
             self.current = before
 
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("this waits for the whole device")
+
     @contextmanager
     def _fork_rng(self, devices: Any) -> Iterator[None]:
         self.log.append("fork")
         yield
         self.log.append("join")
-
-    @contextmanager
-    def _graph(self, graph: FakeGraph, pool: Any, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
-        self.log.append(f"capture on {stream.name}, pool {pool}, {capture_error_mode}")
-        before, self.current = self.current, stream  # and where the capture fails, PyTorch leaves it so
-        graph.shared = pool or graph.shared
-        yield
-        self.current = before
-        self.log.append("captured")
 
 
 class FakeStream:
@@ -178,6 +175,15 @@ class FakeGraph:
     def __init__(self, streams: FakeStreams) -> None:
         type(self).made += 1
         self._streams, self.shared = streams, f"of graph {self.made}"
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        self._streams.log.append(f"capture on {self._streams.current.name}, pool {pool}, {capture_error_mode}")
+        self.shared = pool or self.shared
+
+    def capture_end(self) -> None:
+        self._streams.log.append("captured")
+        if self._streams.fails:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
     def register_generator_state(self, generator: Any) -> None:
         self._streams.log.append("register generator")

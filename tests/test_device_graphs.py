@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from device_double import FakeGraph, FakeGraphs, FakeStreams  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributions import Categorical, Normal  # noqa: E402
+from torch.distributions import Categorical, Distribution, Normal  # noqa: E402
 
 from collector.device import TorchPolicy  # noqa: E402
 from collector.exploration import ExplorationType  # noqa: E402
@@ -44,6 +44,12 @@ both = pytest.mark.parametrize("make", [padded, graphed])
 
 def obs(k: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).random((k, 4), np.float32))
+
+
+@pytest.fixture
+def checked_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distributions check their arguments, as they do until somebody switches it off."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
 
 
 class TestSizes:
@@ -188,11 +194,10 @@ class TestGraphs:
     def test_outputs_carry_no_gradient(self) -> None:
         assert not graphed(nn.Linear(4, 2))(obs(8)).requires_grad
 
+    @pytest.mark.usefixtures("checked_distributions")
     def test_distributions_do_not_check_their_arguments_while_they_are_recorded(self) -> None:
-        before = torch.distributions.Distribution._validate_args
         with unchecked_distributions():
             Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
-        assert torch.distributions.Distribution._validate_args == before
         with pytest.raises(ValueError, match="scale"):
             Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
 
@@ -255,13 +260,24 @@ class TestCapture:
     ) -> None:
         def run() -> Any:
             if streams.log[-1].startswith("capture on"):
+                streams.fails = True
                 raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
             return torch.ones(3)
 
         with pytest.raises(RuntimeError, match="cannot be recorded as a CUDA graph") as caught:
             CudaCapture()(run)
         assert "not permitted" in str(caught.value.__cause__)
+        assert streams.log[-1] == "captured"
         assert streams.current.name == "caller's"
+
+    def test_no_memory_for_it_is_an_error_of_its_own(self, streams: FakeStreams) -> None:
+        def run() -> Any:
+            if streams.log[-1].startswith("capture on"):
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return torch.ones(3)
+
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory$"):
+            CudaCapture()(run)
 
     def test_what_the_policy_raises_before_is_raised_as_it_is(self, streams: FakeStreams) -> None:
         def run() -> Any:
@@ -292,6 +308,20 @@ class TestPrepare:
         policy = prepare_policy(module, "cpu", compile={"backend": "eager"}, rows=8)
         for k in (8, 3, 5, 1):
             torch.testing.assert_close(policy(obs(k)), module(obs(k)))
+
+    @pytest.mark.usefixtures("checked_distributions")
+    def test_its_distributions_are_compiled_and_those_of_others_checked_as_before(self) -> None:
+        graphs = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        policy = prepare_policy(lambda x: Categorical(logits=x), "cpu", compile={"backend": backend}, rows=8)
+        assert policy(obs(8)).shape == (8,)
+        assert len(graphs) == 1
+        with pytest.raises(ValueError, match="scale"):
+            Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
 
     def test_it_is_compiled_once_for_each_size(self) -> None:
         shapes = []
