@@ -1,8 +1,16 @@
 """gymnasium's wrappers for vector envs do the same around ours as around gymnasium's SyncVectorEnv."""
 
+import functools
+import sys
+from types import ModuleType
+
+import array_api_compat.numpy
+import array_api_compat.torch
 import gymnasium as gym
 import numpy as np
+import pygame
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.wrappers import vector as wrappers
 from gymnasium_cases import OURS, Untimed, assert_same
@@ -14,6 +22,7 @@ PENDULUM = [lambda: gym.make("Pendulum-v1", max_episode_steps=7)] * 3
 CARTPOLE = [lambda: gym.make("CartPole-v1", max_episode_steps=7)] * 3
 DICTS = [lambda i=i: CountingEnv(i, length=3 + i, form="dict") for i in range(3)]
 PICTURES = [lambda: Pictures()] * 3
+FRAMES = [lambda i=i: CountingEnv(i + 5, length=3) for i in range(2)]
 WITH_STATISTICS = [lambda: Untimed(gym.wrappers.RecordEpisodeStatistics(CARTPOLE[0]()))] * 3
 
 
@@ -60,6 +69,7 @@ WRAPPERS = {
     "FilterObservation": (DICTS, lambda envs: wrappers.FilterObservation(envs, ["who"])),
     "FlattenObservation": (DICTS, wrappers.FlattenObservation),
     "GrayscaleObservation": (PICTURES, wrappers.GrayscaleObservation),
+    "ResizeObservation": (PICTURES, lambda envs: wrappers.ResizeObservation(envs, (4, 3))),
     "ReshapeObservation": (PICTURES, lambda envs: wrappers.ReshapeObservation(envs, (36, 3))),
     "RescaleObservation": (PICTURES, lambda envs: wrappers.RescaleObservation(envs, 0, 1)),
     "DtypeObservation": (PICTURES, lambda envs: wrappers.DtypeObservation(envs, np.float64)),
@@ -110,6 +120,100 @@ def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name, mode):
     env_fns, wrap = WRAPPERS[name]
     expected = outcome(gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap)
     assert_same(outcome(vecenv.AsyncVectorEnv(env_fns, autoreset_mode=mode), wrap), expected)
+
+
+TENSORS = {
+    "NumpyToTorch": lambda envs: wrappers.NumpyToTorch(envs),
+    "ArrayConversion": lambda envs: wrappers.ArrayConversion(envs, array_api_compat.numpy, array_api_compat.torch),
+    "JaxToTorch": lambda envs: wrappers.JaxToTorch(envs),
+    "JaxToNumpy": lambda envs: wrappers.JaxToNumpy(envs),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_actions_and_results_have_the_arrays_of_another_library(name):
+    if name.startswith("Jax"):
+        pytest.importorskip("jax")
+    as_action, kind = (np.array, np.ndarray) if name == "JaxToNumpy" else (torch.tensor, torch.Tensor)
+    logs = []
+    for make in (gym.vector.SyncVectorEnv, vecenv.AsyncVectorEnv):
+        envs = TENSORS[name](make(PENDULUM))
+        log = [envs.reset(seed=3)[0]]
+        envs.action_space.seed(1)
+        for _ in range(10):
+            obs, rewards, terminations, truncations, _ = envs.step(as_action(envs.action_space.sample()))
+            log += [obs, rewards, terminations, truncations]
+        assert all(isinstance(part, kind) for part in log)
+        logs.append([np.asarray(part) for part in log])
+        envs.close()
+    assert_same(logs[1], logs[0])
+
+
+def test_frames_are_shown_as_around_gymnasiums_class(monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    shown = []
+    for make in (gym.vector.SyncVectorEnv, vecenv.AsyncVectorEnv):
+        envs = wrappers.HumanRendering(make(FRAMES), screen_size=(60, 40))
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step([0, 0])
+        shown.append(pygame.surfarray.array3d(envs.window))
+        envs.close()
+    assert shown[0].any()
+    np.testing.assert_array_equal(shown[1], shown[0])
+
+
+def test_videos_are_those_around_gymnasiums_class(monkeypatch, tmp_path):
+    """What is given to moviepy: it needs an older pillow than the other libraries, so it is not installed."""
+    videos = []
+
+    class ImageSequenceClip:
+        def __init__(self, frames, fps):
+            self.frames, self.fps = frames, fps
+
+        def write_videofile(self, path, logger):
+            videos.append((np.array(self.frames), self.fps))
+
+    for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["moviepy.video.io.ImageSequenceClip"].ImageSequenceClip = ImageSequenceClip
+    for make in (gym.vector.SyncVectorEnv, vecenv.AsyncVectorEnv):
+        envs = wrappers.RecordVideo(make(FRAMES), tmp_path / make.__module__, episode_trigger=lambda episode: True)
+        envs.reset(seed=0)
+        for _ in range(8):
+            envs.step([0, 0])
+        envs.close()
+    half = len(videos) // 2
+    assert half >= 2
+    assert videos[0][0].any()
+    assert_same(videos[half:], videos[:half])
+
+
+@pytest.mark.parametrize("backend", ["dummy", "shmem"])
+def test_rllib_can_drive_ours(backend):
+    """What its SingleAgentEnvRunner does: an id with entry points, rows, lists of actions, infos as dicts."""
+    gym.register(
+        "RllibSingleAgentEnv-v0",
+        entry_point=functools.partial(gym.make, "CartPole-v1", max_episode_steps=7),
+        vector_entry_point="vecenv.facades.make_vec:RllibSingleAgentEnv-v0",
+    )
+    mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
+    try:
+        envs = wrappers.DictInfoToList(gym.make_vec("RllibSingleAgentEnv-v0", 2, mode, backend=backend))
+    finally:
+        del gym.registry["RllibSingleAgentEnv-v0"]
+    assert isinstance(envs.unwrapped, gym.vector.VectorEnv)
+    assert isinstance(envs.unwrapped, vecenv.GymnasiumVectorEnv)
+    obs, infos = envs.reset(seed=3, options=None)
+    lengths, ended = [0, 0], np.zeros(2, np.bool_)
+    for _ in range(9):
+        assert all(obs[i] in envs.single_observation_space and type(infos[i]) is dict for i in range(envs.num_envs))
+        actions = [envs.single_action_space.sample() for _ in range(envs.num_envs)]
+        obs, rewards, terminateds, truncateds, infos = envs.step(actions)
+        lengths = [0 if ended[i] else length + rewards[i] for i, length in enumerate(lengths)]
+        ended = terminateds | truncateds
+        assert all(lengths[i] == 7 or terminateds[i] for i in np.flatnonzero(ended))
+    envs.close()
 
 
 @pytest.mark.parametrize("kind", OURS)
