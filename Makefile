@@ -22,7 +22,7 @@ demo: $(VENV)/.installed-demo  ## collect 50,000 steps of CartPole-v1 from 8 env
 test: $(VENV)/.installed-dev  ## run the default tier of tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-slow: $(VENV)/.installed-dev  ## run all tests, the slow ones too
+test-slow: $(VENV)/.installed-slow  ## run all tests, the slow ones too; installs EnvPool, 740 MB, for them
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m ""
 
 check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
@@ -47,6 +47,7 @@ clean:  ## remove what these targets made, except data/
 
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
+EXTRAS_slow := slow
 EXTRAS_docs := torch,job,docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.

@@ -1,7 +1,7 @@
 """EnvPool's pools behind the interface of every vector env, without crashes, hangs and ghost transitions.
 
-On a double of EnvPool by default, and on the package itself in the slow tier: it takes 740 MB and is not among the
-development dependencies, so the slow half runs only where it is installed.
+On a double of EnvPool by default, and on the package itself, of 740 MB, in the slow tier: `make test-slow` installs it,
+but not for Python 3.10, for which there is no release.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""EnvPool under the names and arguments of torchrl, and tasks of EnvPool's own (slow, and where it is installed)."""
+"""EnvPool under the names and arguments of torchrl, and tasks of EnvPool's own (in the slow tier)."""
 
 import subprocess
 import sys
