@@ -1,0 +1,184 @@
+"""The SB3 facade as a VecEnv: episodes, seeds, options, attributes and frames."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from cases import counting
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+from sb3_cases import cartpoles, counted_envs
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecVideoRecorder
+
+from vecenv import DummyVectorEnv, SB3VecEnv
+from vecenv.testing import CountingEnv
+
+
+@pytest.fixture
+def counted(backend):
+    env = counted_envs(backend)
+    yield env
+    env.close()
+
+
+class TestEpisodes:
+    def test_a_finished_env_is_reset_within_the_step_and_no_other_is(self, counted):
+        counted.reset()
+        counted.step(np.array([0, 1, 2, 3]))
+        counted.set_attr("t", 0, [1])  # env 1 is one step behind
+        counted.step(np.array([0, 1, 2, 3]))
+        obs, rewards, dones, infos = counted.step(np.array([0, 1, 2, 3]))
+        assert dones.tolist() == [True, False, True, True]
+        assert obs[:, [0, 1, 2, 4]].tolist() == [[0, 1, 0, -1], [1, 0, 2, 1], [2, 1, 0, -1], [3, 1, 0, -1]]
+        assert infos[2]["terminal_observation"].tolist() == [2, 0, 3, -1, 2]
+        assert "terminal_observation" not in infos[1]
+        assert [info["episode"] for info in counted.reset_infos] == [1, 0, 1, 1]
+        assert rewards.tolist() == [3 / 1024, 1 + 2 / 1024, 2 + 3 / 1024, 3 + 3 / 1024]
+
+    def test_truncation_is_told_from_termination(self, counted):
+        counted.reset()
+        told = []
+        for _ in range(6):
+            _, _, dones, infos = counted.step(np.zeros(4, int))
+            told.append((bool(dones[0]), infos[0]["TimeLimit.truncated"]))
+        assert told == [(False, False)] * 2 + [(True, False)] + [(False, False)] * 2 + [(True, True)]
+
+    def test_seeds_and_options_are_for_the_next_reset_only(self, counted):
+        assert counted.seed(7) == [7, 8, 9, 10]
+        counted.set_options({"t": 1})
+        assert counted.reset()[:, [2, 3]].tolist() == [[1, 7], [1, 8], [1, 9], [1, 10]]
+        assert counted.reset()[:, [2, 3]].tolist() == [[0, 7], [0, 8], [0, 9], [0, 10]]
+        counted.set_options([{"t": 2}, {}, {"t": 1}, {}])
+        counted.seed(0)
+        obs = counted.reset()
+        assert obs[:, [2, 3]].tolist() == [[2, 0], [0, 1], [1, 2], [0, 3]]
+        assert [info["episode"] for info in counted.reset_infos] == [2] * 4
+        counted.set_options(None)
+        assert counted.reset()[:, 2].tolist() == [0] * 4
+
+    def test_seeds_differ_where_none_is_given(self, counted):
+        seeds = counted.seed()
+        assert len(set(seeds)) == 4
+        assert counted.reset()[:, 3].tolist() == seeds
+
+    @pytest.mark.parametrize("seed", [-1, 0.5, "1", True])
+    def test_a_bad_seed_is_refused_at_once(self, counted, seed):
+        with pytest.raises(ValueError, match="seed must be"):
+            counted.seed(seed)
+        assert counted.reset()[:, 3].tolist() == [-1] * 4
+
+    def test_a_wrong_number_of_options_is_refused_at_once(self, counted):
+        with pytest.raises(ValueError, match="got 3 options for 4 envs"):
+            counted.set_options([{}] * 3)
+
+
+class TestAccess:
+    def test_attributes_are_read_and_set_through_wrappers(self, backend):
+        env = SB3VecEnv(backend([lambda: TimeLimit(CountingEnv(), 9)] * 3))
+        assert env.get_attr("length") == [5, 5, 5]
+        env.set_attr("length", 7, indices=[0, -1])
+        assert env.get_attr("length") == [7, 5, 7]
+        assert env.get_attr("length", indices=-2) == [5]
+        assert env.get_attr("length", indices=np.array([2, 1])) == [7, 5]
+        assert env.get_attr("length", indices=[]) == []
+        assert [frame.shape for frame in env.env_method("render", indices=range(2))] == [(2, 3, 3)] * 2
+        assert env.env_method("get_wrapper_attr", "length", indices=1) == [5]
+        assert env.env_method("reset", indices=2, seed=4)[0][0][3] == 4
+        env.close()
+
+    def test_has_attr_is_true_only_if_all_have_it_and_harms_nothing(self, backend):
+        def with_lambda():
+            env = CountingEnv()
+            env.odd = lambda: (yield)  # cannot be sent
+            return env
+
+        env = SB3VecEnv(backend([with_lambda, CountingEnv]))
+        assert [env.has_attr(name) for name in ("length", "odd", "nope")] == [True, False, False]
+        assert env.reset().shape == (2, 5)
+        env.close()
+
+    def test_wrappers_of_each_env_are_found(self, backend):
+        class Mine(TimeLimit):
+            pass
+
+        env = SB3VecEnv(backend([lambda: RecordEpisodeStatistics(Mine(CountingEnv(), 9)), CountingEnv]))
+        assert env.env_is_wrapped(RecordEpisodeStatistics) == [True, False]
+        assert env.env_is_wrapped(TimeLimit) == [True, False]
+        assert env.env_is_wrapped(Monitor) == [False, False]
+        assert env.env_is_wrapped(TimeLimit, indices=[-1]) == [False]
+        env.close()
+
+    @pytest.mark.parametrize("indices", [4, -5, [0, 4]])
+    def test_an_index_out_of_range_is_refused(self, counted, indices):
+        with pytest.raises(IndexError, match="out of range for 4 envs"):
+            counted.get_attr("length", indices)
+
+    def test_arguments_that_could_not_be_passed_on_are_refused(self, counted):
+        with pytest.raises(TypeError, match="by position"):
+            counted.env_method("reset", id=3)
+
+    def test_frames_are_tiled(self, backend):
+        env = SB3VecEnv(backend(counting(4)))
+        assert env.render_mode == "rgb_array"
+        frame = env.render()
+        assert frame.shape == (4, 6, 3)
+        assert [frame[0, 0, 0], frame[0, 3, 0], frame[2, 0, 0], frame[2, 3, 0]] == [0, 1, 2, 3]
+        env.close()
+
+    def test_frames_without_render_mode_are_none_with_a_warning(self):
+        env = SB3VecEnv(DummyVectorEnv(cartpoles(2)))
+        with pytest.warns(UserWarning, match="render_mode"):
+            assert env.get_images() == [None, None]
+        env.close()
+
+    def test_another_mode_than_that_of_the_envs_gives_a_warning_and_no_frame(self, backend):
+        """S8"""
+        env = SB3VecEnv(backend(counting(2)))
+        with pytest.warns(UserWarning, match="has to be the same as the environment render mode"):
+            assert env.render("ansi") is None
+        env.close()
+
+    def test_envs_of_different_render_modes_are_refused(self, backend):
+        """S1"""
+        with backend(counting(2)) as venv:
+            venv.set_env_attr("render_mode", "human", id=1)
+            with pytest.raises(AssertionError, match="should be the same for all environments"):
+                SB3VecEnv(venv)
+
+    def test_a_video_is_recorded_with_the_frame_rate_of_the_envs(self, backend, monkeypatch, tmp_path):
+        """S13: the recorder is SB3's; what writes the file is moviepy, of which the frames are all that matters."""
+        written = []
+
+        class ImageSequenceClip:
+            def __init__(self, frames, fps):
+                written.append((np.array(frames), fps))
+
+            def write_videofile(self, path):
+                written.append(path)
+
+        for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
+            monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(ImageSequenceClip=ImageSequenceClip))
+        env = VecVideoRecorder(SB3VecEnv(backend(counting(2))), str(tmp_path), lambda step: step == 0, video_length=3)
+        env.reset()
+        for _ in range(5):
+            env.step(np.zeros(2, int))
+        env.close()
+        (frames, fps), path = written
+        assert fps == 30
+        assert frames.shape == (4, 4, 3, 3)
+        assert (frames[:, 2:] == 1).all()
+        assert path.startswith(str(tmp_path))
+
+
+class TestMaking:
+    def test_one_env_object_behind_two_factories_is_refused(self):
+        """S9"""
+        env = CountingEnv()
+        with pytest.raises(ValueError, match="returned the same env object"):
+            SB3VecEnv(DummyVectorEnv([lambda: env] * 2))
+
+    def test_an_unknown_start_method_is_refused(self, process_backend):
+        """S10"""
+        with pytest.raises(ValueError, match="illegal_method"):
+            SB3VecEnv(process_backend(counting(2), context="illegal_method"))

@@ -1,0 +1,269 @@
+"""What goes wrong in SB3's own vector envs and must not behind the facade.
+
+V1 to V9 number these defects; a test says in its docstring which it is about.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from cases import counting, equal_bits, playing
+from conftest import descriptors
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from sb3_cases import counted_envs
+
+from vecenv import (
+    ClosedError,
+    DummyVectorEnv,
+    EnvContractError,
+    SB3VecEnv,
+    SubprocVectorEnv,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
+from vecenv.testing import CountingEnv, ExitsOnStep, HangsOnStep, RaisesOnReset, RaisesOnStep
+
+
+@pytest.fixture
+def counted(backend):
+    env = counted_envs(backend)
+    yield env
+    env.close()
+
+
+class TestGoodBehaviour:
+    """Where SB3's own SubprocVecEnv hangs, crashes without a cause, or goes on with wrong data."""
+
+    @pytest.mark.parametrize("context", ["forkserver", "fork"])
+    def test_the_error_of_an_env_arrives_as_itself_and_neither_step_nor_close_hangs(self, process_backend, context):
+        """V1"""
+        make = [lambda: RaisesOnStep(0, at=2), CountingEnv]
+        env = SB3VecEnv(process_backend(make, context=context))
+        env.reset()
+        env.step(np.zeros(2, int))
+        with pytest.raises(ValueError, match="boom in step") as caught:
+            env.step(np.zeros(2, int))
+        assert any("env 0" in note for note in caught.value.__notes__)
+        with pytest.raises(ValueError, match="boom in step"):  # not stepped before a reset
+            env.step(np.zeros(2, int))
+        assert env.reset()[:, 2].tolist() == [0, 0]
+        assert env.step(np.zeros(2, int))[0][:, 2].tolist() == [1, 1]
+        begin = time.monotonic()
+        env.close()
+        env.close()
+        assert time.monotonic() - begin < 5
+
+    def test_the_error_of_a_reset_within_a_step_arrives_as_itself(self, backend):
+        """V1"""
+        env = SB3VecEnv(backend([lambda: RaisesOnReset(0, at=1, length=2), lambda: CountingEnv(1, length=2)]))
+        env.reset()
+        env.step(np.zeros(2, int))
+        with pytest.raises(ValueError, match="boom in reset"):
+            env.step(np.zeros(2, int))
+        with pytest.raises(ValueError, match="boom in reset"):
+            env.step(np.zeros(2, int))
+        env.close()
+
+    def test_the_death_of_a_worker_names_the_env_and_a_reset_goes_on(self, process_backend):
+        """V1"""
+        make = [CountingEnv, lambda: ExitsOnStep(1, at=1)]
+        env = SB3VecEnv(process_backend(make, num_workers=2))
+        env.reset()
+        with pytest.raises(WorkerDiedError, match="env 1"):
+            env.step(np.zeros(2, int))
+        assert env.reset()[:, :2].tolist() == [[0, 1], [1, 0]]
+        env.close()
+
+    def test_a_vector_env_that_restarts_its_envs_by_itself_says_that_the_episode_was_cut_off(self, process_backend):
+        make = [CountingEnv, lambda: ExitsOnStep(1, at=2)]
+        env = SB3VecEnv(process_backend(make, num_workers=2, on_error="restart"))
+        env.reset()
+        env.step(np.zeros(2, int))
+        obs, rewards, dones, infos = env.step(np.zeros(2, int))
+        assert (dones.tolist(), rewards[1]) == ([False, True], 0)
+        assert infos[1]["TimeLimit.truncated"]
+        assert infos[1]["restarted"]
+        assert infos[1]["terminal_observation"][2] == 1
+        assert obs[1].tolist() == [1, 0, 0, -1, -1]
+        env.close()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("context", ["forkserver", "fork"])
+    def test_workers_end_with_a_program_that_is_killed(self, context):
+        """V2"""
+        program = (
+            "import gymnasium as gym, time\n"
+            "from vecenv import SB3VecEnv, SubprocVectorEnv\n"
+            f"env = SB3VecEnv(SubprocVectorEnv([lambda: gym.make('CartPole-v1')] * 2, context={context!r}))\n"
+            "env.reset(); print(env.num_envs, flush=True); time.sleep(60)\n"
+        )
+        root = Path(__file__).resolve().parent.parent
+        with subprocess.Popen([sys.executable, "-c", program], cwd=root, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "2\n"
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 2
+            os.kill(process.pid, signal.SIGKILL)
+        assert psutil.wait_procs(family, timeout=5)[1] == []
+
+    def test_no_call_takes_the_answer_of_a_pending_step(self, counted):
+        """V3"""
+        counted.reset()
+        counted.step_async(np.arange(4))
+        for call in (
+            lambda: counted.get_attr("length"),
+            lambda: counted.set_attr("length", 1),
+            lambda: counted.has_attr("length"),
+            lambda: counted.env_method("render"),
+            lambda: counted.env_is_wrapped(TimeLimit),
+            counted.get_images,
+            lambda: counted.step_async(np.zeros(4, int)),
+        ):
+            with pytest.raises(RuntimeError, match="a step is pending"):
+                call()
+        assert counted.step_wait()[0][:, 4].tolist() == [0, 1, 2, 3]
+        with pytest.raises(RuntimeError, match="no step is pending"):
+            counted.step_wait()
+
+    def test_a_reset_drops_a_pending_step(self, counted):
+        """V3"""
+        counted.reset()
+        counted.step_async(np.zeros(4, int))
+        assert counted.reset()[:, [1, 2]].tolist() == [[1, 0]] * 4
+        with pytest.raises(RuntimeError, match="no step is pending"):
+            counted.step_wait()
+        assert counted.step(np.arange(4))[0][:, 4].tolist() == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("count", [3, 5])
+    def test_a_wrong_number_of_actions_is_refused_before_any_env_is_stepped(self, counted, count):
+        """V3"""
+        counted.reset()
+        with pytest.raises(ValueError, match=f"got {count} actions for 4 envs"):
+            counted.step(np.zeros(count, int))
+        assert counted.get_attr("t") == [0] * 4
+        assert counted.step(np.arange(4))[0][:, [2, 4]].tolist() == [[1, 0], [1, 1], [1, 2], [1, 3]]
+
+    def test_envs_with_different_spaces_are_refused_by_name(self, backend):
+        """V4"""
+        makes = playing(spaces.Box(-1, 1, (2,)), [np.zeros(2, np.float32)])
+        makes += playing(spaces.Box(-1, 1, (3,)), [np.zeros(3, np.float32)])
+        with backend(makes) as venv, pytest.raises(ValueError, match="observation_space of env 1"):
+            SB3VecEnv(venv)
+        makes = [lambda: CountingEnv(), *playing(CountingEnv().observation_space, [np.zeros(5, int)])]
+        with backend(makes) as venv, pytest.raises(ValueError, match="action_space of env 1"):
+            SB3VecEnv(venv)
+
+    def test_nested_spaces_come_back_as_trees_of_batches(self, backend):
+        """V4"""
+        env = SB3VecEnv(backend(counting(3, form="dict", length=2)))
+        obs = env.reset()
+        assert (obs["who"].shape, obs["when"][0].shape, obs["when"][1].shape) == ((3,), (3, 4), (3, 2, 3))
+        env.step(np.zeros(3, int))
+        obs, _, dones, infos = env.step(np.zeros(3, int))
+        assert dones.all()
+        assert infos[2]["terminal_observation"]["when"][0].tolist() == [0, 2, -1, 0]
+        assert obs["when"][0][2].tolist() == [1, 0, -1, -1]
+        env.close()
+
+    def test_observations_that_are_not_stacked_are_refused(self):
+        with DummyVectorEnv(counting(2, form="dict"), stack_obs=False) as venv:
+            env = SB3VecEnv(venv)
+            with pytest.raises(ValueError, match="stack_obs=True"):
+                env.reset()
+
+    def test_rewards_that_are_vectors_are_refused(self):
+        with DummyVectorEnv(playing(spaces.Discrete(2), [0], rewards=[np.zeros(2)])) as venv:
+            env = SB3VecEnv(venv)
+            env.reset()
+            with pytest.raises(
+                EnvContractError, match=r"env 0 returned a reward of shape \(2,\), SB3 needs one number"
+            ):
+                env.step(np.zeros(1, int))
+        space = spaces.Discrete(2)
+        with DummyVectorEnv([*playing(space, [0], rewards=[1.0]), *playing(space, [0], rewards=[np.ones(2)])]) as venv:
+            env = SB3VecEnv(venv)
+            env.reset()
+            with pytest.raises(EnvContractError, match=r"env 1 returned a reward of shape \(2,\)") as caught:
+                env.step(np.zeros(2, int))
+            assert caught.value.env_id == 1
+
+    def test_an_env_that_hangs_is_given_up_at_the_step_timeout(self, process_backend):
+        """V5"""
+        env = SB3VecEnv(process_backend([CountingEnv, lambda: HangsOnStep(1, at=1)], num_workers=2, step_timeout=0.3))
+        env.reset()
+        with pytest.raises(WorkerTimeoutError, match="env 1"):
+            env.step(np.zeros(2, int))
+        env.close()
+
+    def test_many_envs_share_few_workers_which_import_neither_torch_nor_sb3(self, process_backend):
+        """V5, V6"""
+
+        class Tells(CountingEnv):
+            def loaded(self):
+                import os
+                import sys
+
+                return os.getpid(), "torch" in sys.modules or "stable_baselines3" in sys.modules
+
+        env = SB3VecEnv(process_backend([lambda: Tells()] * 8, num_workers=2))
+        pids, heavy = zip(*env.env_method("loaded"), strict=True)
+        assert len(set(pids)) == 2
+        assert not any(heavy)
+        env.close()
+
+    @pytest.mark.parametrize("copy", [True, False])
+    def test_results_belong_to_the_caller(self, backend, copy):
+        """V7: the types are the same on every backend, too."""
+        env = SB3VecEnv(backend(counting(2, length=2), copy=copy))
+        kept = [(obs := env.reset(), obs.copy())]
+        for _ in range(4):
+            obs, rewards, dones, infos = env.step(np.zeros(2, int))
+            assert (rewards.dtype, dones.dtype, type(infos)) == (np.float32, np.bool_, list)
+            kept += [(obs, obs.copy()), (rewards, rewards.copy())]
+            kept += [(last, last.copy()) for info in infos if (last := info.get("terminal_observation")) is not None]
+            obs = obs.copy()
+        assert len(kept) == 13
+        assert all(equal_bits(result, then) for result, then in kept)
+        env.step(np.zeros(2, int))[0][...] = -5
+        assert env.step(np.zeros(2, int))[3][0]["terminal_observation"].tolist() == [0, 2, 2, -1, 0]
+        env.close()
+
+    def test_the_info_of_an_env_is_not_written_to(self):
+        env = SB3VecEnv(DummyVectorEnv(counting(1)))
+        env.reset()
+        assert env.step(np.zeros(1, int))[3] == [{"t": 1, "TimeLimit.truncated": False}]
+        assert env.get_attr("own_info") == [{"t": 1}]
+        env.close()
+
+    def test_opening_and_closing_many_times_keeps_no_descriptor(self, process_backend):
+        """V8"""
+        SB3VecEnv(process_backend(counting(2))).close()  # starts the server that stays
+        before = descriptors()
+        for _ in range(5):
+            env = SB3VecEnv(process_backend(counting(2)))
+            env.reset()
+            env.close()
+        assert descriptors().keys() == before.keys()
+
+    def test_after_close_it_says_so(self, counted):
+        counted.reset()
+        counted.step_async(np.zeros(4, int))
+        counted.close()
+        with pytest.raises(ClosedError):
+            counted.reset()
+        with pytest.raises(ClosedError):
+            counted.step(np.zeros(4, int))
+
+    def test_what_is_no_sync_vector_env_is_refused(self):
+        with DummyVectorEnv(counting(2), wait_num=1) as venv, pytest.raises(ValueError, match="without wait_num"):
+            SB3VecEnv(venv)
+        with pytest.raises(TypeError, match="got list"):
+            SB3VecEnv(counting(2))
+        with SubprocVectorEnv(playing(None, [np.zeros(2)])) as venv, pytest.raises(ValueError, match="env 0 has none"):
+            SB3VecEnv(venv)
