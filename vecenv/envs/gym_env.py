@@ -234,7 +234,7 @@ def _own_skips(env: gymnasium.Env[Any, Any]) -> list[Any]:
         env = env.env
     told = {} if env.spec is None else env.spec.kwargs
     skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", told.get("frameskip", 1))))
-    return [skip for skip in skips if skip != 1]
+    return [skip for skip in skips if skip not in (None, 1)]
 
 
 _SKIPPING: dict[type, str] = {
