@@ -68,6 +68,11 @@ class TestEpisodes:
             counted.seed(seed)
         assert counted.reset()[:, 3].tolist() == [-1] * 4
 
+    @pytest.mark.parametrize("options", ["x", 3, [1, 2, 3, 4], [{}, {}, {}, None]], ids=repr)
+    def test_options_that_are_no_dicts_are_refused_at_once(self, counted, options):
+        with pytest.raises(TypeError, match="takes one dict, or a list of one dict for each env; got"):
+            counted.set_options(options)
+
     def test_a_wrong_number_of_options_is_refused_at_once(self, counted):
         with pytest.raises(ValueError, match="got 3 options for 4 envs"):
             counted.set_options([{}] * 3)

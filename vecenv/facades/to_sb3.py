@@ -106,7 +106,10 @@ class SB3VecEnv(VecEnv):
         self._pending = True
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Wait for the step: (obs, rewards, dones, infos); RuntimeError if there is none."""
+        """Wait for the step: (obs, rewards, dones, infos).
+
+        RuntimeError if there is none; EnvContractError, with the env named, for a reward that is not one number.
+        """
         if not self._pending:
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
@@ -175,6 +178,9 @@ class SB3VecEnv(VecEnv):
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         """Options of the next reset: one dict for all envs, or a list of one for each (they are reset in turn then)."""
+        each = options if isinstance(options, (list, tuple)) else [options or {}]
+        if not all(isinstance(entry, dict) for entry in each):
+            raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
         if isinstance(options, (list, tuple)) and len(options) != self.num_envs:
             raise ValueError(f"got {len(options)} options for {self.num_envs} envs; pass one dict, or one for each")
         super().set_options(options)
