@@ -4,14 +4,17 @@ import threading
 
 import numpy as np
 import pytest
+from cases import custom
+from conftest import BACKENDS
 
-from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv
-from vecenv.backends.arena import STEP, STEP_OBJECT
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv
+from vecenv.backends.arena import AUTORESET, STEP, STEP_OBJECT
 from vecenv.backends.dummy import DummyBackend
-from vecenv.testing import CHECKS, check_vector_env
+from vecenv.testing import CHECKS, check_rounds, check_vector_env
 
 
 @pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("backend", [*BACKENDS, custom], ids=lambda make: make.__name__)
 def test_our_backends_keep_the_contract(backend, check):
     check_vector_env(backend, [check])
 
@@ -76,6 +79,18 @@ class WrapsEnvErrors(DummyBackend):
         if extra is not None and extra.failure is not None:
             extra.failure.error = RuntimeError("something failed")
         super().answer(env_id, extra)
+
+
+class IgnoresAutoreset(DummyBackend):
+    """Says that it resets envs in the round of their last step, and does not."""
+
+    def send(self, ids, ops, payloads):
+        super().send(ids, ops & (255 - AUTORESET), payloads)
+
+
+class LeavesEnvsOpen(DummyBackend):
+    def close(self, timeout):
+        return []
 
 
 def on(backend_class):
@@ -175,17 +190,73 @@ class RoundsObservations(DummyVectorEnv):
         return obs.astype(np.int32) if isinstance(obs, np.ndarray) and obs.dtype == np.int64 else obs, *rest
 
 
+class WaitsForAll(SubprocVectorEnv):
+    """Whatever `wait_num` and `timeout` say."""
+
+    def _enough(self, need):
+        return super()._enough(self._in_flight())
+
+
+class DropsVectorRewards(DummyVectorEnv):
+    """Of a vector only the first number is left."""
+
+    def recv(self):
+        obs, rew, *rest = super().recv()
+        return obs, rew.reshape(len(rew), -1)[:, 0], *rest
+
+
+class ReusesInfos(DummyVectorEnv):
+    """Each env has one dict for all its infos."""
+
+    def __init__(self, env_fns, **options):
+        super().__init__(env_fns, **options)
+        self.infos = [{} for _ in env_fns]
+
+    def recv(self):
+        *rest, info = super().recv()
+        for j, row in enumerate(info):
+            info[j] = self.infos[row["env_id"]]
+            info[j].clear()
+            info[j].update(row)
+        return *rest, info
+
+
+class CallsNothing(DummyVectorEnv):
+    def call(self, name, /, *args, id=None, **kwargs):
+        return [None] * len(self._wrap_id(id))
+
+
+class IgnoresSetSeed(DummyVectorEnv):
+    def set_seed(self, seed, static_seed=False):
+        return seed
+
+
+class DropsArgumentsOfRender(DummyVectorEnv):
+    def render(self, **kwargs):
+        return super().render()
+
+
+class HasNoStats(DummyVectorEnv):
+    def stats(self):
+        return {}
+
+
+def without(name):
+    """A vector env that does not tell one of the lists."""
+    return type(f"Without_{name}", (DummyVectorEnv,), {name: property(lambda self: None)})
+
+
 BROKEN = [
-    (on(StaleBackend), {"rows", "options_of_reset", "mixed_rounds", "async", "env_errors"}),
-    (on(SwapsRows), {"rows", "mixed_rounds", "env_errors"}),
-    (on(RunsTwice), {"rows", "mixed_rounds", "async"}),
+    (on(StaleBackend), {"rows", "options_of_reset", "mixed_rounds", "autoreset", "async", "env_errors"}),
+    (on(SwapsRows), {"rows", "mixed_rounds", "autoreset", "env_errors"}),
+    (on(RunsTwice), {"rows", "mixed_rounds", "autoreset", "async"}),
     (on(ForgetsSeeds), {"seeds"}),
     (on(WrapsEnvErrors), {"env_errors", "observations_fit_their_space"}),
     (ReturnsViews, {"returned_arrays_stay"}),
-    (DropsARow, {"rows", "mixed_rounds", "env_errors"}),
+    (DropsARow, {"rows", "mixed_rounds", "autoreset", "vector_rewards", "env_errors"}),
     (RepeatsARow, {"async"}),
-    (Float32Rewards, {"rows", "mixed_rounds", "async", "env_errors"}),
-    (RoundsObservations, {"rows", "mixed_rounds", "async", "env_errors"}),
+    (Float32Rewards, {"rows", "mixed_rounds", "autoreset", "async", "vector_rewards", "env_errors"}),
+    (RoundsObservations, {"rows", "mixed_rounds", "autoreset", "async", "env_errors"}),
     (WritesIntoEnvInfos, {"infos"}),
     (SortsRows, {"options_of_reset"}),
     (SameSeedForAll, {"rows", "options_of_reset"}),
@@ -193,6 +264,17 @@ BROKEN = [
     (NoneForUnknownAttributes, {"attributes"}),
     (CallsEnvFnsForTheirSpaces, {"env_fns_are_called_once"}),
     (CloseRaisesTwice, {"close"}),
+    (on(IgnoresAutoreset), {"autoreset"}),
+    (WaitsForAll, {"waiting"}),
+    (DropsVectorRewards, {"vector_rewards"}),
+    (ReusesInfos, {"infos"}),
+    (CallsNothing, {"attributes"}),
+    (IgnoresSetSeed, {"seeds"}),
+    (without("observation_space"), {"reports"}),
+    (without("metadata"), {"reports"}),
+    (without("spec"), {"reports"}),
+    (DropsArgumentsOfRender, {"frames"}),
+    (HasNoStats, {"stats"}),
 ]
 
 
@@ -210,7 +292,8 @@ def failing(factory):
 # A check that fails in the middle leaves a vector env to its `with` statement; one that fails in close leaves it open.
 @pytest.mark.filterwarnings("ignore:unclosed")
 @pytest.mark.parametrize(("factory", "caught_by"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
-def test_each_breach_of_the_contract_is_caught_by(factory, caught_by):
+def test_each_breach_of_the_contract_is_caught_by(factory, caught_by, monkeypatch):
+    monkeypatch.setattr(check_rounds, "GATE_PATIENCE", 0.3)
     assert failing(factory).keys() == caught_by
 
 
@@ -222,6 +305,11 @@ def test_a_lost_answer_is_reported_instead_of_waited_for():
             check_vector_env(on(LosesAnAnswer), ["rows"], patience=0.2)
     finally:
         LosesAnAnswer.given_up.set()
+
+
+def test_envs_that_are_left_open_are_told():
+    with pytest.raises(AssertionError, match=r"close: close closed the envs \[\], expected all 5"):
+        check_vector_env(on(LeavesEnvsOpen), ["close"])
 
 
 def test_messages_name_the_check_the_env_and_both_values():

@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from vecenv.testing.envs import CountingEnv
 
 
 class GateEnv(CountingEnv):
-    """A CountingEnv that waits at its gate in each of `ops`. Made by `Gates.env_fn`."""
+    """A CountingEnv that waits at its gate in each of `ops`. Made by `Gates.env_fn`.
+
+    `ran_in` is the process and the thread of the last step or reset.
+    """
 
     def __init__(self, folder: str, env_id: int, ops: Sequence[str] = ("step", "reset"), **options: Any) -> None:
         super().__init__(env_id, **options)
@@ -35,6 +39,7 @@ class GateEnv(CountingEnv):
             os.close(fd)
 
     def _pass(self, op: str) -> None:
+        self.ran_in = os.getpid(), threading.get_ident()
         if op in self._ops:
             os.write(self._arrived, b".")
             os.read(self._gate, 1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
+from vecenv.base import BaseVectorEnv
 from vecenv.testing.envs import CountingEnv
 
+Factory = Callable[..., BaseVectorEnv]
 N = 5
 
 
@@ -82,3 +84,14 @@ def assert_same(got: Any, want: Any, what: str) -> None:
         assert same, f"{what} is {got!r}, expected {want!r}"
     else:
         assert got == want, f"{what} is {got!r}, expected {want!r}"
+
+
+def assert_raises(expected: type[Exception], what: str, call: Callable[[], Any]) -> Exception:
+    """The exception that `call` raised, which has to be of the class expected."""
+    try:
+        value = call()
+    except expected as error:
+        return error
+    except Exception as error:
+        raise AssertionError(f"{what} raised {type(error).__name__} ({error}), expected {expected.__name__}") from error
+    raise AssertionError(f"{what} raised nothing and returned {value!r}, expected {expected.__name__}")

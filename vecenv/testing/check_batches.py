@@ -1,0 +1,125 @@
+"""Checks of batches: what is returned and what is passed on keeps its values and its owner."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from vecenv import nest
+from vecenv.errors import ObservationError
+from vecenv.testing.envs import CountingEnv
+from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
+
+
+def check_returned_arrays_stay(factory: Factory) -> None:
+    """What was returned does not change later, also where the caller or the env writes into its own."""
+    for form in ("array", "dict"):
+        twins = Twins(form=form)
+        with factory(twins.env_fns) as venv:
+            kept: list[tuple[np.ndarray, np.ndarray]] = []
+            for turn in range(4):
+                result = venv.reset() if turn % 2 else venv.step(np.arange(N))
+                partial = venv.step([1, 2], [2, 0])
+                arrays = [leaf for batch in (result, partial) for part in batch for leaf in nest.leaves(part)]
+                kept += [(array, array.copy()) for array in arrays]
+                for array, copy in kept:
+                    assert bool(np.all(array == copy)), (
+                        f"an array of {array.dtype} {array.shape} changed after it was returned"
+                    )
+                for part in partial[:4]:
+                    for leaf in nest.leaves(part):
+                        leaf[...] = 0  # the caller's own: must not reach the next results
+                kept = [(array, array.copy()) for array, _ in kept]
+
+
+def check_infos(factory: Factory) -> None:
+    """Each info is a fresh dict with its env_id, which never changes later; the env's own is not written to."""
+    twins = Twins()
+    with factory(twins.env_fns) as venv:
+        kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for call in (lambda: venv.reset()[1], lambda: venv.step([0] * N)[4], lambda: venv.step([0], [2])[4]):
+            for row in call():
+                assert row.__class__ is dict, f"an info is a {type(row).__name__}, expected a dict"
+                assert "env_id" in row, f"an info is {row!r}, expected one with env_id"
+                assert "mine" not in row, f"an info is {row!r}: a dict that an earlier call returned"
+                row["mine"] = True
+                kept.append((row, dict(row)))
+            for row, then in kept:
+                assert row == then, f"an info became {row} after it was returned as {then}"
+        own = venv.get_env_attr("own_info")
+        assert own == [{"t": 1}, {"t": 1}, {}, {"t": 1}, {"t": 1}], f"the envs' own infos became {own}"
+
+
+def check_vector_rewards(factory: Factory) -> None:
+    """Rewards that are vectors come as an array (k, m); the row of a reset is 0."""
+    with factory([functools.partial(_VectorRewards, i) for i in range(N)]) as venv:
+        venv.reset()
+        venv.step([0] * N)
+        for t, ids, resets in ((2, [3, 1], []), (3, [1, 4, 3], [4])):
+            rew = venv.step([0] * len(ids), ids, reset=resets or None)[1]
+            want = np.array([[0, 0] if i in resets else [i, t] for i in ids], np.float64)
+            assert_same(rew, want, f"rew of envs {ids}, whose rewards are vectors")
+
+
+def check_observations_fit_their_space(factory: Factory) -> None:
+    """Values keep the dtype and shape of the space; one that would change is an ObservationError."""
+    for dtype in (np.bool_, np.uint8, np.int64, np.float16, np.float32, np.float64):
+        with factory([functools.partial(_Emits, dtype, (2,)), functools.partial(_Emits, dtype, (2,))]) as venv:
+            obs, _ = venv.reset()
+            assert_same(obs, np.ones((2, 2), dtype), f"an observation of {np.dtype(dtype)}")
+    with factory([functools.partial(_Emits, np.uint8, (2,), np.array([300, 1]))] * 2) as venv:
+        assert_raises(ObservationError, "300 for uint8", venv.reset)
+    with factory([functools.partial(_Emits, np.float32, (2,), np.ones(1))] * 2) as venv:
+        assert_raises(ObservationError, "a shape of (1,) for (2,)", venv.reset)
+
+
+def check_actions_are_the_envs_own(factory: Factory) -> None:
+    """What an env does to its action reaches neither the caller nor another env."""
+    with factory([_WritesToAction] * 2) as venv:
+        venv.reset()
+        actions = np.ones((2, 3), np.float32)
+        obs = [venv.step(actions)[0] for _ in range(2)][-1]
+        assert bool(np.all(actions == 1)), "an env wrote into the caller's actions"
+        assert_same(obs, np.ones((2, 3), np.float32), "the action that came to the envs")
+
+
+class _VectorRewards(CountingEnv):
+    """The reward is (env_id, t)."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, np.array([self.env_id, self.t], np.float64), terminated, truncated, info
+
+
+class _Emits(CountingEnv):
+    """Observes one fixed value."""
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...], value: Any = None) -> None:
+        super().__init__()
+        self.observation_space = spaces.MultiBinary(shape) if dtype is np.bool_ else spaces.Box(0, 100, shape, dtype)
+        if dtype is np.bool_:
+            self.observation_space.dtype = np.dtype(np.bool_)
+        self.value = np.ones(shape, dtype) if value is None else value
+
+    def _observation(self) -> Any:
+        return self.value
+
+
+class _WritesToAction(CountingEnv):
+    """Observes the action that came, then writes over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-9, 9, (3,), np.float32)
+        self.observation_space = spaces.Box(-9, 9, (3,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        seen = action.copy()
+        action[...] = 7
+        return seen, 0.0, False, False, {}
