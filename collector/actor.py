@@ -13,7 +13,6 @@ import numpy as np
 from collector.calling import Memory, PolicyCall, first_leaf, signature_of
 from collector.exploration import ExplorationType
 from collector.policy import Policy, RandomPolicy
-from vecenv import nest
 from vecenv.backends.rows import cast_exactly
 
 Outputs = dict[str, np.ndarray]
@@ -36,6 +35,8 @@ class Actor:
         compile: bool | dict[str, Any] = False,
     ) -> None:
         self.module: Any = None
+        self._tensor: Any = None
+        self._device: Any = None  # where the observations are that a policy on tensors gets
         self._space = _common_space(env.action_space)
         self._checked: Layout = {}
         self._needs_cast = False
@@ -55,6 +56,9 @@ class Actor:
             )
         else:
             self._reads = self._on_arrays
+        if self._call.wants_rows:
+            reads, rows = self._reads, self._call.rows
+            self._reads = lambda obs: reads((obs, rows()))
         self._direct = policy if isinstance(policy, RandomPolicy) else None
         self._seconds = 0.0
 
@@ -68,25 +72,14 @@ class Actor:
         if self._call.memory is not None:
             self._call.memory.begin(env_ids)
 
-    def __call__(self, obs: Any, env_ids: np.ndarray, asked: np.ndarray | None = None) -> Outputs:
+    def __call__(self, obs: Any, env_ids: np.ndarray) -> Outputs:
         """The outputs of the policy for these environments: arrays `(k, ...)`, `action` among them.
 
-        Where `asked` (row numbers) are not all rows, the policy sees these only, and outputs for the others mean
-        nothing. They are valid until the next call. Raises `ValueError` or `TypeError` that says what the policy should
-        have returned.
+        They are valid until the next call. Raises `ValueError` or `TypeError` that says what the policy should have
+        returned.
         """
         if self._direct is not None:
-            action = self._direct(obs, env_ids) if asked is None else self._direct.for_some(env_ids, asked)
-            return {"action": action}
-        if asked is None:
-            return self._ask(obs, env_ids)
-        outputs = self._ask(nest.take(obs, asked), env_ids[asked])
-        spread = {name: np.zeros((len(env_ids), *rows.shape[1:]), rows.dtype) for name, rows in outputs.items()}
-        for name, rows in outputs.items():
-            spread[name][asked] = rows
-        return spread
-
-    def _ask(self, obs: Any, env_ids: np.ndarray) -> Outputs:
+            return {"action": self._direct(obs, env_ids)}
         begin = time.perf_counter()
         self._call.env_ids = env_ids
         outputs = self._reads(obs)
@@ -105,7 +98,8 @@ class Actor:
         self.begin(env_ids)
 
     def _on_arrays(self, obs: Any) -> Outputs:
-        return {name: np.asarray(value) for name, value in self._call(obs).items()}
+        outputs = self._call(obs)
+        return {name: value if value.__class__ is np.ndarray else _array(value) for name, value in outputs.items()}
 
     def _on_tensors(
         self, policy: Policy, device: Any, env: Any, exploration: ExplorationType, graph: Any, compile: Any
@@ -120,19 +114,19 @@ class Actor:
         self._call.policy = torch_policy.policy
         if self._call.memory is not None:
             self._call.memory = Memory(policy if self.module is None else self.module, env.env_num)
+        self._tensor = sys.modules["torch"].Tensor
         torch_policy.policy = self._call_on_device
         return torch_policy
 
     def _call_on_device(self, obs: Any) -> dict[str, Any]:
         outputs = self._call(obs)
-        if self._checked:
-            return outputs
-        expected = first_leaf(obs).device
+        if self._device is None:
+            self._device = first_leaf(obs).device
         for name, value in outputs.items():
-            if getattr(value, "device", expected) != expected:
+            if isinstance(value, self._tensor) and value.device != self._device:
                 raise ValueError(
-                    f"the policy returned {name!r} on {value.device}; it must be on {expected}, where its observations "
-                    "were (see policy_device)"
+                    f"the policy returned {name!r} on {value.device}; it must be on {self._device}, where its "
+                    "observations were (see policy_device)"
                 )
         return outputs
 
@@ -174,6 +168,16 @@ class Actor:
         if cast is None:
             raise TypeError(f"the policy returned actions that do not fit the dtype {dtype} of the space: {action!r}")
         return cast.reshape(len(action), *shape)
+
+
+def _array(value: Any) -> np.ndarray:
+    """What a policy on arrays returned, as an array; it may have used torch for it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    from collector.tensors import as_array
+
+    return as_array(value)
 
 
 def _shape_text(rows: int, shape: tuple[int, ...]) -> str:

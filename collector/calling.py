@@ -42,7 +42,7 @@ def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) ->
     # The first is the observation, whatever its name.
     state, env_id = ("state" in parameters and named[0].name != "state"), "env_id" in parameters
     required = [p.name for p in named if p.default is p.empty and p.name not in ("state", "env_id")]
-    if len(required) == 1 and required[0] in ("tensordict", "td"):
+    if required in (["tensordict"], ["td"]) or (named and len(required) <= 1 and _is_tensordict(named[0])):
         return Signature(tensordict=True)
     keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
     if required and keys.issuperset(required):
@@ -55,20 +55,43 @@ def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) ->
     return Signature((), state, env_id)
 
 
+def _is_tensordict(parameter: inspect.Parameter) -> bool:
+    """Whether it is annotated as one. By name: annotations may be strings, and tensordict is not imported for it."""
+    annotation = parameter.annotation
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return name.strip("'\"").rpartition(".")[2] in ("TensorDict", "TensorDictBase")
+
+
 class PolicyCall:
     """Calls a policy with what its signature asks for, and reads what it returns; on arrays and on tensors alike.
 
-    Set `env_ids` to the environments of the rows before each call. `seconds` is the time spent in the policy.
+    Set `env_ids` to the environments of the rows before each call. `seconds` is the time spent in the policy. Where
+    `wants_rows` is set, it is called with `(obs, rows())` in place of `obs`, so that both reach the policy's device the
+    same way.
     """
 
     def __init__(self, policy: Policy, signature: Signature, exploration: ExplorationType, env_num: int) -> None:
         self.policy = policy
-        self.env_ids = np.arange(env_num)
+        self.env_ids = self._all_ids = np.arange(env_num)
         self.seconds = 0.0
+        self.wants_rows = signature.state or signature.env_id
         self._signature = signature
         self._plain = signature == Signature()
         self._exploration = exploration
+        self._in_order = False
         self.memory = Memory(policy, env_num) if signature.state else None
+
+    def rows(self) -> tuple[np.ndarray, ...]:
+        """What the next call has to know of its rows: whose they are, and which begin an episode; nothing where all
+        environments are in order and in mid-episode.
+        """
+        if self.memory is None:
+            return (self.env_ids,)
+        begun = self.memory.begun(self.env_ids)
+        self._in_order = np.array_equal(self.env_ids, self._all_ids)
+        if self._in_order and not len(begun) and not self._signature.env_id:
+            return ()
+        return self.env_ids, begun
 
     def __call__(self, obs: Any) -> dict[str, Any]:
         """The outputs by name; `action` is one of them."""
@@ -80,25 +103,29 @@ class PolicyCall:
 
             outputs = ask_tensordict(self.policy, obs, self._exploration)
         else:
-            outputs = self._ask(obs)
+            outputs = self._ask(*obs) if self.wants_rows else self._ask(obs, ())
         self.seconds += time.perf_counter() - begin
         return outputs
 
-    def _ask(self, obs: Any) -> dict[str, Any]:
+    def _ask(self, obs: Any, rows: tuple[Any, ...]) -> dict[str, Any]:
         keys, _, wants_ids, _ = self._signature
-        arguments: dict[str, Any] = {"env_id": _like(self.env_ids, obs)} if wants_ids else {}
-        if self.memory is not None:
-            arguments["state"] = self.memory.recall(self.env_ids)
-        output = self.policy(**{key: obs[key] for key in keys}, **arguments) if keys else self.policy(obs, **arguments)
-        if self.memory is not None:
-            output = self.memory.keep(self.env_ids, output)
+        whole = () if keys else (obs,)
+        named = {key: obs[key] for key in keys}
+        if wants_ids:
+            named["env_id"] = rows[0]
+        if self.memory is None:
+            return read_output(self.policy(*whole, **named), self._exploration)
+        where = slice(None) if self._in_order else rows[0]
+        named["state"] = self.memory.recall(where, rows[1] if rows else ())
+        output = self.memory.keep(self.env_ids, where, self.policy(*whole, **named))
         return read_output(output, self._exploration)
 
 
 class Memory:
     """The recurrent state of a policy: a row for each environment, on the policy's device.
 
-    An environment that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`.
+    An environment that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`. Indices of
+    `recall` and `keep` are on that device too: one that had to go there would make this process wait.
     """
 
     def __init__(self, policy: Policy, env_num: int) -> None:
@@ -111,20 +138,26 @@ class Memory:
         """Episodes begin in these environments."""
         self._fresh[env_ids] = True
 
-    def recall(self, env_ids: np.ndarray) -> Any:
-        """The state of these environments; None before there is one."""
+    def begun(self, env_ids: np.ndarray) -> np.ndarray:
+        """The rows of these environments that begin an episode."""
+        return self._fresh[env_ids].nonzero()[0]
+
+    def recall(self, where: Any, begun: Any) -> Any:
+        """The state of the environments `where`, of which those in the rows `begun` begin; None before there is one."""
         if self._rows is None and self._initial is not None:
             self._rows = nest.map(_own, self._initial(self._env_num))
         if self._rows is None:
             return None
-        fresh = env_ids[self._fresh[env_ids]]
-        if len(fresh):
-            first = self._initial(len(fresh)) if self._initial is not None else nest.map(lambda rows: 0, self._rows)
-            nest.put(self._rows, fresh, first)
-        return nest.take(self._rows, env_ids)
+        state = nest.take(self._rows, where)
+        if isinstance(where, slice):
+            state = nest.map(_own, state)
+        if len(begun):
+            first = self._initial(len(begun)) if self._initial is not None else nest.map(lambda rows: 0, state)
+            nest.put(state, begun, first)
+        return state
 
-    def keep(self, env_ids: np.ndarray, output: Any) -> Any:
-        """Take the new state out of the policy's output, and return the rest.
+    def keep(self, env_ids: np.ndarray, where: Any, output: Any) -> Any:
+        """Take the new state of `env_ids`, which are `where`, out of the policy's output, and return the rest.
 
         Raises `TypeError` where there is none, `ValueError` where it has another number of rows.
         """
@@ -136,7 +169,7 @@ class Memory:
                 f"or (action, state); got {type(output).__name__}"
             )
         output = dict(output)
-        state = output.pop("state")
+        state = nest.map(_without_graph, output.pop("state"))
         for leaf in nest.leaves(state):
             if len(leaf) != len(env_ids):
                 raise ValueError(
@@ -145,7 +178,7 @@ class Memory:
                 )
         if self._rows is None:
             self._rows = nest.map(self._zeros, state)
-        nest.put(self._rows, env_ids, state)
+        nest.put(self._rows, where, state)
         self._fresh[env_ids] = False
         return output
 
@@ -159,14 +192,9 @@ def _own(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone()
 
 
-def _like(ids: np.ndarray, obs: Any) -> Any:
-    """The ids as an array, or as a tensor where the observations are tensors."""
-    leaf = first_leaf(obs)
-    if leaf is None or isinstance(leaf, np.ndarray):
-        return ids
-    from collector.device import to_device
-
-    return to_device(ids, leaf.device)
+def _without_graph(leaf: Any) -> Any:
+    """The same values; a state that kept its gradients would hold on to all steps before."""
+    return leaf.detach() if hasattr(leaf, "detach") else leaf
 
 
 def first_leaf(tree: Any) -> Any:

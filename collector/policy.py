@@ -10,7 +10,11 @@ step, and returns one of
 - a tuple: the action and then what else is to be stored, as `output1`, `output2`, ...
 
 A `torch.nn.Module`, and any policy for which a policy device was named, gets tensors; every other one numpy arrays.
-Modules of tensordict get a `TensorDict`.
+Either may return tensors or arrays. What is stored has no gradient; bfloat16, which numpy does not have, is stored (and
+done) as float32, which holds every value of it.
+
+Modules of tensordict get a `TensorDict`, and so does a policy whose only argument is called `tensordict` or `td`, or
+whose first one is annotated as a `TensorDict` or `TensorDictBase`.
 
 What a policy is called with depends on the names of its parameters:
 
@@ -84,25 +88,15 @@ class RandomPolicy:
     def __call__(self, obs: Any, env_id: Any = None) -> np.ndarray:
         """One action for each environment of `env_id` (None: all of them): `(k, ...)`, of the spaces' dtype."""
         ids = self._ids if env_id is None else np.asarray(env_id)
-        actions = self.upcoming(ids)
-        self._used[ids] += 1
-        return actions
-
-    def for_some(self, env_id: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """One action for each of `env_id`, of which only those in `rows` are drawn: the others are not used."""
-        actions = self.upcoming(env_id)
-        self._used[env_id[rows]] += 1
-        return actions
-
-    def upcoming(self, env_id: np.ndarray) -> np.ndarray:
-        """What will be drawn next for each of these environments."""
         if self._sure == 0:
             for i in np.flatnonzero(self._used == self.BLOCK).tolist():
                 self._refill(i)
             self._sure = self.BLOCK - int(self._used.max())
         self._sure -= 1
         assert self._block is not None
-        return self._block[env_id, self._used[env_id]]
+        actions = self._block[ids, self._used[ids]]
+        self._used[ids] += 1
+        return actions
 
     def _refill(self, env_id: int) -> None:
         drawn = draw(self._spaces[env_id], self.BLOCK)

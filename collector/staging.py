@@ -20,7 +20,7 @@ import torch
 
 from collector.link import Link, link_to
 from collector.page_lock import PageLock, address_of
-from collector.tensors import as_array, as_tensor, as_tensors, to_device, with_numpy_dtype
+from collector.tensors import as_array, as_tensor, as_tensors, to_device
 from vecenv import nest
 
 
@@ -132,7 +132,8 @@ class Staged:
     def _fetch(self, name: str, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor) or value.device != self.device or value.dim() == 0:
             return as_array(value)
-        value = with_numpy_dtype(value)
+        if value.dtype is torch.bfloat16:  # of which numpy has none
+            value = value.float()
         buffer = self._outputs.get(name)
         if buffer is None or not _fits(buffer, value.shape, value.dtype):
             with torch.inference_mode(False):  # so that it can be written to in any mode

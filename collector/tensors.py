@@ -71,13 +71,15 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A tensor, from wherever it is, or what numpy reads as an array; a tensor on the CPU shares its memory."""
+    """A tensor, from wherever it is, or what numpy reads as an array; a tensor on the CPU shares its memory.
+
+    bfloat16 is cast to float32, which holds every value of it.
+    """
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
-    value = with_numpy_dtype(value)
-    return value.numpy() if value.is_cpu and not value.requires_grad else value.detach().cpu().numpy()
-
-
-def with_numpy_dtype(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; in float32 where it is bfloat16, which numpy does not have. No value changes."""
-    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    if not value.is_cpu or value.requires_grad:
+        value = value.detach().cpu()
+    try:
+        return value.numpy()
+    except TypeError:  # bfloat16, of which numpy has none
+        return value.float().numpy()

@@ -334,6 +334,61 @@ class TestWhatDoesNotFit:
         with pytest.raises(ValueError, match="returned 'action' on meta; it must be on cpu"):
             self.collect(lambda obs: torch.zeros(len(obs), device="meta"), policy_device="cpu")
 
+    def test_another_device_is_named_in_a_later_call_too(self) -> None:
+        torch = pytest.importorskip("torch")
+        calls = []
+
+        def policy(obs: Any) -> Any:
+            calls.append(1)
+            return {"action": torch.zeros(len(obs)).long(), "v": obs.to("cpu" if len(calls) < 3 else "meta")}
+
+        with pytest.raises(ValueError, match="returned 'v' on meta; it must be on cpu"):
+            self.collect(policy, policy_device="cpu")
+        assert len(calls) == 3
+
+    @pytest.mark.parametrize("options", [{"policy_device": "cpu"}, {"device": "cpu"}])
+    def test_a_policy_on_tensors_may_return_arrays(self, options: dict[str, str]) -> None:
+        pytest.importorskip("torch")
+
+        def policy(obs: Any) -> Any:
+            return {"action": zeros(obs.numpy()), "v": obs.numpy()[:, 1], "n": [np.float32(3)] * len(obs)}
+
+        batch = self.collect(policy, **options)
+        np.testing.assert_array_equal(batch.extras["v"], batch.obs[..., 1])
+        assert (np.asarray(batch.extras["n"]) == 3).all()
+
+    @pytest.mark.parametrize("options", [{}, {"policy_device": "cpu"}])
+    def test_bfloat16_is_stored_and_done_as_float32(self, options: dict[str, str]) -> None:
+        torch = pytest.importorskip("torch")
+
+        def policy(obs: Any) -> Any:
+            third = torch.full((len(obs), 1), 1 / 3, dtype=torch.bfloat16)
+            return {"action": third, "v": third}
+
+        batch = self.collect(policy, pendulums(2), **options)
+        for rows in (batch.action, batch.extras["v"]):
+            assert rows.dtype == np.float32
+            assert (rows == torch.tensor(1 / 3, dtype=torch.bfloat16).item()).all()
+        with pytest.raises(TypeError, match=r"returned actions of dtype float32; .* they must be int64"):
+            self.collect(policy, **options)
+
+    @pytest.mark.parametrize("options", [{}, {"policy_device": "cpu"}])
+    def test_what_is_stored_has_no_gradient(self, options: dict[str, str]) -> None:
+        torch = pytest.importorskip("torch")
+        weight, states = torch.ones(1, requires_grad=True), []
+
+        def policy(obs: Any, state: Any) -> Any:
+            with torch.inference_mode(False), torch.enable_grad():
+                ones = weight * torch.ones(len(obs), 1)
+                assert ones.requires_grad
+            states.append(state)
+            return {"action": ones, "v": ones * 2, "state": ones * 3}
+
+        batch = self.collect(policy, pendulums(2), **options)
+        assert (batch.action == 1).all()
+        assert (batch.extras["v"] == 2).all()
+        assert not any(state.requires_grad for state in states[1:])
+
     def test_a_distribution_without_a_mode_is_named(self) -> None:
         torch = pytest.importorskip("torch")
 
@@ -357,6 +412,24 @@ class TestWhatDoesNotFit:
             return td.set("action", (td["observation"][:, 2:] > 0).float())
 
         batch = self.collect(on_arrays, pendulums(2))
+        np.testing.assert_array_equal(batch.action, batch.obs[..., 2:] > 0)
+
+    @pytest.mark.parametrize("name", ["TensorDict", "TensorDictBase"])
+    @pytest.mark.parametrize("form", ["the class", "{}", "tensordict.{}", "'{}'"])
+    @pytest.mark.parametrize("as_module", [False, True])
+    def test_what_is_annotated_as_a_tensordict_is_one(self, name: str, form: str, as_module: bool) -> None:
+        torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
+
+        def act(batch: Any, scale: float = 1.0) -> Any:
+            return batch.set("action", (batch["observation"][:, 2:] > 0).float() * scale)
+
+        class Act(torch.nn.Module):
+            def forward(self, batch: Any = None) -> Any:
+                return act(batch)
+
+        annotated = Act.forward if as_module else act
+        annotated.__annotations__["batch"] = getattr(tensordict, name) if form == "the class" else form.format(name)
+        batch = self.collect(Act() if as_module else act, pendulums(2))
         np.testing.assert_array_equal(batch.action, batch.obs[..., 2:] > 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from collector_envs import countdowns  # noqa: E402
 from device_double import FakeCudart, LateLink  # noqa: E402
 
-from collector import page_lock  # noqa: E402
+from collector import AsyncDataCollector, SyncDataCollector, page_lock  # noqa: E402
 from collector.device import TorchPolicy  # noqa: E402
 from collector.exploration import ExplorationType  # noqa: E402
 from collector.link import CudaLink  # noqa: E402
@@ -102,6 +104,62 @@ class TestRound:
             np.testing.assert_array_equal(tensor.numpy(), array)
 
 
+class TestRowsOfAPolicy:
+    """Whose rows they are and what a recurrent policy remembers, on a device that nothing may wait for."""
+
+    @pytest.fixture
+    def link(self, monkeypatch: pytest.MonkeyPatch, nothing_blocks: None) -> LateLink:
+        """That of the policy's device. An index from this process would have to go there, and be waited for."""
+        link = LateLink()
+        monkeypatch.setattr("collector.device.Direct", lambda device: Staged(device, 3, link=link))
+
+        def on_device(index: Callable[..., Any]) -> Callable[..., Any]:
+            def kernel(tensor: torch.Tensor, where: Any, *value: Any) -> Any:
+                assert not isinstance(where, np.ndarray), "this waits for the device"
+                if isinstance(where, torch.Tensor):
+                    link.kernel()
+                return index(tensor, where, *value)
+
+            return kernel
+
+        for name in ("__getitem__", "__setitem__"):
+            monkeypatch.setattr(torch.Tensor, name, on_device(getattr(torch.Tensor, name)))
+        return link
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @pytest.mark.parametrize("first", [None, 5])
+    def test_they_go_the_way_of_the_observations(self, kind: Any, first: int | None, link: LateLink) -> None:
+        class Counts:
+            def __call__(self, obs: Any, state: Any, env_id: Any) -> dict[str, Any]:
+                link.kernel()
+                state = torch.zeros(len(obs), 1) if state is None else state
+                seen = {"seen": state[:, 0], "id": env_id}
+                return {"action": torch.zeros(len(obs), dtype=torch.long), **seen, "state": state + 1}
+
+        if first is not None:
+            Counts.initial_state = lambda self, k: torch.full((k, 1), float(first))  # type: ignore[attr-defined]
+        with kind(DummyVectorEnv(countdowns(2, 3, 7)), Counts(), frames_per_batch=12, policy_device="cpu") as collector:
+            batches = [collector.rollout().flatten() for _ in range(4)]
+            collector.reset([1])
+            batches.append(collector.rollout().flatten())
+            batches.append(collector.collect(n_episode=4).batch.flatten())
+        for batch in batches:
+            np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + (first or 0))
+            np.testing.assert_array_equal(batch.extras["id"], batch.env_ids)
+
+    def test_a_state_stays_there_and_needs_nothing_in_mid_episode(self, link: LateLink) -> None:
+        def count(obs: Any, state: Any) -> Any:
+            link.kernel()
+            return torch.zeros(len(obs), dtype=torch.long), torch.ones(len(obs), 4) if state is None else state + 1
+
+        venv = DummyVectorEnv(countdowns(100, 100, 100))
+        with SyncDataCollector(venv, count, frames_per_batch=15, policy_device="cpu") as collector:
+            collector.rollout()
+            link.log.clear()
+            collector.rollout()
+        assert link.log == ["copy", "copy", "record", "wait"] * 5
+
+
 class TestHazards:
     def test_the_double_notices_a_source_that_is_overwritten_too_early(self) -> None:
         link, source = LateLink(), torch.zeros(3)
@@ -159,6 +217,13 @@ class TestHazards:
         staging, _ = late()
         weight = torch.ones(8, requires_grad=True)
         np.testing.assert_array_equal(staging.to_numpy({"x": weight * 2})["x"], np.full(8, 2, np.float32))
+
+    def test_bfloat16_comes_back_as_float32(self) -> None:
+        staging, _ = late()
+        given = torch.full((8,), 1 / 3, dtype=torch.bfloat16)
+        back = staging.to_numpy({"x": given})["x"]
+        assert back.dtype == np.float32
+        np.testing.assert_array_equal(back, given.float().numpy())
 
 
 class TestMemory:
