@@ -33,6 +33,7 @@ from vecenv.facades.random_starts import spread_out
 from vecenv.facades.reset_options import as_seeds, split_options
 from vecenv.facades.vector_infos import add_final, vector_infos
 
+FLOAT64 = np.dtype(np.float64)
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
@@ -218,13 +219,14 @@ class GymnasiumVectorEnv(AsyncCalls):
         if self._ended is None:
             self._await(STEP, deadline)
             obs, rew, terminated, truncated, infos = self._receive(self._ids)
-            if rew.shape[1:] != self._reward_shape or rew.dtype == object:
+            if rew.dtype is not FLOAT64 or rew.ndim > 1 or self._reward_shape:
                 rew = self._vector_rewards(obs, rew, terminated, truncated, infos)
             if self._latest.is_kept:
                 self._latest.note(self._ids, obs)
             self._episodes.over = terminated | truncated
             if not self._episodes.any_over or self.autoreset_mode is not AutoresetMode.SAME_STEP:
-                return self._obs.join(obs), rew, terminated, truncated, vector_infos(infos.items(), self.num_envs)
+                batch = vector_infos(infos.items(), self.num_envs) if infos else {}
+                return self._obs.join(obs), rew, terminated, truncated, batch
             ended = self._end_episodes(obs, rew, terminated, truncated, infos)
             if not ended.left:
                 return self._with_final(ended)
