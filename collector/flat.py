@@ -117,9 +117,7 @@ def with_tails(columns: dict[str, Any], next_obs: Any, broken_ids: np.ndarray) -
 
 def join(trees: Sequence[Any]) -> Any:
     """Trees of `(k, ...)` arrays, joined along their first dimension."""
-    columns = zip(*(nest.leaves(tree) for tree in trees), strict=True)
-    joined = iter([np.concatenate(column) for column in columns])
-    return nest.map(lambda _: next(joined), trees[0])
+    return nest.merge(np.concatenate, trees)
 
 
 def host(array: Any) -> np.ndarray:

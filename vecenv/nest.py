@@ -58,18 +58,27 @@ def put(tree: Tree, index: Any, value: Tree) -> None:
         tree[index] = value
 
 
+def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
+    """One tree with `function` applied to the list of what stands in the same place of equal trees.
+
+    >>> merge(sum, [{"a": 1, "b": (2,)}, {"b": (20,), "a": 10}])
+    {'a': 11, 'b': (22,)}
+    """
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: merge(function, [tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(merge(function, parts) for parts in zip(*trees, strict=True))
+    return function(list(trees))
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """One tree whose leaves are the stacked leaves of equal trees.
 
     >>> stack([{"a": 1}, {"a": 2}])["a"]
     array([1, 2])
     """
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: stack([tree[key] for tree in trees]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(stack([tree[i] for tree in trees]) for i in range(len(first)))
-    return np.stack([np.asarray(tree) for tree in trees])
+    return merge(np.stack, trees)
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:

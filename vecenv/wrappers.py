@@ -110,11 +110,11 @@ class VectorEnvNormObs(VectorEnvWrapper):
                 "an observation_space, or let them return such arrays"
             )
         if self.update_obs_rms:
-            _zip_map(lambda rms, leaf: rms.update(leaf), self.obs_rms, obs)
+            nest.merge(_update, [self.obs_rms, obs])
         for row in info:
             if "final_obs" in row:
-                row["final_obs"] = _zip_map(lambda rms, leaf: rms.norm(leaf), self.obs_rms, row["final_obs"])
-        return _zip_map(lambda rms, leaf: rms.norm(leaf), self.obs_rms, obs)
+                row["final_obs"] = nest.merge(_norm, [self.obs_rms, row["final_obs"]])
+        return nest.merge(_norm, [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
         """The statistics: a RunningMeanStd, for Dict and Tuple spaces a tree of them."""
@@ -146,10 +146,11 @@ def _new_statistics(venv: Any) -> Any:
     return nest.map(lambda leaf: RunningMeanStd(), tree)
 
 
-def _zip_map(function: Any, statistics: Any, tree: Any) -> Any:
-    """`function` on the leaves of `statistics` with what is in their place in `tree`."""
-    if isinstance(statistics, dict):
-        return {key: _zip_map(function, statistics[key], child) for key, child in tree.items()}
-    if isinstance(statistics, tuple):
-        return tuple(_zip_map(function, rms, child) for rms, child in zip(statistics, tree, strict=True))
-    return function(statistics, tree)
+def _update(statistics_and_batch: list[Any]) -> None:
+    statistics, batch = statistics_and_batch
+    statistics.update(batch)
+
+
+def _norm(statistics_and_batch: list[Any]) -> Any:
+    statistics, batch = statistics_and_batch
+    return statistics.norm(batch)
