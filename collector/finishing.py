@@ -53,9 +53,11 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
+    action = batch.action[at]
+    blame = " (the policy returned NaN)" if action.dtype.kind == "f" and np.isnan(action).any() else ""
     raise ValueError(
         f"env {batch.env_ids[at[0]]} returned a reward of NaN in step {batch.step_count[at]} of its episode "
-        f"{batch.traj_ids[at]}, for the action {batch.action[at]}"
+        f"{batch.traj_ids[at]}, for the action {action}{blame}"
     )
 
 

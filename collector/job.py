@@ -27,6 +27,7 @@ from collector.dataset import PICTURE, DatasetWriter, check_storable, prepare_fo
 from collector.episodes import EpisodeCutter
 from collector.interruptor import Interruptor
 from collector.policy import RandomPolicy
+from vecenv.envs.gym_env import find_spec
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 BATCH_BYTES = 64 * 2**20
@@ -225,7 +226,7 @@ def _check_env(env: str) -> None:
     if ":" in env:
         return  # what is behind a module name is known once that is imported, in the workers
     try:
-        gymnasium.spec(env)
+        find_spec(env)
     except gymnasium.error.Error as error:
         raise JobError(f"there is no environment {env}: {error}") from None
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collector_envs import Breaks, BreaksOnce, Countdown, backends, countdowns, zeros
+from gymnasium import spaces
 
 from collector import AsyncDataCollector, SyncDataCollector
 from collector.episodes import EpisodeCutter
@@ -172,6 +173,26 @@ def test_a_reward_that_is_not_a_number_is_an_error_that_says_where(kind: type) -
         with pytest.raises(ValueError, match=message):
             collector.rollout()
         assert venv.is_closed
+
+
+def test_an_action_that_is_not_a_number_is_the_policys() -> None:
+    class PaysItsAction(Countdown):
+        def __init__(self, length: int) -> None:
+            super().__init__(length)
+            self.action_space = spaces.Box(-1, 1, (1,))
+
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(0)
+            return (obs, action[0], *rest)
+
+    venv = DummyVectorEnv([partial(PaysItsAction, 9)])
+    nan = np.full((1, 1), np.nan, np.float32)
+    message = r"for the action \[nan\] \(the policy returned NaN\)"
+    with (
+        SyncDataCollector(venv, lambda obs: nan, frames_per_batch=4) as collector,
+        pytest.raises(ValueError, match=message),
+    ):
+        collector.rollout()
 
 
 def test_infinite_rewards_are_numbers() -> None:

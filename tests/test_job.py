@@ -361,6 +361,10 @@ class TestCommandLine:
             *more,
         ]
 
+    def test_an_id_without_a_version_is_that_of_the_latest(self, tmp_path: Path) -> None:
+        assert main(self.arguments(tmp_path / "a", "--env", "CartPole")) == 0
+        assert load_episodes(tmp_path / "a")
+
     def test_a_job_without_a_terminal_prints_a_few_plain_lines(self, tmp_path: Path, capsys: Any) -> None:
         assert main(self.arguments(tmp_path / "a", "--steps", "1,000", "--num-envs", "2")) == 0
         out = capsys.readouterr().out

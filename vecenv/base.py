@@ -164,9 +164,10 @@ class BaseVectorEnv(Rounds):
         Row j belongs to env id[j]; with `wait_num` or `timeout` the rows are those of the envs that are ready, by
         ascending id, and `info[j]["env_id"]` tells which. `action` has one row an env, of any array library; None sends
         nothing and only waits for what is in flight. Envs in `reset` (ids or a mask, among `id`) are reset instead of
-        stepped, in the same round; their action is ignored. With `autoreset` an env whose episode this step ends is reset in the same round too: its row
-        has the first observation of the next episode and the reward and flags of the last step, and its info is that of
-        the reset, with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs).
+        stepped, in the same round; their action is ignored. With `autoreset` an env whose episode this step ends is
+        reset in the same round too: its row has the first observation of the next episode and the reward and flags of
+        the last step, and its info is that of the reset, with `final_obs` and `final_info` of the step (as SAME_STEP
+        mode of gymnasium's vector envs).
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
