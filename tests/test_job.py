@@ -361,6 +361,7 @@ class TestCommandLine:
             *more,
         ]
 
+    @pytest.mark.filterwarnings("ignore:.*latest versioned environment")
     def test_an_id_without_a_version_is_that_of_the_latest(self, tmp_path: Path) -> None:
         assert main(self.arguments(tmp_path / "a", "--env", "CartPole")) == 0
         assert load_episodes(tmp_path / "a")
