@@ -114,3 +114,15 @@ def equal_bits(left, right):
     """Two arrays have the same dtype, shape and bytes."""
     left, right = np.asarray(left), np.asarray(right)
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+class RaisesOnce(CountingEnv):
+    """In its second reset."""
+
+    raised = False
+
+    def reset(self, **kwargs):
+        if self.episode == 0 and not self.raised:
+            self.raised = True
+            raise ValueError("boom in reset")
+        return super().reset(**kwargs)

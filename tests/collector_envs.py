@@ -1,4 +1,4 @@
-"""Envs and loops of the collector's tests. A light module of its own, because workers import it."""
+"""What the collector's tests have in common: backends, environments, policies, a loop by hand."""
 
 from __future__ import annotations
 
@@ -9,61 +9,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
+from countdown import Countdown
 
 from collector import FlatRollout, Rollout
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
 backends = pytest.mark.parametrize("backend", BACKENDS)
-
-
-class Countdown(gymnasium.Env):
-    """Episodes of `length` steps; the observation is (episode, steps taken in it), so a wrong one shows."""
-
-    def __init__(self, length: int) -> None:
-        self.observation_space = spaces.Box(-1, 1000, (2,), np.int64)
-        self.action_space = spaces.Discrete(3)
-        self.length, self.episode, self.taken = length, -1, 0
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.episode, self.taken = self.episode + 1, 0
-        return np.array([self.episode, 0]), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.taken += 1
-        over = self.taken == self.length
-        return np.array([self.episode, self.taken]), float(action), over, False, {}
-
-
-class DictObs(gymnasium.ObservationWrapper):
-    """The same env with a dict and a tuple around its observations."""
-
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(env)
-        self.observation_space = spaces.Dict({"a": env.observation_space, "b": spaces.Tuple([env.observation_space])})
-
-    def observation(self, observation: Any) -> Any:
-        return {"a": observation, "b": (observation + 1,)}
-
-
-class Breaks(Countdown):
-    def step(self, action: Any) -> Any:
-        raise OverflowError("the env broke")
-
-
-class BreaksOnce(Countdown):
-    """Fails in step `at` of its episode `episode_at`."""
-
-    def __init__(self, length: int, episode_at: int, at: int) -> None:
-        super().__init__(length)
-        self.episode_at, self.at = episode_at, at
-
-    def step(self, action: Any) -> Any:
-        if (self.episode, self.taken) == (self.episode_at, self.at):
-            raise OverflowError("the env broke")
-        return super().step(action)
 
 
 def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:

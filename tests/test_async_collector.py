@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from collector_envs import (
     CASES,
-    Countdown,
     arrays,
     assert_equal,
     backends,
@@ -20,6 +19,7 @@ from collector_envs import (
     pendulums,
     zeros,
 )
+from countdown import Countdown
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
 from collector.flat import concatenate

@@ -17,8 +17,8 @@ from benchmarks.counting import CallCounter, CountedSpec, counted
 from vecenv import ShmemVectorEnv
 
 ROWS = [
-    pytest.param("cartpole-8"),
-    *(pytest.param(row, marks=pytest.mark.slow) for row in run.ROWS if row != "cartpole-8"),
+    pytest.param("busy-8"),
+    *(pytest.param(row, marks=pytest.mark.slow) for row in run.ROWS if row != "busy-8"),
 ]
 
 

@@ -16,10 +16,6 @@ import pytest
 from collector_envs import (
     BACKENDS,
     CASES,
-    Breaks,
-    BreaksOnce,
-    Countdown,
-    DictObs,
     arrays,
     assert_equal,
     backends,
@@ -30,6 +26,7 @@ from collector_envs import (
     lean,
     zeros,
 )
+from countdown import Breaks, BreaksOnce, Countdown, DictObs
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
 from collector.flat import concatenate

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import Countdown, backends, cartpoles, countdowns, hand_written, lean, pendulums, zeros
+from collector_envs import backends, cartpoles, countdowns, hand_written, lean, pendulums, zeros
+from countdown import Countdown
 
 from collector import (
     AsyncDataCollector,

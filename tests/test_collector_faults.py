@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import Breaks, BreaksOnce, Countdown, backends, countdowns, zeros
+from collector_envs import backends, countdowns, zeros
+from countdown import Breaks, BreaksOnce, Countdown
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, SyncDataCollector

@@ -8,7 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import Countdown, DictObs, arrays, assert_equal, backends, countdowns, lean, pendulums, zeros
+from collector_envs import arrays, assert_equal, backends, countdowns, lean, pendulums, zeros
+from countdown import Countdown, DictObs
 from gymnasium import spaces
 
 from collector import (

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import Countdown, DictObs, countdowns, zeros
+from collector_envs import countdowns, zeros
+from countdown import Countdown, DictObs
 
 from collector import FlatRollout, Interruptor, Rollout, SyncDataCollector
 from vecenv import DummyVectorEnv, nest

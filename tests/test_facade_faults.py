@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from cases import RaisesOnce
 from gymnasium.vector import AutoresetMode
 
 from vecenv import (
@@ -17,18 +18,6 @@ from vecenv import (
     WorkerDiedError,
 )
 from vecenv.testing import CountingEnv, ExitsOnReset, ExitsOnStep, RaisesOnStep
-
-
-class RaisesOnce(CountingEnv):
-    """In its second reset."""
-
-    raised = False
-
-    def reset(self, **kwargs):
-        if self.episode == 0 and not self.raised:
-            self.raised = True
-            raise ValueError("boom in reset")
-        return super().reset(**kwargs)
 
 
 def over(facade, make, env_fns, **options):

@@ -11,9 +11,8 @@ import numpy as np
 import pygame
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.wrappers import vector as wrappers
-from gymnasium_cases import OURS, Untimed, assert_same
+from gymnasium_cases import OURS, Pictures, Untimed, assert_same
 
 import vecenv
 from vecenv.testing import CountingEnv
@@ -21,28 +20,9 @@ from vecenv.testing import CountingEnv
 PENDULUM = [lambda: gym.make("Pendulum-v1", max_episode_steps=7)] * 3
 CARTPOLE = [lambda: gym.make("CartPole-v1", max_episode_steps=7)] * 3
 DICTS = [lambda i=i: CountingEnv(i, length=3 + i, form="dict") for i in range(3)]
-PICTURES = [lambda: Pictures()] * 3
+PICTURES = [Pictures] * 3
 FRAMES = [lambda i=i: CountingEnv(i + 5, length=3) for i in range(2)]
 WITH_STATISTICS = [lambda: Untimed(gym.wrappers.RecordEpisodeStatistics(CARTPOLE[0]()))] * 3
-
-
-class Pictures(gym.Env):
-    """Pictures of its own noise, in episodes of four steps."""
-
-    observation_space = spaces.Box(0, 255, (6, 6, 3), np.uint8)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.picture(), {}
-
-    def step(self, action):
-        self.t += 1
-        return self.picture(), 1.0, self.t == 4, False, {"t": self.t}
-
-    def picture(self):
-        return self.np_random.integers(0, 256, (6, 6, 3), dtype=np.uint8)
 
 
 WRAPPERS = {
