@@ -67,8 +67,8 @@ class Writes(Records):
         return seen, 0.0, False, False, {}
 
 
-class LocalWorker(EnvWorker):
-    """A worker of a user's own, as code written for tianshou has them."""
+class BareWorker(EnvWorker):
+    """No more than what is abstract in tianshou."""
 
     def __init__(self, env_fn):
         self.env = env_fn()
@@ -84,8 +84,6 @@ class LocalWorker(EnvWorker):
         self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
 
     def reset(self, **kwargs):
-        if "seed" in kwargs:
-            super().seed(kwargs["seed"])
         return self.env.reset(**kwargs)
 
     def render(self, **kwargs):
@@ -93,6 +91,15 @@ class LocalWorker(EnvWorker):
 
     def close_env(self):
         self.env.close()
+
+
+class LocalWorker(BareWorker):
+    """A worker of a user's own, as code written for tianshou has them: it seeds the action space with the env."""
+
+    def reset(self, **kwargs):
+        if "seed" in kwargs:
+            super().seed(kwargs["seed"])
+        return super().reset(**kwargs)
 
 
 def custom(env_fns, **options):

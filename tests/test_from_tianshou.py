@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from cases import LocalWorker, counting, custom
+from cases import BareWorker, LocalWorker, counting, custom
 from gymnasium import spaces
 from test_actions import TestRowsBelongToTheEnvs as RowsBelongToTheEnvs
 
-from vecenv import BaseVectorEnv, ClosedError, EnvWorker, SubprocVectorEnv, VectorEnvWrapper
+from vecenv import BaseVectorEnv, ClosedError, SubprocVectorEnv, VectorEnvWrapper
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.testing import CountingEnv
 from vecenv.testing.model import Twins
@@ -58,32 +58,6 @@ class TestArguments:
     def test_the_context_comes_after_it(self, share_memory):
         with pytest.raises(ValueError, match=r"context must be one of .* got 'thread'"):
             SubprocVectorEnv(counting(2), None, None, share_memory, "thread")
-
-
-class BareWorker(EnvWorker):
-    """No more than what is abstract in tianshou."""
-
-    def __init__(self, env_fn):
-        self.env = env_fn()
-        super().__init__(env_fn)
-
-    def get_env_attr(self, key):
-        return getattr(self.env, key)
-
-    def set_env_attr(self, key, value):
-        setattr(self.env, key, value)
-
-    def send(self, action, **kwargs):
-        self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
-
-    def reset(self, **kwargs):
-        return self.env.reset(**kwargs)
-
-    def render(self, **kwargs):
-        return self.env.render(**kwargs)
-
-    def close_env(self):
-        self.env.close()
 
 
 class TestCustomWorkers:
