@@ -95,9 +95,8 @@ class AtariVectorEnv(_AleVectorEnv):
             raise ResetNeeded("the first reset of an AtariVectorEnv is one of all envs, without reset_mask")
         if self._was_sent:
             raise AlreadyPendingCallError("reset() was called while a step is waiting for its recv()", "send")
-        if (
-            self._in_flight and mask is None
-        ):  # of a batch of some envs: ALE would give these results for those of the reset
+        if self._in_flight and mask is None:
+            # Of a batch of some envs: ALE would give these results for those of the reset.
             self.ale = AtariVectorEnv(**self._arguments).ale
         obs, infos = super().reset(seed=seed, options=None if mask is None else {"reset_mask": mask})
         self._was_reset = True
