@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,6 +31,10 @@ Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-200)
 # Semaphores of this process and its workers get names of their own: other programs use /dev/shm as well.
 OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
+
+# Started in the background or under nohup, a program ignores these, and so does all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda cls: cls.__name__)

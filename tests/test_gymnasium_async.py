@@ -2,6 +2,8 @@
 
 import functools
 import multiprocessing
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -9,7 +11,14 @@ from cases import counting
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium_cases import OURS, Remembers
 
-from vecenv import AsyncVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, VectorEnvWrapper, WorkerTimeoutError
+from vecenv import (
+    AsyncVectorEnv,
+    GymnasiumVectorEnv,
+    ShmemVectorEnv,
+    VectorEnvWrapper,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
 from vecenv.testing import CountingEnv, Gates, HangsOnStep, RaisesOnReset
 
 
@@ -128,6 +137,42 @@ def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memo
         assert obs[:, 2].tolist() == ([0, 0] if mode == "SameStep" else [1, 1])
         assert terminations.all()
         assert rewards.tolist() == [1 / 1024, 1 + 1 / 1024]
+        envs.close()
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_call_that_timed_out_can_be_waited_for_again(shared_memory):
+    with Gates(2, ops=["echo"], infos=False) as gates:
+        envs = AsyncVectorEnv(gates.env_fns, shared_memory, num_workers=2)
+        envs.reset()
+        envs.call_async("echo", "a")
+        gates.open(1)
+        for _ in range(2):
+            with pytest.raises(multiprocessing.TimeoutError, match="`call_wait` has timed out; nothing is lost"):
+                envs.call_wait(timeout=0.01)
+        gates.open(0)
+        assert envs.call_wait(timeout=30) == ("a", "a")
+        assert envs.step([1, 2])[1].tolist() == [1 / 1024, 1 + 1 / 1024]
+        envs.close()
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_worker_that_dies_in_a_pending_call_is_told_when_it_is_waited_for(shared_memory):
+    """Also if the env was started again meanwhile, below the facade."""
+    with Gates(2, ops=["echo"], infos=False) as gates:
+        envs = AsyncVectorEnv(gates.env_fns, shared_memory, num_workers=2)
+        envs.reset()
+        pid, _ = envs.get_attr("ran_in")[1]
+        envs.call_async("echo", "a")
+        for i in (0, 1):
+            gates.await_arrival(i)
+        os.kill(pid, signal.SIGKILL)
+        gates.open(0)
+        envs.venv.reset(1)
+        with pytest.raises(WorkerDiedError, match=r"the worker of env 1 .* while running env 1"):
+            envs.call_wait(timeout=30)
+        gates.open(0, 1)
+        assert envs.call("echo", "b") == ("b", "b")
         envs.close()
 
 

@@ -68,8 +68,8 @@ class RunsTwice(DummyBackend):
 class ForgetsSeeds(DummyBackend):
     """Drops the seeds."""
 
-    def call(self, ids, op, args):
-        return [None] * len(ids) if op == "seed" else super().call(ids, op, args)
+    def ask(self, ids, op, args):
+        return [None] * len(ids) if op == "seed" else super().ask(ids, op, args)
 
 
 class WrapsEnvErrors(DummyBackend):

@@ -205,30 +205,38 @@ class EnvAccess:
         chosen = [i for i, s in enumerate(seeds) if s is not None]
         if not chosen:
             return
-        self._ask(chosen, "seed", [(seeds[i],) for i in chosen])
+        self._answers(self._ask(chosen, "seed", [(seeds[i],) for i in chosen]))
         self._unreset[chosen] = False
         for i in chosen:
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
 
     def _call(self, id: Any, op: str, args: tuple[Any, ...]) -> list[Any]:
+        return self._answers(self._begin_call(id, op, args))
+
+    def _begin_call(self, id: Any, op: str, args: tuple[Any, ...]) -> Any:
+        """Ask idle envs for an operation; returns what `_answers` takes."""
         self._check_open()
         ids = self._as_ids(id)
         self._check_not_busy(ids)
         asked = self._all_ids if ids is None else ids.tolist()
         return self._ask(asked, op, [args] * len(asked))
 
-    def _ask(self, asked: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run an operation on idle envs; the first failure is raised once all have answered."""
+    def _ask(self, asked: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Any:
         if self._backend.lost:
             self._recovery.note_lost()
         for i in asked:
             if i in self._backend.lost:
                 self._recovery.check(i)
-        values = self._backend.call(asked, op, args)
+        return self._backend.ask(asked, op, args)
+
+    def _answers(self, call: Any) -> list[Any]:
+        """Wait for the answers of all; the first failure is raised once all have answered."""
+        self._backend.await_answers(call, None)
+        values = self._backend.answers(call)
         if self._backend.lost:
             self._recovery.note_lost()
-        for i, value in zip(asked, values, strict=True):
+        for value in values:
             if isinstance(value, Failure):
-                raise value.exception(self._backend.pid(i))
+                raise value.exception(self._backend.pid(value.env_id))
         return values

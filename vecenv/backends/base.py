@@ -100,8 +100,20 @@ class Backend(ABC):
         self.arena.mail[env_id] = box.DONE if extra is None else box.DONE_EXTRA
 
     @abstractmethod
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
-        """Run `host.OPERATIONS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
+    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Any:
+        """Start `host.OPERATIONS[op]` on idle envs, in all workers at once, with one tuple of arguments an env.
+
+        Returns what the next two take: the answers themselves where they are there at once.
+        """
+
+    def await_answers(self, asked: Any, deadline: float | None) -> bool:
+        """Wait until all have answered; returns False if one has not by the deadline (of time.monotonic)."""
+        return True
+
+    def answers(self, asked: Any) -> list[Any | Failure]:
+        """The answer of each env, once all have answered."""
+        found: list[Any | Failure] = asked
+        return found
 
     def look(self) -> None:
         """Notice workers that have ended, without waiting."""

@@ -61,7 +61,7 @@ class DummyBackend(Backend):
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         pass
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
         values = [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)]
         self._raise_interrupt()
         return values

@@ -168,7 +168,7 @@ class PerEnvBackend(Backend):
     def _failure(self, error: Exception, i: int) -> Failure:
         return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
         values = []
         for i, a in zip(ids, args, strict=True):
             try:

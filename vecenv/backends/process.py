@@ -40,6 +40,7 @@ from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
 from vecenv.backends.layout import Layout
 from vecenv.backends.limits import check_descriptors
 from vecenv.backends.placement import Placement
+from vecenv.backends.request import Call, Request
 from vecenv.backends.rows import RENEWED, Extra
 from vecenv.backends.shield import shield
 from vecenv.backends.watchdog import Hung, Watchdog
@@ -212,14 +213,14 @@ class ProcessBackend(Backend):
 
     def _extras_one_by_one(self, worker: WorkerProcess, expected: set[int]) -> dict[int, Extra]:
         """Have the extras sent again, each pickled alone."""
-        reply = self._ask([(worker, ch.RESEND, b"")])[0]
-        extras = {}
-        for j, blob in (pickle.loads(reply) if reply else {}).items():
-            if j not in expected:
-                continue
-            extra = read_value(blob, worker.start + j, "step")
-            extras[j] = Extra(failure=extra) if isinstance(extra, Failure) else extra
-        return extras
+        request = self._request(worker, ch.RESEND, b"")
+        self._settle([request], None)
+        if request.reply is None:  # what it owed was answered when it ended
+            return {}
+        answers = ((i - worker.start, extra) for i, extra in request.values("step").items())
+        return {
+            j: Extra(failure=extra) if isinstance(extra, Failure) else extra for j, extra in answers if j in expected
+        }
 
     def note_wait(self, seconds: float) -> None:
         """The parent has waited so long for a round."""
@@ -228,35 +229,44 @@ class ProcessBackend(Backend):
 
     # Calls.
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         blobs = self.encode(dict(zip(ids, args, strict=True)))
-        asked = []
+        payloads = []
         for w in sorted({int(self._worker_of[i]) for i in ids}):
             worker = self.workers[w]
             mine = {i - worker.start: blobs[i] for i in ids if i in worker.ids}
-            asked.append((worker, ch.CALL, pickle.dumps((op, mine))))
-        values: dict[int, Any] = {}
-        for (worker, _, _), reply in zip(asked, self._ask(asked), strict=True):
-            for j, blob in (pickle.loads(reply) if reply else {}).items():
-                values[worker.start + j] = read_value(blob, worker.start + j, op)
-        return [values[i] if i in values else died_failure(i, op, self.lost[i]) for i in ids]
+            payloads.append((worker, pickle.dumps((op, mine))))
+        return Call(ids, op, [self._request(worker, ch.CALL, payload) for worker, payload in payloads])
 
-    def _ask(self, requests: Sequence[tuple[WorkerProcess, int, bytes]]) -> list[bytes | None]:
-        """Post a request to each worker and wait for the replies; None where the worker died instead."""
-        numbers = []
-        for worker, kind, payload in requests:
-            self._number += 1
-            numbers.append(self._number)
+    def await_answers(self, asked: Call, deadline: float | None) -> bool:
+        return self._settle(asked.requests, deadline)
+
+    def answers(self, asked: Call) -> list[Any | Failure]:
+        values: dict[int, Any] = {}
+        for request in asked.requests:
+            values |= request.values(asked.op)
+        return [values[i] for i in asked.ids]
+
+    def _request(self, worker: WorkerProcess, kind: int, payload: bytes) -> Request:
+        """Post a frame that the worker will reply to; settled at once where it has ended."""
+        request = Request(worker.start)
+        with shield:
             if worker.alive:
-                with shield:
-                    self._post(worker, kind, self._number, payload)
-        asked = [(worker, number) for (worker, _, _), number in zip(requests, numbers, strict=True)]
+                self._number += 1
+                worker.requests[self._number] = request
+                self._post(worker, kind, self._number, payload)
+            else:
+                request.lost = self._reasons(worker)
+        return request
+
+    def _settle(self, requests: Sequence[Request], deadline: float | None) -> bool:
+        """Wait until the workers have replied or ended; returns False if one has not by the deadline."""
 
         def owing() -> list[WorkerProcess]:
-            return [worker for worker, number in asked if worker.alive and number not in worker.replies]
+            return [worker for worker in self.workers if any(r in requests for r in worker.requests.values())]
 
-        self.poll_until(lambda: not owing(), None, owing)
-        return [worker.replies.pop(number, None) for worker, number in asked]
+        self.poll_until(lambda: not owing(), deadline, owing)
+        return not owing()
 
     def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame; what does not fit goes out while we wait for the answer."""
@@ -327,7 +337,7 @@ class ProcessBackend(Backend):
         if frame.kind == ch.ANSWERS:
             self._on_answers(worker, frame)
         elif frame.kind == ch.REPLY:
-            worker.replies[frame.number] = frame.payload
+            worker.requests.pop(frame.number).reply = frame.payload
         elif frame.kind == ch.READY:
             worker.ready = _read_reports(worker, pickle.loads(frame.payload))
             worker.served = worker.served or not isinstance(worker.ready, Failure)
@@ -344,15 +354,21 @@ class ProcessBackend(Backend):
     # The end of a worker.
 
     def _on_end(self, worker: WorkerProcess) -> None:
-        """The process has ended: take what it still sent, fail what it did not answer, note its envs as lost."""
+        """The process has ended: take what it still sent, and settle what it did not answer."""
         if not worker.alive:
             return
         worker.channel.receive()
         self._handle_frames(worker)
         self._unregister(*worker.fds())
         worker.bury()
-        if self._closing or worker.ready is None or isinstance(worker.ready, Failure):
-            return
+        if not self._closing and isinstance(worker.ready, list):
+            self._note_loss(worker)
+        for request in worker.requests.values():
+            request.lost = self._reasons(worker)
+        worker.requests.clear()
+
+    def _note_loss(self, worker: WorkerProcess) -> None:
+        """The envs of the worker are lost, and what they owe is answered by that."""
         pending = self._pending(worker)
         line = self.control.line(worker.index)
         began = line[DOING] == A_ROUND
@@ -361,6 +377,10 @@ class ProcessBackend(Backend):
             self.lost[i] = worker.reason.told_to(i) if worker.reason is not None else worker.death(i, running)
         for i in pending:
             self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
+
+    def _reasons(self, worker: WorkerProcess) -> dict[int, BaseException]:
+        """Why the envs of a worker are lost."""
+        return {i: self.lost[i] for i in worker.ids if i in self.lost}
 
     def _pending(self, worker: WorkerProcess) -> list[int]:
         """The envs of a worker that were asked something and have not answered in full."""

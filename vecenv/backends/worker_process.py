@@ -16,6 +16,7 @@ from vecenv.backends.channel import Channel
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import start_process
+from vecenv.backends.request import Request
 from vecenv.backends.watchdog import Hung
 from vecenv.backends.worker import Boot
 from vecenv.backends.worker import main as worker_main
@@ -37,7 +38,8 @@ class WorkerProcess:
         self.process: Any = None
         self.channel: Channel = None  # type: ignore[assignment]
         self.alive = False
-        self.replies: dict[int, bytes] = {}
+        self.requests: dict[int, Request] = {}
+        """What it has not replied to yet, by number."""
         self.ready: list[EnvReport] | Failure | None = None
         self.served = False
         """Whether any of the processes has been ready."""

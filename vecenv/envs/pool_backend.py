@@ -182,7 +182,7 @@ class PoolBackend(Backend):
             self._send(np.stack([self._some_action] * short), np.arange(self.env_num, self.env_num + short))
             self._in_flight += short
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
         try:
             if op == "seed":
                 if len(ids) < self.env_num:

@@ -12,7 +12,7 @@ from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 
-from vecenv.facades.engine import wait_for_all
+from vecenv.facades.engine import PendingCall, wait_for_all
 
 RESET, STEP, CALL = "reset", "step", "call"
 
@@ -37,8 +37,8 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
     venv: Any
     _pending: str | None
     """The call that waits for its `x_wait`: "reset", "step" or "call"."""
-    _called: tuple[Any, ...] | Exception
-    """What the pending `call_async` returned or raised."""
+    _called: PendingCall | None
+    """What `call_async` has started."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
     # The pending call.
@@ -61,10 +61,16 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
 
     def _await(self, call: str, deadline: float | None) -> None:
         """Wait for the engine until the deadline (of time.monotonic); then the call is still pending."""
-        if deadline is not None and not wait_for_all(self.venv, deadline - time.monotonic()):
+        if not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
             )
+
+    def _has_answered(self, deadline: float | None) -> bool:
+        """Wait until the deadline; whether there is an answer to the pending call, as far as that was waited for."""
+        if self._called is not None:
+            return self._called.wait(deadline)
+        return deadline is None or wait_for_all(self.venv, deadline - time.monotonic())
 
     def _closed_error(self) -> ClosedEnvironmentError:
         return ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
@@ -82,24 +88,22 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         return tuple(self.venv.call(name, *args, **kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """The first half of `call`. It returns when the envs have answered; `call_wait` has the answers."""
+        """The first half of `call`: check, start, return at once."""
         self._begin("call_async")
         self._check_callable(name)
-        try:
-            self._called = tuple(self.venv.call(name, *args, **kwargs))
-        except Exception as error:
-            self._called = error
+        self._called = PendingCall(self.venv, name, args, kwargs)
         self._pending = CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """The second half of `call`: the answers, or the exception of an env. They are there: it never times out."""
+        """The second half of `call`: the answers, or the exception of an env.
+
+        `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
+        """
         self._expect(CALL)
-        as_deadline(timeout)
-        self._pending, called = None, self._called
-        self._called = ()
-        if isinstance(called, Exception):
-            raise called
-        return called
+        self._await(CALL, as_deadline(timeout))
+        assert self._called is not None
+        called, self._called, self._pending = self._called, None, None
+        return called.answers()
 
     def _check_callable(self, name: str) -> None:
         if name in self._refused_calls:
@@ -152,5 +156,5 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         if self._pending is not None and not self.venv.is_closed:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
             if deadline is not None and not terminate:
-                wait_for_all(self.venv, deadline - time.monotonic())
+                self._has_answered(deadline)
         self.venv.close()

@@ -37,6 +37,29 @@ def check_idle(venv: Any) -> None:
     venv._check_not_busy(None)
 
 
+class PendingCall:
+    """A call of a method of every env that has been started."""
+
+    def __init__(self, venv: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        while isinstance(venv, VectorEnvWrapper) and type(venv).call is VectorEnvWrapper.call:
+            venv = venv.venv
+        self._venv = venv
+        # A `call` of its own, of a wrapper or a vector env of another kind, has no halves: it is made at once.
+        self._has_halves = type(venv).call is BaseVectorEnv.call
+        if self._has_halves:
+            self._call = venv._begin_call(None, "call", (name, args, kwargs))
+        else:
+            self._call = venv.call(name, *args, **kwargs)
+
+    def wait(self, deadline: float | None) -> bool:
+        """Wait for the answers until the deadline (of time.monotonic); returns whether they are there."""
+        return not self._has_halves or self._venv._backend.await_answers(self._call, deadline)
+
+    def answers(self) -> tuple[Any, ...]:
+        """The answers of all envs, once they are there; raises what an env raised."""
+        return tuple(self._venv._answers(self._call) if self._has_halves else self._call)
+
+
 def own_infos(venv: Any, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
     """Make the infos of the last batch, which is of `ids`, what the envs gave: the engine put its `env_id` there."""
     if not isinstance(venv, BaseVectorEnv):  # only used like one

@@ -126,7 +126,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._reward_shape: tuple[int, ...] = ()
         self._autoreset = False
         """Whether the last round was sent with `autoreset`."""
-        self._pending, self._called = None, ()
+        self._pending = self._called = None
 
     # Reset.
 

@@ -16,7 +16,7 @@ from vecenv.testing.envs import CountingEnv
 
 
 class GateEnv(CountingEnv):
-    """A CountingEnv that waits at its gate in each of `ops`. Made by `Gates.env_fn`.
+    """A CountingEnv that waits at its gate in each of `ops` ("step", "reset", "echo"). Made by `Gates.env_fn`.
 
     `ran_in` is the process and the thread of the last step or reset.
     """
@@ -33,6 +33,11 @@ class GateEnv(CountingEnv):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._pass("step")
         return super().step(action)
+
+    def echo(self, value: Any) -> Any:
+        """Wait at the gate and return the value, to be called through the vector env."""
+        self._pass("echo")
+        return value
 
     def close(self) -> None:
         for fd in (self._gate, self._arrived):
