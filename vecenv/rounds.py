@@ -146,7 +146,9 @@ class Rounds(EnvAccess):
         try:
             self._backend.wait(done, None if timeout is None else time.monotonic() + timeout)
         finally:
-            self._wait_time += time.perf_counter() - begin
+            waited = time.perf_counter() - begin
+            self._wait_time += waited
+        self._backend.note_wait(waited)
 
     def _enough(self, need: int) -> Callable[[], bool]:
         """A test whether `need` envs have answered, quick enough to spin on."""

@@ -76,6 +76,10 @@ class Backend(ABC):
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Return when `done()` holds or the deadline (of time.monotonic) has passed."""
 
+    def note_wait(self, seconds: float) -> None:
+        """The caller has waited so long for a round."""
+        return
+
     def finish(self, ids: Sequence[int] | None) -> None:
         """Wait for what is still on its way of the answers of these envs (None for all)."""
         return

@@ -169,6 +169,7 @@ class ProcessBackend(Backend):
         self._n = len(self._makers)
         self.arena = self._reserve(layout)
         self._mail: Any = self.arena.mail.data
+        self._all_done = bytes([box.DONE]) * self._n
         for worker in self.workers:
             worker.channel.post(ch.SETUP, 0, pickle.dumps(layout))
         return self.arena
@@ -191,10 +192,17 @@ class ProcessBackend(Backend):
     def finish(self, ids: Sequence[int] | None) -> None:
         if self._notes:
             self._show_notes()
-        if box.DONE_FINAL in (mail := self._mail.tobytes()):
-            for i in range(self._n) if ids is None else ids:
+        mail = self._mail.tobytes()
+        if mail == self._all_done:
+            return
+        asked = range(self._n) if ids is None else ids
+        if box.DONE_FINAL in mail:
+            for i in asked:
                 if mail[i] == box.DONE_FINAL:
                     self._extras[i] = RENEWED
+        if box.DONE_EXTRA in mail or box.DONE_EXTRA_FINAL in mail:  # the extras may still be on their way
+            missing = [i for i in asked if box.has_extra(mail[i]) and i not in self._extras]
+            self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
     def _show_notes(self) -> None:
         while self._notes:  # shown here, where a warning that is turned into an exception does no harm
@@ -223,7 +231,6 @@ class ProcessBackend(Backend):
         }
 
     def note_wait(self, seconds: float) -> None:
-        """The parent has waited so long for a round."""
         if self._placement is not None:
             self._placement.note(seconds, self.workers)
 

@@ -18,7 +18,6 @@ import mmap
 import os
 import pickle
 import select
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -222,20 +221,17 @@ class ShmemBackend(ProcessBackend):
         self._announce([worker.index])
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        begin = time.perf_counter()
         if self._round_time < LONG_ROUND:
             sched_yield = os.sched_yield
             for _ in range(self._spins):
                 if done():
-                    break
+                    return
                 sched_yield()
-            else:
-                self.poll_until(done, deadline)
-        else:
-            self.poll_until(done, deadline)
-        waited = time.perf_counter() - begin
-        self._round_time += 0.1 * (waited - self._round_time)
-        self.note_wait(waited)
+        self.poll_until(done, deadline)
+
+    def note_wait(self, seconds: float) -> None:
+        self._round_time += 0.1 * (seconds - self._round_time)
+        super().note_wait(seconds)
 
     def poll_until(
         self,
@@ -257,14 +253,6 @@ class ShmemBackend(ProcessBackend):
 
     def _on_signal(self, fd: int) -> None:
         Bell(fd, -1, None).silence()
-
-    def finish(self, ids: Sequence[int] | None) -> None:
-        """The post boxes are filled before the extras are sent: wait for those that are still on their way."""
-        super().finish(ids)
-        mail = self._mail.tobytes()
-        if box.DONE_EXTRA in mail or box.DONE_EXTRA_FINAL in mail:
-            missing = [i for i in (range(self._n) if ids is None else ids) if box.has_extra(mail[i])]
-            self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if box.has_extra(self._mail[i]) and i not in self._extras}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -134,16 +133,13 @@ class SubprocBackend(ProcessBackend):
                     np.copyto(self.arena.mail[block], asked[block], where=asked[block] > 0)
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        begin = time.perf_counter()
         for _ in range(PARENT_SPINS):
             if self._poller.poll(0):
                 self._poll(0.0)
                 if done():
-                    break
+                    return
             os.sched_yield()
-        else:
-            self.poll_until(done, deadline)
-        self.note_wait(time.perf_counter() - begin)
+        self.poll_until(done, deadline)
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         payload, end = memoryview(frame.payload), len(worker.ids)
