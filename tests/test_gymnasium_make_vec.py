@@ -161,8 +161,8 @@ def test_what_is_not_there_is_refused():
     [
         ({"id": None}, "id must be the id of a registered env or a spec, got None"),
         ({"id": Tells}, r"AsyncVectorEnv\(\[env_fn\] \* num_envs\)"),
-        ({"num_envs": 1.5}, "num_envs must be an integer, got 1.5"),
-        ({"num_envs": "2"}, "num_envs must be an integer, got '2'"),
+        ({"num_envs": 1.5}, "num_envs must be an integer of at least 1, got 1.5"),
+        ({"num_envs": "2"}, "num_envs must be an integer of at least 1, got '2'"),
         ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions, .*TimeAware"),
         ({"wrappers": ["TimeAwareObservation"]}, "wrappers must be a sequence of functions"),
         ({"vector_kwargs": [1]}, r"vector_kwargs must be a dict of arguments, got \[1\]"),
@@ -174,5 +174,5 @@ def test_an_argument_of_another_kind_is_named(arguments, message):
 
 
 def test_as_many_envs_as_none_are_refused():
-    with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1, got 0"):
         vecenv.make_vec("CartPole-v1", 0)

@@ -69,8 +69,8 @@ def test_the_errors_of_torchrls_wrapper():
     [
         ({"env_name": None}, TypeError, "env_name must be a str, .* got None"),
         ({"create_env_kwargs": [("seed", 1)]}, TypeError, "create_env_kwargs must be a dict"),
-        ({"num_workers": 0}, ValueError, "num_workers must be at least 1, got 0"),
-        ({"num_workers": "2"}, TypeError, "num_workers must be an integer, got '2'"),
+        ({"num_workers": 0}, ValueError, "num_workers must be an integer of at least 1, got 0"),
+        ({"num_workers": "2"}, TypeError, "num_workers must be an integer of at least 1, got '2'"),
     ],
 )
 def test_an_argument_of_another_kind_is_named(arguments, error, message):
@@ -81,8 +81,8 @@ def test_an_argument_of_another_kind_is_named(arguments, error, message):
 @pytest.mark.parametrize(
     ("task_id", "num_envs", "error", "message"),
     [
-        ("CartPole-v1", 0, ValueError, "num_envs must be at least 1, got 0"),
-        ("CartPole-v1", 1.5, TypeError, "num_envs must be an integer, got 1.5"),
+        ("CartPole-v1", 0, ValueError, "num_envs must be an integer of at least 1, got 0"),
+        ("CartPole-v1", 1.5, TypeError, "num_envs must be an integer of at least 1, got 1.5"),
         (None, 1, TypeError, "the task must be a str"),
     ],
 )

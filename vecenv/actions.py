@@ -50,7 +50,7 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
 
 
 def _on_host(action: Any) -> Any:
-    """The same with every torch tensor, wherever it is and whether or not it needs a gradient, as an array."""
+    """The same with every torch tensor as an array."""
     try:
         return _arrays(action)
     except RecursionError:  # nested deeper than anybody looks
@@ -62,14 +62,18 @@ def _arrays(action: Any) -> Any:
         return {key: _arrays(part) for key, part in action.items()}
     if action.__class__ in (list, tuple):
         return action.__class__(_arrays(part) for part in action)
-    for method in ("detach", "cpu"):
-        if not hasattr(action, method):
-            return action
-        action = getattr(action, method)()
+    return tensor_on_host(action)
+
+
+def tensor_on_host(value: Any) -> Any:
+    """A torch tensor, wherever it is and whether or not it needs a gradient, as an array; anything else as it is."""
+    if not (hasattr(value, "detach") and hasattr(value, "cpu")):
+        return value
+    tensor = value.detach().cpu()
     try:
-        return action.numpy()
+        return tensor.numpy()
     except TypeError:  # a dtype that numpy does not have (bfloat16)
-        return action.float().numpy()
+        return tensor.float().numpy()
 
 
 def _tight(array: np.ndarray) -> np.ndarray:

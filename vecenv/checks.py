@@ -32,19 +32,20 @@ def check_wait_num(wait_num: Any, n: int) -> int:
     """`wait_num`, or n for None."""
     if wait_num is None:
         return n
-    return _check_count("wait_num", wait_num, n)
+    return check_count("wait_num", wait_num, n)
 
 
 def check_workers(num_workers: Any, n: int) -> int:
     """`num_workers`, at most one an env."""
-    return _check_count("num_workers", num_workers, n)
+    return check_count("num_workers", num_workers, n)
 
 
-def _check_count(name: str, value: Any, n: int) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer in [1, {n}] or None, got {value!r}")
-    if not 1 <= value <= n:
-        raise ValueError(f"{name} must be in [1, {n}], got {value}")
+def check_count(name: str, value: Any, most: int | None = None) -> int:
+    """`value` as an int; TypeError for what is no integer, ValueError for one below 1 or above `most`."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < 1 or (most is not None and value > most):
+        expected = "of at least 1" if most is None else f"in [1, {most}]"
+        raise (ValueError if is_integer else TypeError)(f"{name} must be an integer {expected}, got {value!r}")
     return int(value)
 
 

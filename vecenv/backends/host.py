@@ -229,7 +229,13 @@ def _report(env: Any) -> EnvReport:
     parts = [getattr(env, name, None) for name in EnvReport._fields]
     if parts[-1] is None:
         parts[-1] = getattr(getattr(env, "unwrapped", None), "reward_range", None)
-    # The parent's spaces are its own, on every backend: sampling from them must not move the generators of the envs.
+    return own_report(parts)
+
+
+def own_report(parts: Sequence[Any]) -> EnvReport:
+    """The report of these parts. The spaces in it are the caller's own, one an env, on every backend: envs may share
+    one, and sampling from it must not move the generators of the envs.
+    """
     return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import time
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
 from vecenv.backends.dummy import own_copy, plain_copy
 from vecenv.backends.failure import Failure, capture
-from vecenv.backends.host import EnvReport
+from vecenv.backends.host import EnvReport, own_report
 from vecenv.backends.layout import Layout
 from vecenv.backends.rows import Extra, RowWriter
 
@@ -200,9 +199,7 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
 
 
 def _report(worker: Any) -> EnvReport:
-    parts = [_attr_or_none(worker, name) for name in EnvReport._fields]
-    # The spaces told are this process's own, one an env: envs may share one, and go on sampling from it.
-    return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])
+    return own_report([_attr_or_none(worker, name) for name in EnvReport._fields])
 
 
 def _attr_or_none(worker: Any, name: str) -> Any:

@@ -1,168 +1,31 @@
-"""ProcessBackend: what the backends with worker processes share, from start to close.
-
-    parent                                   worker w (envs start .. stop - 1)
-    ------                                   ---------------------------------
-    start_process(Boot)          ->          take off, unpickle the env_fns, call each once
-                                 <-  READY   a report of each env, or the failure of a constructor
-    common_layout, reserve
-    SETUP layout                 ->          map the arena, serve
-    ... rounds and calls ...
-    CLOSE                        ->          close the envs, exit
-
-Death is an event: every wait polls the sentinels of the processes together with their channels.
-"""
+"""ProcessBackend: what the backends with worker processes share of rounds and calls."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import select
-import threading
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import cloudpickle
-import numpy as np
 
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
-from vecenv.backends.arena import Arena, anonymous_file
-from vecenv.backends.base import Backend
-from vecenv.backends.channel import Frame
-from vecenv.backends.control import A_ROUND, BUSY_NS, CALLS, DOING, NOTHING, PROGRESS, Control
-from vecenv.backends.failure import Failure, died_failure, read_value
-from vecenv.backends.host import EnvReport
-from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
+from vecenv.backends.arena import Arena
+from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS
+from vecenv.backends.failure import Failure, died_failure
 from vecenv.backends.layout import Layout
-from vecenv.backends.limits import check_descriptors
-from vecenv.backends.placement import Placement
-from vecenv.backends.request import Call, Request
+from vecenv.backends.request import Call
 from vecenv.backends.rows import RENEWED, Extra
-from vecenv.backends.shield import shield
-from vecenv.backends.watchdog import Hung, Watchdog
-from vecenv.backends.worker import Boot, Luggage, Server, dumps
-from vecenv.backends.worker_process import WorkerProcess, packed, registered_by_user
-from vecenv.errors import WorkerTimeoutError
-
-FDS_PER_WORKER = 6  # channel, sentinel, what it watches, bell, and two more while it starts
-FDS_BESIDES = 24
-LONGEST_POLL = 3600.0
+from vecenv.backends.worker import dumps
+from vecenv.backends.worker_process import WorkerProcess
+from vecenv.backends.workers import Workers
 
 
-class ProcessBackend(Backend):
-    """Blocks of envs in worker processes.
+class ProcessBackend(Workers):
+    """Blocks of envs in worker processes, and their arena."""
 
-    `context` is the start method, `start_timeout` the seconds that all constructors together may take, `step_timeout`
-    the seconds after which an env counts as hung, `affinity` whether each worker is bound to one CPU.
-    """
-
-    server: type[Server]
     autoresets = True
-
-    def __init__(
-        self,
-        context: str | None = None,
-        start_timeout: float = 120.0,
-        step_timeout: float | None = None,
-        affinity: bool = False,
-    ) -> None:
-        super().__init__()
-        self._method = check_method(context)
-        self._start_timeout = start_timeout
-        self._affinity = affinity
-        self.workers: list[WorkerProcess] = []
-        self._by_fd: dict[int, WorkerProcess] = {}
-        self._poller = select.poll()
-        self._number = 0
-        self._closing = False
-        self._notes: list[str] = []
-        self._own_fds: list[int] = []
-        self._shielded = False
-        self.watchdog = Watchdog(self, step_timeout)
-
-    # Start.
-
-    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
-        self._makers = [packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
-        check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
-        shield.acquire()
-        self._shielded = True
-        self._eager = eager
-        n = len(env_fns)
-        self.num_workers = num_workers
-        self.control = Control(num_workers)
-        self._placement = None if self._affinity or eager or num_workers == 1 else Placement(self.control)
-        self.own_fd(self.control.fd)
-        self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
-        bounds = np.linspace(0, n, num_workers + 1).round().astype(int).tolist()
-        self.workers = [WorkerProcess(w, bounds[w], bounds[w + 1]) for w in range(num_workers)]
-        self._worker_of = np.repeat(np.arange(num_workers), np.diff(bounds))
-        for worker in self.workers:
-            self._launch(worker)
-        self._await_ready(self.workers)
-        return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
-
-    def own_fd(self, fd: int) -> int:
-        """Close `fd` at the end."""
-        self._own_fds.append(fd)
-        return fd
-
-    def _launch(self, worker: WorkerProcess) -> None:
-        line = self.control.line(worker.index)
-        line[CALLS], line[DOING] = 0, NOTHING
-        cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
-        luggage = Luggage(
-            makers=self._makers[worker.start : worker.stop],
-            # The environment of the forkserver is as old as the forkserver.
-            environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
-            registered=registered_by_user(),
-            affinity={cpus[worker.index % len(cpus)]} if cpus else None,
-        )
-        boot = Boot(
-            index=worker.index,
-            workers=self.num_workers,
-            first_id=worker.start,
-            count=len(worker.ids),
-            eager=self._eager,
-            method=self._method,
-            control=Descriptor(self.control.fd),
-            stacks=Descriptor(self.stacks),
-            payload=cloudpickle.dumps(luggage),
-            server=self.server,
-            starter=os.getpid() if threading.current_thread() is threading.main_thread() else 0,
-            link=self._link(worker),
-        )
-        worker.launch(boot)
-        for fd in worker.fds():
-            self._by_fd[fd] = worker
-            self._poller.register(fd, select.POLLIN)
-
-    @abstractmethod
-    def _link(self, worker: WorkerProcess) -> Any:
-        """What the server in the worker needs to be started with."""
-
-    def _await_ready(self, workers: Sequence[WorkerProcess]) -> None:
-        """Wait until all have reported; raises for the first constructor that failed or is late."""
-        deadline = time.monotonic() + self._start_timeout
-        while any(worker.ready is None for worker in workers):
-            for worker in workers:
-                if isinstance(worker.ready, Failure):
-                    raise worker.ready.exception(worker.pid)
-                if worker.ready is None and not worker.alive:
-                    raise worker.death(worker.start, worker.start)
-            if time.monotonic() >= deadline:
-                late = [i for worker in workers if worker.ready is None for i in worker.ids]
-                raise WorkerTimeoutError(
-                    f"envs {late} were not constructed within start_timeout={self._start_timeout} s"
-                )
-            self._poll(deadline)
-        for worker in workers:
-            if isinstance(worker.ready, Failure):
-                raise worker.ready.exception(worker.pid)
 
     def bind(self, layout: Layout) -> Arena:
         self._layout = layout
@@ -254,128 +117,9 @@ class ProcessBackend(Backend):
             values |= request.values(asked.op)
         return [values[i] for i in asked.ids]
 
-    def _request(self, worker: WorkerProcess, kind: int, payload: bytes) -> Request:
-        """Post a frame that the worker will reply to; settled at once where it has ended."""
-        request = Request(worker.start)
-        with shield:
-            if worker.alive:
-                self._number += 1
-                worker.requests[self._number] = request
-                self._post(worker, kind, self._number, payload)
-            else:
-                request.lost = self._reasons(worker)
-        return request
-
-    def _settle(self, requests: Sequence[Request], deadline: float | None) -> bool:
-        """Wait until the workers have replied or ended; returns False if one has not by the deadline."""
-
-        def owing() -> list[WorkerProcess]:
-            return [worker for worker in self.workers if any(r in requests for r in worker.requests.values())]
-
-        self.poll_until(lambda: not owing(), deadline, owing)
-        return not owing()
-
-    def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
-        """Send a frame; what does not fit goes out while we wait for the answer."""
-        if not worker.channel.post(kind, number, *parts):
-            self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
-        self.control.line(worker.index)[CALLS] += 1
-        self._wake(worker)
-
-    def _wake(self, worker: WorkerProcess) -> None:
-        """A frame is under way."""
-
-    # Events.
-
-    def poll_until(
-        self,
-        done: Callable[[], bool],
-        deadline: float | None,
-        owing: Callable[[], Sequence[WorkerProcess]] | None = None,
-    ) -> None:
-        """Handle events until `done()` or the deadline, and now and then look for workers that hang."""
-        look = self.watchdog.start()
-        while not done():
-            self._poll(look if deadline is None else min(look, deadline))
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                return
-            if now >= look:
-                look = self.watchdog.look(
-                    owing() if owing else [worker for worker in self.workers if self._pending(worker)]
-                )
-
-    def _poll(self, deadline: float | None) -> None:
-        """Wait for events until the deadline (None: without end), and handle them."""
-        # The system takes no wait of a month: whoever waits looks again.
-        timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000
-        events = self._poller.poll(timeout)
-        with shield:
-            for fd, event in events:
-                worker = self._by_fd.get(fd)
-                if worker is None:
-                    self._on_signal(fd)
-                elif worker.alive and fd == worker.process.sentinel:
-                    self._on_end(worker)
-                elif worker.alive:
-                    self._on_channel(worker, event)
-
-    def _on_signal(self, fd: int) -> None:
-        """Something that is neither a channel nor a sentinel."""
-
-    def _on_channel(self, worker: WorkerProcess, event: int) -> None:
-        if event & select.POLLOUT and worker.channel.flush():
-            self._poller.modify(worker.channel.fileno(), select.POLLIN)
-        worker.channel.receive()
-        self._handle_frames(worker)
-        if worker.channel.ended and worker.alive:
-            self._unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed our descriptor
-            worker.process.join(0.1)
-            if not worker.process.is_alive():
-                self._on_end(worker)
-            elif not self._closing:
-                self.kill(worker, None)
-
-    def _handle_frames(self, worker: WorkerProcess) -> None:
-        while (frame := worker.channel.take()) is not None:
-            self._on_frame(worker, frame)
-
-    def _on_frame(self, worker: WorkerProcess, frame: Frame) -> None:
-        if frame.kind == ch.ANSWERS:
-            self._on_answers(worker, frame)
-        elif frame.kind == ch.REPLY:
-            worker.requests.pop(frame.number).reply = frame.payload
-        elif frame.kind == ch.READY:
-            worker.ready = _read_reports(worker, pickle.loads(frame.payload))
-            worker.served = worker.served or not isinstance(worker.ready, Failure)
-        elif frame.kind == ch.NOTE:
-            more = min(self._n, self.num_workers * len(worker.ids))
-            self._notes.append(f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker.")
-        elif frame.kind == ch.CLOSED:
-            worker.problems = pickle.loads(frame.payload)
-
-    @abstractmethod
-    def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
-        """An ANSWERS frame has arrived."""
-
     # The end of a worker.
 
-    def _on_end(self, worker: WorkerProcess) -> None:
-        """The process has ended: take what it still sent, and settle what it did not answer."""
-        if not worker.alive:
-            return
-        worker.channel.receive()
-        self._handle_frames(worker)
-        self._unregister(*worker.fds())
-        worker.bury()
-        if not self._closing and isinstance(worker.ready, list):
-            self._note_loss(worker)
-        for request in worker.requests.values():
-            request.lost = self._reasons(worker)
-        worker.requests.clear()
-
     def _note_loss(self, worker: WorkerProcess) -> None:
-        """The envs of the worker are lost, and what they owe is answered by that."""
         pending = self._pending(worker)
         line = self.control.line(worker.index)
         began = line[DOING] == A_ROUND
@@ -385,28 +129,12 @@ class ProcessBackend(Backend):
         for i in pending:
             self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
-    def _reasons(self, worker: WorkerProcess) -> dict[int, BaseException]:
-        """Why the envs of a worker are lost."""
-        return {i: self.lost[i] for i in worker.ids if i in self.lost}
-
     def _pending(self, worker: WorkerProcess) -> list[int]:
-        """The envs of a worker that were asked something and have not answered in full."""
         return [
             i
             for i in worker.ids
             if box.IDLE < self._mail[i] < box.DONE or (box.has_extra(self._mail[i]) and i not in self._extras)
         ]
-
-    def _unregister(self, *fds: int) -> None:
-        for fd in fds:
-            if self._by_fd.pop(fd, None) is not None:
-                self._poller.unregister(fd)
-
-    def kill(self, worker: WorkerProcess, reason: Hung | None) -> None:
-        """End a worker by force, and handle its end as of now; `reason` is the error to give for its envs."""
-        worker.reason = reason
-        worker.kill()
-        self._on_end(worker)
 
     def restart(self, env_id: int) -> None:
         worker = self.workers[int(self._worker_of[env_id])]
@@ -420,56 +148,3 @@ class ProcessBackend(Backend):
             worker.channel.post(ch.SETUP, 0, pickle.dumps(self._layout))
         for i in worker.ids:  # what they had answered before stays to be taken
             self.lost.pop(i, None)
-
-    def look(self) -> None:
-        self._poll(0.0)
-
-    def busy_time(self) -> list[float]:
-        return [self.control.line(worker.index)[BUSY_NS] / 1e9 for worker in self.workers]
-
-    def pid(self, env_id: int) -> int | None:
-        return self.workers[int(self._worker_of[env_id])].pid
-
-    # Close.
-
-    def close(self, timeout: float) -> list[str]:
-        self._closing = True
-        started = [worker for worker in self.workers if worker.process is not None]
-        problems = self._stop(started, time.monotonic() + timeout)
-        for worker in started:
-            problems += worker.problems or []
-            with contextlib.suppress(ValueError):  # killed, and not gone yet
-                worker.process.close()
-        for fd in self._own_fds:
-            os.close(fd)
-        if self._shielded:
-            shield.release()
-        # The memory goes with the last view of it that the caller holds, not with this object.
-        self.__dict__.clear()
-        return problems
-
-    def _stop(self, workers: Sequence[WorkerProcess], deadline: float) -> list[str]:
-        """Ask the workers to close, and kill those that have not by the deadline, with a line for each."""
-        asked = []
-        for worker in workers:
-            if worker.alive and worker.ready is None:
-                self.kill(worker, None)
-            elif worker.alive:
-                self._post(worker, ch.CLOSE, 0)
-                asked.append(worker)
-        while any(worker.alive for worker in workers) and time.monotonic() < deadline:
-            self._poll(deadline)
-        killed = [worker for worker in workers if worker.alive]
-        for worker in killed:
-            self.kill(worker, None)
-        return [
-            f"the worker of envs {list(w.ids)} (pid {w.pid}) "
-            + ("did not close in time and was killed" if w in killed else "ended before its envs had closed")
-            for w in asked
-            if self._closing and w.problems is None and not isinstance(w.ready, Failure)
-        ]
-
-
-def _read_reports(worker: WorkerProcess, blobs: Sequence[bytes]) -> list[EnvReport] | Failure:
-    reports = [read_value(blob, worker.start + j, "__init__") for j, blob in enumerate(blobs)]
-    return next((report for report in reports if isinstance(report, Failure)), reports)

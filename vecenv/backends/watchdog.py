@@ -14,8 +14,8 @@ from vecenv.backends.control import PROGRESS
 from vecenv.errors import WorkerTimeoutError
 
 if TYPE_CHECKING:
-    from vecenv.backends.process import ProcessBackend
     from vecenv.backends.worker_process import WorkerProcess
+    from vecenv.backends.workers import Workers
 
 SILENCE = 60.0
 """Without `step_timeout`: seconds after which a warning says where an env hangs."""
@@ -49,7 +49,7 @@ class Hung:
 class Watchdog:
     """Remembers, for each worker, when it last got on. `limit` is `step_timeout`."""
 
-    def __init__(self, backend: ProcessBackend, limit: float | None) -> None:
+    def __init__(self, backend: Workers, limit: float | None) -> None:
         self._backend = backend
         self._kills = limit is not None
         self._limit = SILENCE if limit is None else limit

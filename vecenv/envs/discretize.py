@@ -11,6 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
+from vecenv.checks import check_count
+
 
 class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
     """Offers an env with a Box action space as MultiDiscrete (as tianshou's wrapper).
@@ -98,7 +100,7 @@ def _counts(action_per_dim: Any, dimensions: int) -> list[int]:
     counts = [action_per_dim] * dimensions if is_one else list(action_per_dim)
     if len(counts) != dimensions:
         raise ValueError(f"action_per_dim has {len(counts)} entries, the action space {dimensions} dimensions")
-    for count in counts:
-        if isinstance(count, (bool, np.bool_)) or not isinstance(count, (int, np.integer)) or count < 1:
-            raise ValueError(f"action_per_dim must be positive integers, got {action_per_dim!r}")
-    return [int(count) for count in counts]
+    try:
+        return [check_count("action_per_dim", count) for count in counts]
+    except (TypeError, ValueError):
+        raise ValueError(f"action_per_dim must be positive integers, got {action_per_dim!r}") from None

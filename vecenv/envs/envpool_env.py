@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv.actions import batch_actions
 from vecenv.base import BaseVectorEnv
-from vecenv.envs.counts import check_count
+from vecenv.checks import check_count
 from vecenv.envs.pool_backend import PoolBackend, quiet_spaces
 from vecenv.results import Step
 

@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_i
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, RepeatAction
 
-from vecenv.envs.counts import check_frame_skip
+from vecenv.envs.frame_skip import check_frame_skip
 
 
 class _AvailableEnvs:

@@ -21,6 +21,7 @@ from gymnasium.vector.utils import (
 )
 
 from vecenv import nest
+from vecenv.actions import tensor_on_host
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -134,9 +135,8 @@ def _on_host(tree: Any) -> Any:
         return {key: _on_host(child) for key, child in tree.items()}
     if tree.__class__ is tuple:
         return tuple(_on_host(child) for child in tree)
-    if hasattr(tree, "detach"):
-        return tree.detach().cpu().numpy()
-    return np.asarray(tree) if hasattr(tree, "__array__") and not isinstance(tree, np.generic) else tree
+    leaf = tensor_on_host(tree)
+    return np.asarray(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic) else leaf
 
 
 class ObservationJoiner:

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.envs.counts import check_count
+from vecenv.checks import check_count
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv

@@ -37,8 +37,8 @@ FLOAT64 = np.dtype(np.float64)
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class _Ended(NamedTuple):
-    """What a step of SAME_STEP mode returned in which episodes ended, kept while envs are being reset."""
+class _Rows(NamedTuple):
+    """What a round returned."""
 
     obs: Any
     rew: np.ndarray
@@ -46,6 +46,12 @@ class _Ended(NamedTuple):
     truncated: np.ndarray
     infos: dict[int, dict[str, Any]]
     """Of the envs that had something to say."""
+
+
+class _Ended(NamedTuple):
+    """A step of SAME_STEP mode in which episodes ended, kept while envs are being reset."""
+
+    step: _Rows
     final: dict[int, tuple[Any, dict[str, Any]]]
     """The last observation and info of each env whose episode ended."""
     left: list[int]
@@ -218,16 +224,17 @@ class GymnasiumVectorEnv(AsyncCalls):
         deadline = as_deadline(timeout)
         if self._ended is None:
             self._await(STEP, deadline)
-            obs, rew, terminated, truncated, infos = self._receive(self._ids)
-            if rew.dtype is not FLOAT64 or rew.ndim > 1 or self._reward_shape:
-                rew = self._vector_rewards(obs, rew, terminated, truncated, infos)
+            step = self._receive(self._ids)
+            if step.rew.dtype is not FLOAT64 or step.rew.ndim > 1 or self._reward_shape:
+                step = step._replace(rew=self._vector_rewards(step))
+            obs, rew, terminated, truncated, infos = step
             if self._latest.is_kept:
                 self._latest.note(self._ids, obs)
             self._episodes.over = terminated | truncated
             if not self._episodes.any_over or self.autoreset_mode is not AutoresetMode.SAME_STEP:
                 batch = vector_infos(infos.items(), self.num_envs) if infos else {}
                 return self._obs.join(obs), rew, terminated, truncated, batch
-            ended = self._end_episodes(obs, rew, terminated, truncated, infos)
+            ended = self._end_episodes(step)
             if not ended.left:
                 return self._with_final(ended)
             self._ended = ended
@@ -235,49 +242,35 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._await(STEP, deadline)
         return self._with_final(self._receive_reset(self._ended))
 
-    def _vector_rewards(
-        self,
-        obs: Any,
-        rew: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        infos: dict[int, dict[str, Any]],
-    ) -> np.ndarray:
+    def _vector_rewards(self, step: _Rows) -> np.ndarray:
         """Rewards that are vectors, also in a round in which all envs were reset; EnvContractError for a mixture."""
-        if rew.dtype == object:
+        if step.rew.dtype == object:
             ids_by_shape: dict[tuple[int, ...], list[int]] = {}
-            for i, reward in enumerate(rew):
+            for i, reward in enumerate(step.rew):
                 ids_by_shape.setdefault(np.shape(reward), []).append(i)
             found = ", ".join(f"{shape} in envs {ids}" for shape, ids in ids_by_shape.items())
             error = EnvContractError(f"the rewards of one step must have one shape, the envs differ: {found}")
             error.env_id = list(ids_by_shape.values())[1][0]
-            error.partial = _as_partial(obs, rew, terminated, truncated, infos)
+            error.partial = _as_partial(step)
             self._give_up(error)
             raise error
-        if rew.ndim == 1 and not rew.any():
+        if step.rew.ndim == 1 and not step.rew.any():
             return np.zeros((self.num_envs, *self._reward_shape))
-        self._reward_shape = rew.shape[1:]
-        return rew
+        self._reward_shape = step.rew.shape[1:]
+        return step.rew
 
     # Episodes that end in SAME_STEP mode.
 
-    def _end_episodes(
-        self,
-        obs: Any,
-        rew: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        infos: dict[int, dict[str, Any]],
-    ) -> _Ended:
+    def _end_episodes(self, step: _Rows) -> _Ended:
         ids = np.flatnonzero(self._episodes.over).tolist()
         failed = self.venv.failed_id if self._autoreset else ids
         left = [i for i in ids if i in failed]
         begun = [i for i in ids if i not in failed]
-        final = {i: (_own_row(obs, i), infos.get(i, {})) for i in left}
-        final |= {i: (infos[i].pop("final_obs"), infos[i].pop("final_info")) for i in begun}
+        final = {i: (_own_row(step.obs, i), step.infos.get(i, {})) for i in left}
+        final |= {i: (step.infos[i].pop("final_obs"), step.infos[i].pop("final_info")) for i in begun}
         self._episodes.note(begun, False)
         self._episodes.begin(begun, {})
-        return _Ended(obs, rew, terminated, truncated, infos, final, left)
+        return _Ended(step, final, left)
 
     def _reset_ended(self, ids: list[int]) -> None:
         seeding = self._episodes.seeds_for(ids, None)
@@ -286,21 +279,22 @@ class GymnasiumVectorEnv(AsyncCalls):
 
     def _receive_reset(self, ended: _Ended) -> _Ended:
         """Put the next episodes of the envs that were left into the results of the step."""
-        rows, _, _, _, reset_infos = self._receive(ended.left)
+        begun = self._receive(ended.left)
         self._ended = None
-        self._latest.note(ended.left, rows)
+        self._latest.note(ended.left, begun.obs)
         self._episodes.note(ended.left, False)
-        nest.put(ended.obs, ended.left, rows)
-        ended.infos.update({i: reset_infos.get(i, {}) for i in ended.left})
+        nest.put(ended.step.obs, ended.left, begun.obs)
+        ended.step.infos.update({i: begun.infos.get(i, {}) for i in ended.left})
         return ended
 
     def _with_final(self, ended: _Ended) -> VectorStep:
         """The results of the step, with the last observations and infos of the episodes that it ended."""
-        infos = vector_infos(sorted(ended.infos.items()), self.num_envs)
+        obs, rew, terminated, truncated, infos_by_id = ended.step
+        infos = vector_infos(sorted(infos_by_id.items()), self.num_envs)
         ids = sorted(ended.final)
         final_obs, final_info = zip(*(ended.final[i] for i in ids), strict=True)
         add_final(infos, ids, final_obs, final_info, self.num_envs, as_list=self._final_as_list)
-        return self._obs.join(ended.obs), ended.rew, ended.terminated, ended.truncated, infos
+        return self._obs.join(obs), rew, terminated, truncated, infos
 
     # The engine.
 
@@ -317,7 +311,7 @@ class GymnasiumVectorEnv(AsyncCalls):
             raise
         self._pending = call
 
-    def _receive(self, ids: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
+    def _receive(self, ids: Sequence[int]) -> _Rows:
         """The results of the round, which is of `ids`; no call is pending any more, unless this was interrupted."""
         try:
             obs, rew, terminated, truncated, info = self.venv.recv()
@@ -328,7 +322,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._pending = None
         if self._has_views:
             obs, rew, terminated, truncated = self._owned(obs), rew.copy(), terminated.copy(), truncated.copy()
-        return obs, rew, terminated, truncated, infos_by_env(self.venv, ids, info)
+        return _Rows(obs, rew, terminated, truncated, infos_by_env(self.venv, ids, info))
 
     def _is_waiting(self) -> bool:
         return not self.venv.is_closed and bool(self.venv.waiting_id)
@@ -339,7 +333,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         if isinstance(partial, Partial):
             self._note(partial)
         if self._ended is not None:  # the step itself went well
-            error.partial = _as_partial(*self._ended[:5])  # type: ignore[attr-defined]
+            error.partial = _as_partial(self._ended.step)  # type: ignore[attr-defined]
         self._pending = self._ended = None
 
     def _note(self, rows: Partial) -> None:
@@ -354,13 +348,11 @@ class GymnasiumVectorEnv(AsyncCalls):
         return nest.map(np.copy, obs) if self.copy and self._has_views else obs
 
 
-def _as_partial(
-    obs: Any, rew: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, infos: dict[int, dict[str, Any]]
-) -> Partial:
+def _as_partial(step: _Rows) -> Partial:
     """A step of all envs as an error brings it along."""
-    ids = np.arange(len(rew))
-    info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in ids.tolist()])
-    return Partial(ids, obs, rew, terminated, truncated, info)
+    ids = np.arange(len(step.rew))
+    info = nest.object_array([{**step.infos.get(i, {}), "env_id": i} for i in ids.tolist()])
+    return Partial(ids, step.obs, step.rew, step.terminated, step.truncated, info)
 
 
 def _own_row(obs: Any, i: int) -> Any:
