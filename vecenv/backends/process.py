@@ -94,6 +94,7 @@ class ProcessBackend(Workers):
         }
 
     def note_wait(self, seconds: float) -> None:
+        self._waited = seconds
         if self._placement is not None:
             self._placement.note(seconds, self.workers)
 

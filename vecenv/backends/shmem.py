@@ -48,7 +48,7 @@ keep both workers on one CPU while it spins on the other (measured)."""
 SPARE_SPINS = 1000
 """The same where there are more CPUs than workers."""
 LONG_ROUND = 5e-3
-"""Rounds that take longer (seconds) are not worth spinning for: the parent sleeps at once."""
+"""After a round that took longer (seconds) spinning is not worth its while: the parent sleeps at once."""
 
 
 @dataclass
@@ -161,7 +161,6 @@ class ShmemBackend(ProcessBackend):
         self._bell = self._new_bell()
         self._poller.register(self._bell[0], select.POLLIN)
         self._bells: dict[int, Bell] = {}
-        self._round_time = 0.0
         self._spins = SPARE_SPINS if usable_cpus() > num_workers else SHARED_SPINS
         return super().start(env_fns, num_workers, eager)
 
@@ -221,17 +220,13 @@ class ShmemBackend(ProcessBackend):
         self._announce([worker.index])
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        if self._round_time < LONG_ROUND:
+        if self._waited < LONG_ROUND:
             sched_yield = os.sched_yield
             for _ in range(self._spins):
                 if done():
                     return
                 sched_yield()
         self.poll_until(done, deadline)
-
-    def note_wait(self, seconds: float) -> None:
-        self._round_time += 0.1 * (seconds - self._round_time)
-        super().note_wait(seconds)
 
     def poll_until(
         self,

@@ -60,14 +60,14 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
     def _await(self, call: str, deadline: float | None) -> None:
-        """Wait for the engine until the deadline (of time.monotonic); then the call is still pending."""
+        """Wait until the deadline (of time.monotonic); then the call is still pending."""
         if not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
             )
 
     def _has_answered(self, deadline: float | None) -> bool:
-        """Wait until the deadline; whether there is an answer to the pending call, as far as that was waited for."""
+        """Wait until the deadline; False if the answers are not there. A round without one waits when it is taken."""
         if self._called is not None:
             return self._called.wait(deadline)
         return deadline is None or wait_for_all(self.venv, deadline - time.monotonic())

@@ -18,19 +18,16 @@ class Episodes:
     """
 
     def __init__(self, n: int, seeded: bool) -> None:
-        self._over = np.zeros(n, dtype=np.bool_)
-        self.any_over = False
+        self.over = np.zeros(n, dtype=np.bool_)
+        """A mask of the envs whose last step ended their episode."""
+        self.ended: list[int] = []
+        """Their ids."""
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
 
-    @property
-    def over(self) -> np.ndarray:
-        """A mask of the envs whose last step ended their episode."""
-        return self._over
-
-    @over.setter
-    def over(self, over: np.ndarray) -> None:
-        self._over, self.any_over = over, bool(over.any())
+    def note_all(self, over: np.ndarray) -> None:
+        """All envs have stepped, and the episodes of some are over."""
+        self.over, self.ended = over, over.nonzero()[0].tolist()
 
     @property
     def first_seed(self) -> int | None:
@@ -39,9 +36,9 @@ class Episodes:
 
     def note(self, ids: Any, over: Any) -> None:
         """Whether the episodes of some envs are over."""
-        mask = self._over.copy()
+        mask = self.over.copy()
         mask[ids] = over
-        self.over = mask
+        self.note_all(mask)
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None) -> dict[str, list[int | None]]:
         """The `seed` argument, if any, for a reset of these envs; `begin` makes it the seed of the episode."""

@@ -28,8 +28,7 @@ def spread_out(venv: Any, space: Any, most: int, seed: int | None, episodes: Epi
         obs, _, terminated, truncated, _ = venv.recv()
         latest.note(ids, obs)
         episodes.note(ids, terminated | truncated)
-    if episodes.any_over:
-        again = np.flatnonzero(episodes.over).tolist()
+    if again := episodes.ended:
         seeds = episodes.seeds_for(again, None)
         obs, *_ = venv.reset(again, **seeds)
         episodes.begin(again, seeds)

@@ -205,10 +205,9 @@ class GymnasiumVectorEnv(AsyncCalls):
         """The first half of `step`: check, start, return at once."""
         self._begin("step_async")
         actions = self._actions.split(actions)
-        if not self._episodes.any_over:
+        if not (ids := self._episodes.ended):
             self._send(STEP, actions, None, self._one_round)
             return
-        ids = np.flatnonzero(self._episodes.over).tolist()
         if self.autoreset_mode is AutoresetMode.DISABLED:
             raise ResetNeeded(
                 f"the episodes of envs {ids} are over: reset these envs before the next step, with "
@@ -230,8 +229,8 @@ class GymnasiumVectorEnv(AsyncCalls):
             obs, rew, terminated, truncated, infos = step
             if self._latest.is_kept:
                 self._latest.note(self._ids, obs)
-            self._episodes.over = terminated | truncated
-            if not self._episodes.any_over or self.autoreset_mode is not AutoresetMode.SAME_STEP:
+            self._episodes.note_all(terminated | truncated)
+            if not self._episodes.ended or self.autoreset_mode is not AutoresetMode.SAME_STEP:
                 batch = vector_infos(infos.items(), self.num_envs) if infos else {}
                 return self._obs.join(obs), rew, terminated, truncated, batch
             ended = self._end_episodes(step)
@@ -262,7 +261,7 @@ class GymnasiumVectorEnv(AsyncCalls):
     # Episodes that end in SAME_STEP mode.
 
     def _end_episodes(self, step: _Rows) -> _Ended:
-        ids = np.flatnonzero(self._episodes.over).tolist()
+        ids = self._episodes.ended
         failed = self.venv.failed_id if self._autoreset else ids
         left = [i for i in ids if i in failed]
         begun = [i for i in ids if i not in failed]
