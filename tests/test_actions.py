@@ -50,12 +50,12 @@ class TestConversion:
         "batch",
         [
             np.array([[1, 2], [3, 4], [5, 6]]),
-            np.array([[1, 2], [3, 4], [5, 6]], np.float64),
+            np.array([[1, 2], [3, 4], [5, 6]], np.float16),
             [[1, 2], [3, 4], [5, 6]],
             torch.tensor([[1.0, 2], [3, 4], [5, 6]], requires_grad=True),
             torch.tensor([[1.0, 3, 5], [2, 4, 6]]).T,
             [torch.tensor([1.0, 2]), torch.tensor([3.0, 4]), torch.tensor([5.0, 6])],
-            [torch.tensor([1.0, 2], requires_grad=True), [3, 4], np.array([5, 6])],
+            [torch.tensor([1.0, 2], requires_grad=True), np.array([3, 4], np.float32), np.array([5, 6], np.int8)],
         ],
         ids=lambda batch: repr(batch)[:50],
     )
@@ -63,6 +63,38 @@ class TestConversion:
         actions, kinds = arrived(backend, spaces.Box(-9, 9, (2,), np.float32), batch)
         assert [[row.tolist() for row in rows] for rows in actions] == [[[1, 2]], [[3, 4]], [[5, 6]]]
         assert kinds == [[("ndarray", "float32", (2,))]] * N
+
+    @pytest.mark.parametrize("shape", [(2,), (1,), ()])
+    @pytest.mark.parametrize("own", [np.float32, np.float16])
+    def test_float64_actions_arrive_as_they_are(self, backend, own, shape):
+        """As the policy, or the noise that was added to it, computed them: not rounded."""
+        batch, narrow = np.full((N, *shape), 0.1), np.full((N, *shape), 0.1, own)
+        batch[1:] = 1e300
+        actions, kinds = arrived(backend, spaces.Box(-9, 9, shape, own), batch, batch.tolist(), narrow)
+        for i in range(N):
+            assert [np.array(action).tolist() for action in actions[i][:2]] == [batch[i].tolist()] * 2
+            assert np.array(actions[i][2]).tolist() == narrow[i].tolist()
+            assert [dtype for _, dtype, _ in kinds[i]] == ["float64", "float64", np.dtype(own).name]
+            assert [found for _, _, found in kinds[i]] == [shape] * 3
+
+    def test_float64_actions_in_a_round_of_some_or_with_resets(self, backend):
+        with backend([lambda: Records(spaces.Box(-9, 9, (1,), np.float32))] * N, num_workers=2) as venv:
+            venv.reset()
+            venv.step(np.full((2, 1), 0.1), [2, 0], reset=[2])
+            venv.step(np.full((2, 1), 0.1, np.float32), [2, 0])
+            assert [[row.tolist() for row in rows] for rows in venv.get_env_attr("actions")] == [
+                [[0.1], [np.float32(0.1)]],
+                [],
+                [[np.float32(0.1)]],
+            ]
+
+    def test_check_actions_looks_at_the_value_not_at_the_type(self, backend):
+        space = spaces.Box(-9, 9, (1,), np.float32)
+        with backend([lambda: Records(space)] * N, check_actions=True) as venv:
+            venv.reset()
+            venv.step(np.full((N, 1), 0.1))
+            with pytest.raises(ValueError, match="action for env 0 is .*, which is not in its action space"):
+                venv.step(np.full((N, 1), 1e300))
 
     def test_dict_actions_as_a_dict_of_batches_or_one_dict_an_env(self, backend):
         space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Dict({"c": spaces.Box(-9, 9, (2,))})})

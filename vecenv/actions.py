@@ -12,13 +12,14 @@ from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import cast_exactly
 
 
-def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndarray | list[Any]:
+def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None, *, wide: bool = False) -> np.ndarray | list[Any]:
     """`action` as one array (k, *shape) of the dtype of the action space, or as a list of k objects where there is no
     such array.
 
-    Integers are cast where they stay what they are, floats between float types; floats for an integer space must be
-    whole numbers (else TypeError). Rows of another shape than the space's are passed on as they are: the env decides.
-    ValueError if there are not k rows.
+    Integers are cast where they stay what they are; floats for an integer space must be whole numbers (else
+    TypeError). Floats are cast between float types; with `wide` those of a larger type than the space's stay what they
+    are, as float64. Rows of another shape than the space's are passed on as they are: the env decides. ValueError if
+    there are not k rows.
     """
     k = len(ids)
     if leaf is None:
@@ -38,6 +39,8 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None) -> np.ndar
         array = array.reshape(k, *leaf.shape)
     if array.shape[1:] != leaf.shape:
         return list(array)
+    if wide and array.dtype.kind == leaf.dtype.kind == "f" and array.dtype.itemsize > leaf.dtype.itemsize:
+        return array.astype(np.float64, copy=False)
     if array.dtype != leaf.dtype:
         cast = cast_exactly(array, leaf.dtype)
         if cast is None and array.dtype.kind == "f" and leaf.dtype.kind in "iu":

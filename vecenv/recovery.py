@@ -81,7 +81,7 @@ class Recovery:
 
         Returns a mask of those that are left.
         """
-        stepped = np.isin(ops & ~np.uint8(box.AUTORESET), (box.STEP, box.STEP_OBJECT))
+        stepped = np.isin(ops & np.uint8(box.PLAIN), (box.STEP, box.STEP_OBJECT))
         failed = stepped & np.isin(ids, list(self.errors))
         for i in ids[failed].tolist():
             self._backend.answer(i, self._truncated_row(i))

@@ -12,6 +12,7 @@ from vecenv.access import EnvAccess
 from vecenv.actions import batch_actions
 from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
+from vecenv.backends.host import own_actions
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import Extra
 from vecenv.errors import Partial
@@ -51,7 +52,7 @@ class Rounds(EnvAccess):
         kwargs: dict[str, Any],
     ) -> None:
         asked = self._all_ids if ids is None else ids.tolist()
-        batch = batch_actions(action, asked, self._action_leaf)
+        batch = batch_actions(action, asked, self._action_leaf, wide=True)
         if self._check_actions:
             self._refuse_bad_actions(asked, batch, resets)
         self._check_ready(ids, resets)
@@ -59,6 +60,8 @@ class Rounds(EnvAccess):
         payloads: dict[int, Any] = {}
         if isinstance(batch, list):
             ops, payloads = box.STEP_OBJECT, dict(zip(asked, batch, strict=True))
+        elif batch.dtype != self._action_leaf.dtype:  # type: ignore[union-attr]
+            ops |= box.WIDE
         if autoreset:
             ops |= box.AUTORESET
         chosen = [] if resets is None else resets.nonzero()[0].tolist()
@@ -256,6 +259,8 @@ class Rounds(EnvAccess):
                 )
 
     def _refuse_bad_actions(self, asked: Sequence[int], batch: Any, resets: np.ndarray | None) -> None:
+        if isinstance(batch, np.ndarray):
+            batch = own_actions(batch, self._action_leaf.dtype)  # type: ignore[union-attr]
         for row, (i, action) in enumerate(zip(asked, batch, strict=True)):
             space = self._reports[i].action_space
             ignored = resets is not None and resets[row]

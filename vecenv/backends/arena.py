@@ -33,8 +33,10 @@ STEP = 1  # with the action in the arena
 RESET = 2  # without arguments
 STEP_OBJECT = 3  # with the action in the payload of the round
 RESET_KWARGS = 4  # with the keyword arguments in the payload of the round
+WIDE = 32  # added to a step with the action in the arena: it is float64, though the space has a smaller float type
 AUTORESET = 64  # added to a step: reset the env as well if the step ends its episode
 STEP_RESET = STEP | AUTORESET
+PLAIN = ~(WIDE | AUTORESET) & 127  # what is left of an operation without what was added to it
 DONE = 128  # the row holds all there is
 EXTRA = 1  # added to DONE: there is an `Extra` besides the row
 FINAL = 2  # added to DONE: there is a last observation besides the row
@@ -92,7 +94,7 @@ class Arena:
             return np.ndarray((n, *leaf.shape), leaf.dtype, buffer, next(offsets))
 
         mail, reward, terminated, truncated = (array(leaf) for leaf in _SMALL)
-        action = None if layout.action is None else array(layout.action)
+        action = None if layout.action is None else array(layout.carried_action)
         obs, final = nest.map(array, layout.obs), nest.map(array, layout.obs)
         return cls(mail, reward, terminated, truncated, action, obs, final)
 
@@ -130,7 +132,7 @@ def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
 
     Arrays start on pages, so that each can be registered with a GPU.
     """
-    action = () if layout.action is None else (layout.action,)
+    action = () if layout.carried_action is None else (layout.carried_action,)
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]
     used = [*_SMALL, *action, *obs]
     offsets = [0]

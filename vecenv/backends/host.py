@@ -71,6 +71,7 @@ class EnvHost:
 
     def bind(self, layout: Layout, block: Arena) -> None:
         """Write into `block` from now on."""
+        self._action_dtype = None if layout.action is None else layout.action.dtype
         self._rows = RowWriter(layout, self._spaces, block, copy_objects=self._local)
         self._steps = [env.step for env in self.envs]
 
@@ -84,7 +85,7 @@ class EnvHost:
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations = rows.terminated, rows.truncated
-        actions = [None] * len(ops) if action is None else list(action.copy())  # the env's to keep
+        actions = [None] * len(ops) if action is None else list(own_actions(action, self._action_dtype))
         self._used = mark = self._used + len(ops)
         for j, (op, step, own_action, row) in enumerate(zip(ops, self._steps, actions, rows.obs_rows, strict=True)):
             if op == box.STEP or op == box.STEP_RESET:
@@ -114,17 +115,20 @@ class EnvHost:
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
             elif box.IDLE < op < box.DONE:
-                extra = self._run_one(j, op, payload)
+                extra = self._run_one(j, op, action, payload)
             else:
                 continue
             if extra is not None:
                 extras[j] = extra
         return extras
 
-    def _run_one(self, j: int, op: int, payload: Callable[[int, int], Any]) -> Extra | None:
+    def _run_one(self, j: int, op: int, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> Extra | None:
         """One of the rarer operations on env j; `payload(j, op)` gives what does not fit the arena, or a Failure."""
         if op == box.RESET:
             return self._reset(j, {})
+        if op & box.WIDE:
+            assert action is not None
+            return self._step(j, action[j].copy(), op)
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)
@@ -202,6 +206,14 @@ class EnvHost:
             self.interrupt = error
         env_id = self._first_id + j
         return capture(_located(error, env_id), env_id, op, self._local)
+
+
+def own_actions(action: np.ndarray, dtype: Any) -> np.ndarray:
+    """Rows of actions from the arena in the dtype of their space, the envs' to keep."""
+    if action.dtype == dtype:
+        return action.copy()
+    with np.errstate(over="ignore"):  # wide ones that are not meant
+        return action.astype(dtype)
 
 
 def _located(error: BaseException, env_id: int) -> BaseException:

@@ -8,7 +8,7 @@ not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,13 @@ class Layout:
 
     obs: Any
     action: Leaf | None
+
+    @property
+    def carried_action(self) -> Leaf | None:
+        """The action as it travels: floats as float64, so that those of a caller need not be rounded."""
+        if self.action is None or self.action.dtype.kind != "f":
+            return self.action
+        return replace(self.action, dtype=np.dtype(np.float64))
 
 
 def space_tree(space: Any, path: str) -> Any:

@@ -15,7 +15,7 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
 from vecenv.backends.dummy import own_copy, plain_copy
 from vecenv.backends.failure import Failure, capture
-from vecenv.backends.host import EnvReport, own_report
+from vecenv.backends.host import EnvReport, own_actions, own_report
 from vecenv.backends.layout import Layout
 from vecenv.backends.rows import Extra, RowWriter
 
@@ -120,6 +120,7 @@ class PerEnvBackend(Backend):
 
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, len(self.workers))
+        self._action_dtype = None if layout.action is None else layout.action.dtype
         self._rows = RowWriter(layout, self._spaces, self.arena, copy_objects=True)
         self._resetting = np.zeros(len(self.workers), dtype=np.bool_)
         return self.arena
@@ -139,7 +140,8 @@ class PerEnvBackend(Backend):
                     self.workers[i].send(payloads[i])
                 else:
                     assert self.arena.action is not None
-                    self.workers[i].send(self.arena.action[i].copy())
+                    action = self.arena.action[i]
+                    self.workers[i].send(action.copy() if op & box.WIDE else own_actions(action, self._action_dtype))
             except Exception as error:
                 self.answer(i, Extra(failure=self._failure(error, i)))
 

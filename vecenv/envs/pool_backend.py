@@ -89,16 +89,17 @@ class PoolBackend(Backend):
 
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, self.env_num)
+        self._action = layout.action
         return self.arena
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
         """Arguments of resets are passed on; an action that is no row of the arena has the wrong form."""
-        assert self.arena.action is not None
+        assert self._action is not None
         for i, payload in payloads.items():
             if not isinstance(payload, Mapping):
                 raise ValueError(
-                    f"the action for env {i} is {payload!r}, expected an array of {self.arena.action.dtype} with the "
-                    f"shape {self.arena.action.shape[1:]}"
+                    f"the action for env {i} is {payload!r}, expected an array of {self._action.dtype} with the "
+                    f"shape {self._action.shape}"
                 )
         return dict(payloads)
 
@@ -121,7 +122,7 @@ class PoolBackend(Backend):
             if op == box.RESET:
                 self._pool._reset(ids.astype(np.int32))
             else:
-                self._send(self.arena.action[ids], ids)  # type: ignore[index]
+                self._send(self.arena.action[ids].astype(self._action.dtype), ids)  # type: ignore[index,union-attr]
             self.arena.mail[ids] = op
             self._in_flight += len(ids)
 
