@@ -19,7 +19,15 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
-from vecenv import DummyVectorEnv, SB3VecEnv, SubprocVectorEnv, VectorEnvNormObs, VectorEnvWrapper
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    SB3VecEnv,
+    SubprocVectorEnv,
+    SyncVectorEnv,
+    VectorEnvNormObs,
+    VectorEnvWrapper,
+)
 from vecenv.testing import CountingEnv
 
 
@@ -180,10 +188,28 @@ class TestVectorEnvsOfGymnasium:
         assert ours.get_attr("gravity") == [5.0] * 3
         with pytest.raises(ValueError, match="all its envs only"):
             ours.set_attr("gravity", 5.0, [1])
-        ours.set_options([{"low": -0.01}, {"low": -0.02}, {}])
-        with pytest.raises(ValueError, match=r"\['options'\] must be the same for all envs"):
-            ours.reset()
+        assert ours.env_is_wrapped(TimeLimit, [1]) == [True]
+        assert ours.env_method("get_wrapper_attr", "spec", indices=[2, 0, 1])[0].id == "CartPole-v1"
         closing(ours, theirs)
+
+    def test_options_that_a_vector_env_of_gymnasium_cannot_give_each_env_are_refused_at_once(self):
+        env = SB3VecEnv(gym.make_vec("CartPole-v1", 3, "sync", vector_kwargs={"autoreset_mode": "SameStep"}))
+        with pytest.raises(ValueError, match="resets all its envs at once: pass one dict of options for all"):
+            env.set_options([{}, {"low": 0.0, "high": 0.01}, {}])
+        assert env.reset().shape == (3, 4)
+        env.set_options([{"low": 0.01, "high": 0.02}] * 3)
+        assert (env.reset() >= 0.01).all()
+        env.close()
+
+    @pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+    def test_some_of_the_envs_of_a_vector_env_of_ours_can_be_reached(self, make):
+        """As HerReplayBuffer does with compute_reward."""
+        env = SB3VecEnv(make(counting(3), autoreset_mode="SameStep"))
+        env.reset()
+        env.set_attr("t", 7, [2, 0])
+        assert env.get_attr("t") == [7, 0, 7]
+        assert env.env_method("get_wrapper_attr", "t", indices=[1, 0]) == [0, 7]
+        env.close()
 
     def test_infos_of_a_vector_env_of_gymnasium_reach_the_env_and_the_episode_they_belong_to(self):
         envs = gym.vector.SyncVectorEnv(counting(2, length=2), autoreset_mode="SameStep")

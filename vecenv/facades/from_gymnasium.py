@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
+from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 from vecenv.ids import as_ids
 from vecenv.results import Step
 
@@ -20,7 +21,8 @@ class SameStepEnvs:
 
     `step` returns the last observations of episodes that ended; the first ones of the next episodes, which the
     VectorEnv has made already, are what `reset` of these envs then returns. So the ids of a reset must be all envs, or
-    those whose episodes ended in the step before. Attributes can only be had of all envs at once.
+    those whose episodes ended in the step before. Methods and attributes of some envs can be reached in a VectorEnv of
+    ours; in another one attributes can be read, all else is for all envs at once (ValueError).
 
     Raises ValueError for a VectorEnv in another mode.
     """
@@ -35,6 +37,7 @@ class SameStepEnvs:
                 "or pass its env_fns to ShmemVectorEnv"
             )
         self.envs: Any = envs
+        self._engine = envs.venv if isinstance(envs, GymnasiumVectorEnv) else None
         n = self.env_num = envs.num_envs
         self.observation_space, self.action_space = [envs.single_observation_space] * n, [envs.single_action_space] * n
         self.metadata = [envs.metadata] * n
@@ -75,14 +78,20 @@ class SameStepEnvs:
         return [values[i] for i in (range(self.env_num) if id is None else as_ids(id, self.env_num))]
 
     def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
-        """Set the attribute in all envs."""
+        """Set the attribute."""
+        if self._engine is not None:
+            self._engine.set_env_attr(key, value, id)
+            return
         self._check_all(id)
         self.envs.set_attr(key, [value] * self.env_num)
 
     def call(self, name: str, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the method of all envs."""
+        """Call the method."""
+        if self._engine is not None:
+            return list(self._engine.call(name, *args, id=id, **kwargs))
         self._check_all(id)
-        return list(self.envs.call(name, *args, **kwargs))
+        values = self.envs.call(name, *args, **kwargs)
+        return [values[i] for i in (range(self.env_num) if id is None else id)]
 
     def render(self) -> list[Any]:
         """The frame of each env."""
@@ -94,7 +103,10 @@ class SameStepEnvs:
 
     def _check_all(self, id: Any) -> None:
         if id is not None and len(as_ids(id, self.env_num)) < self.env_num:
-            raise ValueError(f"{self.envs} can be asked for all its envs only, got {id}")
+            raise ValueError(
+                f"{self.envs} can be asked for all its envs only, got {id}; vecenv.AsyncVectorEnv, or SB3VecEnv over "
+                "ShmemVectorEnv(env_fns), can be asked for some"
+            )
 
 
 def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

@@ -183,6 +183,8 @@ class SB3VecEnv(VecEnv):
             raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
         if isinstance(options, (list, tuple)) and len(options) != self.num_envs:
             raise ValueError(f"got {len(options)} options for {self.num_envs} envs; pass one dict, or one for each")
+        if isinstance(self.venv, SameStepEnvs) and any(entry is not each[0] and (entry or each[0]) for entry in each):
+            raise ValueError(f"{self.venv.envs} resets all its envs at once: pass one dict of options for all")
         super().set_options(options)
 
     # Attributes.
@@ -213,11 +215,11 @@ class SB3VecEnv(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Whether a wrapper with the name of this class, or of a subclass of it, is around each of the envs."""
-        if not (ids := self._ids(indices)):
-            return []
+        ids = self._ids(indices)
         names = {cls.__name__ for cls in _family(wrapper_class)}
         # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
-        return [not names.isdisjoint(text.split("<")) for text in self.venv.call("__str__", id=ids)]
+        texts = self.venv.call("__str__") if ids else []
+        return [not names.isdisjoint(texts[i].split("<")) for i in ids]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """A frame of each env; a warning and None for each where `render_mode` is not "rgb_array"."""
