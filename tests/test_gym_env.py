@@ -89,6 +89,18 @@ class TestNames:
         )
         assert printed_by(program) == "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
 
+    @pytest.mark.parametrize("name", ["RepeatAction", "MaxAndSkipObservation", "AtariPreprocessing"])
+    def test_a_gymnasium_without_a_wrapper_that_skips_is_good_enough(self, name):
+        """RepeatAction is not in all that setup.cfg allows."""
+        program = (
+            f"import gymnasium.wrappers; del gymnasium.wrappers.{name}\n"
+            "import vecenv\n"
+            "env = vecenv.GymEnv('Pendulum-v1', frame_skip=4); env.reset(); print(env.step([0.0])[2])\n"
+            "envs = vecenv.make_vec('CartPole-v1', 2, backend='dummy'); envs.reset(); print(envs.step([0, 1])[1])\n"
+            "envs.close()\n"
+        )
+        assert printed_by(program) == "False\n[1. 1.]\n"
+
     def test_what_is_no_env_is_refused(self):
         with pytest.raises(TypeError, match="id of an env or an env, got 3"):
             GymEnv(3)

@@ -9,10 +9,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 from gymnasium.utils import RecordConstructorArgs
-from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, RepeatAction
 
 from vecenv.envs.frame_skip import check_frame_skip
 
@@ -237,13 +236,18 @@ def _own_skips(env: gymnasium.Env[Any, Any]) -> list[Any]:
     return [skip for skip in skips if skip not in (None, 1)]
 
 
+_SKIPPING_WRAPPERS = {
+    "MaxAndSkipObservation": "_skip",
+    "RepeatAction": "num_repeats",
+    "AtariPreprocessing": "frame_skip",
+}
+"""Those of gymnasium, of which not every version has all (RepeatAction: since 1.3)."""
+
 _SKIPPING: dict[type, str] = {
     GymEnv: "_repeats",
-    MaxAndSkipObservation: "_skip",
-    RepeatAction: "num_repeats",
-    AtariPreprocessing: "frame_skip",
+    **{getattr(wrappers, name): number for name, number in _SKIPPING_WRAPPERS.items() if hasattr(wrappers, name)},
 }
-"""The wrappers of gymnasium that repeat actions, and where each has its number."""
+"""The wrappers that repeat actions, and where each has its number."""
 
 
 def _is_picture(space: Any) -> bool:
