@@ -196,6 +196,15 @@ class TestCalls:
         assert envs.call("failure") == (None, None)
         assert envs.get_attr("metadata") == ({"render_modes": []},) * 2
 
+    @pytest.mark.parametrize("kind", OURS)
+    def test_every_keyword_of_a_call_is_the_methods_own(self, kind):
+        """Also those that the methods of the engine have."""
+        envs = OURS[kind]([Keywords] * 3)
+        assert envs.call("all", id=2, op="x") == ({"id": 2, "op": "x"},) * 3
+        envs.call_async("all", id=[1])
+        assert envs.call_wait() == ({"id": [1]},) * 3
+        envs.close()
+
     def test_set_attr_takes_one_value_for_all_or_one_for_each(self, make):
         envs = make([cartpole()] * 3)
         envs.set_attr("gravity", [1.0, 2.0, 3.0])
@@ -230,6 +239,13 @@ class TestEnd:
         for use in (envs.reset, lambda: envs.step([0, 0]), envs.step_wait, envs.render, lambda: envs.call("t")):
             with pytest.raises(ClosedEnvironmentError, match=r"after a call to `close\(\)`"):
                 use()
+
+    @pytest.mark.parametrize("cls", [AsyncVectorEnv, SyncVectorEnv, GymnasiumVectorEnv])
+    def test_what_was_never_made_is_closed_in_silence(self, cls):
+        """Some gymnasiums do so when an object goes whose constructor was refused."""
+        envs = cls.__new__(cls)
+        envs.close(timeout=1.0)
+        assert envs.closed
 
     def test_close_takes_the_arguments_of_gymnasium(self, make):
         make([Tells] * 2).close(timeout=1.0, terminate=False)
@@ -280,6 +296,13 @@ class TestArguments:
         env_fns = [lambda: CountingEnv(form="dict")] * 2
         with DummyVectorEnv(env_fns, stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs"):
             GymnasiumVectorEnv(venv)
+
+
+class Keywords(Tells):
+    """Its method returns the keywords that it got."""
+
+    def all(self, **keywords):
+        return keywords
 
 
 class Parent(Tells):

@@ -34,10 +34,11 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
     until then, with the errors of gymnasium's AsyncVectorEnv.
     """
 
-    venv: Any
-    _pending: str | None
+    # The defaults are for `close` after a constructor that was refused: gymnasium before 1.3 does so in `__del__`.
+    venv: Any = None
+    _pending: str | None = None
     """The call that waits for its `x_wait`: "reset", "step" or "call"."""
-    _called: PendingCall | None
+    _called: PendingCall | None = None
     """What `call_async` has started."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
@@ -80,12 +81,13 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call the method `name` of every env, found through wrappers; what is not a method is returned.
 
+        All other arguments are the method's own; to call some of the envs: `.venv.call(name, ..., id=ids)`.
         ValueError for `reset`, `step` and `close`, which have methods of their own; AttributeError, with the env named,
-        for an unknown name. To call some of the envs: `.venv.call(name, ..., id=ids)`.
+        for an unknown name.
         """
         self._begin("call_async")
         self._check_callable(name)
-        return tuple(self.venv.call(name, *args, **kwargs))
+        return PendingCall(self.venv, name, args, kwargs).answers()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """The first half of `call`: check, start, return at once."""
@@ -153,6 +155,8 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         A call that is still pending is waited for `timeout` seconds first, with a warning; not at all with `terminate`.
         """
         deadline = as_deadline(timeout)
+        if self.venv is None:
+            return
         if self._pending is not None and not self.venv.is_closed:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
             if deadline is not None and not terminate:

@@ -56,7 +56,7 @@ class PendingCall:
         return not self._has_halves or self._venv._backend.await_answers(self._call, deadline)
 
     def answers(self) -> tuple[Any, ...]:
-        """The answers of all envs, once they are there; raises what an env raised."""
+        """Wait for the answers of all envs and return them; raises what an env raised."""
         return tuple(self._venv._answers(self._call) if self._has_halves else self._call)
 
 
