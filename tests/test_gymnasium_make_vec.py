@@ -9,6 +9,8 @@ from gymnasium_cases import Tells
 import vecenv
 from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, SyncVectorEnv
 
+SAME_STEP = {"autoreset_mode": "SameStep"}
+
 
 @pytest.fixture(autouse=True)
 def registered():
@@ -75,11 +77,14 @@ def test_arguments_go_where_they_belong():
 
 @pytest.mark.parametrize("make", [vecenv.make_vec, gym.make_vec])
 def test_the_spec_makes_the_same_again(make):
-    first = vecenv.make_vec("CartPole-v1", 3, backend="subproc", max_episode_steps=4)
+    options = {"num_workers": 1, "autoreset_mode": "SameStep"}
+    first = vecenv.make_vec("CartPole-v1", 3, backend="subproc", vector_kwargs=options, max_episode_steps=4)
     assert EnvSpec.from_json(first.spec.to_json()).kwargs == first.spec.kwargs
+    assert first.spec.kwargs["venv_kwargs"] == options
     again = make(first.spec)
     assert isinstance(again.venv, SubprocVectorEnv)
-    assert again.num_envs == 3
+    assert (again.num_envs, again.venv.num_workers) == (3, 1)
+    assert again.autoreset_mode is gym.vector.AutoresetMode.SAME_STEP
     assert steps_to_the_end(again) == steps_to_the_end(first) == 4
     for envs in (first, again):
         envs.close()
@@ -109,6 +114,44 @@ def test_gym_make_vec_makes_ours_by_the_entry_point_of_a_spec(mode):
     default = gym.make_vec("Ours-v0", num_envs=2)
     assert isinstance(default.venv, ShmemVectorEnv)
     default.close()
+
+
+def ends_of_an_episode(envs):
+    """The autoreset mode, as it shows in the step that ends the first episodes and in the one after it."""
+    steps_to_the_end(envs)
+    actions = np.arange(envs.num_envs) % 2
+    return "SameStep" if envs.step(actions)[1].all() else "NextStep"
+
+
+@pytest.mark.parametrize("backend", ["dummy", "subproc", "shmem"])
+@pytest.mark.parametrize("make", [vecenv.make_vec, gym.make_vec])
+def test_venv_kwargs_pass_gymnasium_and_stay_in_the_spec(make, backend):
+    """gym.make_vec refuses vector_kwargs for what is made by an entry point."""
+    made = [make("Ours-v0", 2, backend=backend), make("Ours-v0", 2, backend=backend, venv_kwargs=SAME_STEP)]
+    made += [again(made[1].spec) for again in (vecenv.make_vec, gym.make_vec)]
+    assert [ends_of_an_episode(envs) for envs in made] == ["NextStep", "SameStep", "SameStep", "SameStep"]
+    for envs in made:
+        envs.close()
+
+
+@pytest.mark.parametrize("options", [{}, SAME_STEP])
+def test_vector_kwargs_and_venv_kwargs_at_once_are_refused(options):
+    with pytest.raises(TypeError, match="venv_kwargs and vector_kwargs are two names of one argument: pass only one"):
+        vecenv.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 1}, venv_kwargs=options)
+    first = vecenv.make_vec("CartPole-v1", 2, backend="dummy", venv_kwargs=SAME_STEP)
+    with pytest.raises(TypeError, match="two names of one argument"):
+        vecenv.make_vec(first.spec, vector_kwargs=options)
+    first.close()
+
+
+def test_what_gym_make_vec_is_asked_for_goes_before_what_was_registered():
+    gym.spec("Ours-v0").kwargs.update(backend="dummy", venv_kwargs=SAME_STEP)
+    registered = gym.make_vec("Ours-v0", 2)
+    asked = gym.make_vec("Ours-v0", 2, backend="subproc", venv_kwargs={"autoreset_mode": "NextStep"})
+    assert (type(registered.venv).__name__, type(asked.venv).__name__) == ("DummyVectorEnv", "SubprocVectorEnv")
+    assert [ends_of_an_episode(envs) for envs in (registered, asked)] == ["SameStep", "NextStep"]
+    for envs in (registered, asked):
+        envs.close()
 
 
 def test_gym_make_vec_makes_ours_where_the_classes_are_replaced(monkeypatch):
@@ -166,6 +209,7 @@ def test_what_is_not_there_is_refused():
         ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions, .*TimeAware"),
         ({"wrappers": ["TimeAwareObservation"]}, "wrappers must be a sequence of functions"),
         ({"vector_kwargs": [1]}, r"vector_kwargs must be a dict of arguments, got \[1\]"),
+        ({"venv_kwargs": [1]}, r"venv_kwargs must be a dict of arguments, got \[1\]"),
     ],
 )
 def test_an_argument_of_another_kind_is_named(arguments, message):

@@ -4,7 +4,7 @@ Also reachable by `gym.make_vec` and whatever calls it, through the `vector_entr
 this module and the id:
 
     gym.register("My-v0", entry_point="my_package:MyEnv", vector_entry_point="vecenv.facades.make_vec:My-v0")
-    envs = gym.make_vec("My-v0", num_envs=8, backend="subproc")
+    envs = gym.make_vec("My-v0", num_envs=8, backend="subproc", venv_kwargs={"autoreset_mode": "SameStep"})
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ def make_vec(
     backend: str = "shmem",
     wrappers: Sequence[Callable[[Any], Any]] | None = None,
     vector_kwargs: dict[str, Any] | None = None,
+    venv_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> GymnasiumVectorEnv:
     """`num_envs` environments as one gymnasium VectorEnv, like `gym.make_vec`.
 
     `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
-    or a spec; `envs.spec` makes the same again. `backend`: "shmem", "subproc" or "dummy". `wrappers`, a sequence, are
-    put around each environment. `vector_kwargs` go to AsyncVectorEnv or, for "dummy", SyncVectorEnv, and `kwargs` to
-    `gym.make`. ValueError for an unknown backend, TypeError for arguments of another kind, gymnasium's errors for an
-    unknown id.
+    or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
+    it refuses. `backend`: "shmem", "subproc" or "dummy". `wrappers`, a sequence, are put around each environment.
+    `vector_kwargs` go to AsyncVectorEnv or, for "dummy", SyncVectorEnv; `venv_kwargs` is another name for them, which
+    `gym.make_vec` lets through to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown backend,
+    TypeError for arguments of another kind and for both names at once, gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", vector_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
@@ -61,27 +63,33 @@ def make_vec(
         "backend": backend,
         "wrappers": wrappers,
         "vector_kwargs": vector_kwargs,
+        "venv_kwargs": venv_kwargs,
     }
     asked = {name: kept.pop(name, value) for name, value in asked.items()}
     kwargs = {**kept, **kwargs}
     _check(**asked)
+    asked["venv_kwargs"] = asked.pop("vector_kwargs") or asked["venv_kwargs"]
     env_fn = functools.partial(_make, copy.deepcopy(spec), asked["wrappers"] or (), kwargs)
-    envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["vector_kwargs"] or {}))
+    envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["venv_kwargs"] or {}))
     spec.kwargs = {**kwargs, **{name: value for name, value in asked.items() if value}, "vectorization_mode": MODE}
     spec.vector_entry_point = f"{__name__}:{spec.id}"
     envs.spec = spec
     return envs
 
 
-def _check(num_envs: Any, backend: Any, wrappers: Any, vector_kwargs: Any) -> None:
+def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
     """ValueError or TypeError for what is wrong here rather than in the classes that get it."""
     check_count("num_envs", num_envs)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {list(BACKENDS)}, got {backend!r}")
     if wrappers is not None and not (isinstance(wrappers, Sequence) and all(map(callable, wrappers))):
         raise TypeError(f"wrappers must be a sequence of functions, each of an env, got {wrappers!r}")
-    if vector_kwargs is not None and not isinstance(vector_kwargs, Mapping):
-        raise TypeError(f"vector_kwargs must be a dict of arguments, got {vector_kwargs!r}")
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a dict of arguments, got {value!r}")
+    if len(given) > 1:
+        raise TypeError("venv_kwargs and vector_kwargs are two names of one argument: pass only one")
 
 
 def _find_spec(id: str | EnvSpec) -> EnvSpec:
@@ -109,5 +117,7 @@ def _make(spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], kwargs: dict[
 def __getattr__(name: str) -> Any:
     """The maker of the environment with this id: what a `vector_entry_point` finds."""
     if name in gymnasium.registry:
-        return functools.partial(make_vec, name)
+        spec = _find_spec(name)
+        spec.kwargs = {}  # gymnasium passes them, with those it was asked for
+        return functools.partial(make_vec, spec)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and no environment of this id is registered")
