@@ -315,6 +315,9 @@ STEPS = {
     "terminated None": (lambda o, r, te, tr, i: (o, r, None, tr, i), "terminated=None of type NoneType"),
     "truncated 2": (lambda o, r, te, tr, i: (o, r, te, 2, i), "truncated=2 of type int, expected a bool"),
     "terminated array": (lambda o, r, te, tr, i: (o, r, np.array([True, False]), tr, i), "terminated=array"),
+    "terminated 0.5": (lambda o, r, te, tr, i: (o, r, 0.5, tr, i), "terminated=0.5 of type float, expected a bool"),
+    "truncated NaN": (lambda o, r, te, tr, i: (o, r, te, np.float32("nan"), i), r"truncated=.*nan.* of type float32"),
+    "truncated str": (lambda o, r, te, tr, i: (o, r, te, np.str_("1.0"), i), r"truncated=.*1\.0.* of type str_"),
 }  # fmt: skip
 RESETS = {
     "obs alone": (lambda o, i: o, r"reset\(\) returned a ndarray, expected 2: \(obs, info\)"),
@@ -325,6 +328,8 @@ ALLOWED = {
     "a list": lambda o, r, te, tr, i: [o, r, te, tr, i],
     "flags as int": lambda o, r, te, tr, i: (o, r, int(te), np.int8(tr), i),
     "flags as arrays": lambda o, r, te, tr, i: (o, r, np.array(te), np.array([tr]), i),
+    "flags as floats": lambda o, r, te, tr, i: (o, r, float(te), np.float32(tr), i),
+    "flags as arrays of floats": lambda o, r, te, tr, i: (o, r, np.array(-0.0), np.array([tr], np.float16), i),
     "an info that is a mapping": lambda o, r, te, tr, i: (o, r, te, tr, MappingProxyType(i)),
     "NaN as reward": lambda o, r, te, tr, i: (o, NAN, te, tr, i),
 }
@@ -360,6 +365,13 @@ class TestEnvsThatBreakTheApi:
             assert (terminated.tolist(), truncated.tolist()) == ([False], [False])
             assert info[0] == {"t": 1, "env_id": 0}
             assert np.isnan(rew[0]) if "NaN" in name else rew[0] == 1 / 1024
+
+    @pytest.mark.parametrize("true", [1, 1.0, np.float32(1), np.array([1.0])], ids=repr)
+    def test_a_number_may_be_true(self, backend, true):
+        with backend([returning(step=lambda o, r, te, tr, i: (o, r, true, true, i))]) as venv:
+            venv.reset()
+            _, _, terminated, truncated, _ = venv.step([0])
+            assert (terminated.tolist(), truncated.tolist()) == ([True], [True])
 
     def test_a_reward_vector_that_changes_its_length(self, backend):
         with backend([lambda: Plays(spaces.Discrete(1), [0], rewards=[[1, 2], [1, 2, 3]])]) as venv:

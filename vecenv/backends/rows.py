@@ -252,16 +252,25 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
 
 
 def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """`array` in `dtype` if no value changes (rounding between float types is no change), else None."""
+    """`array` in `dtype` if no value changes, else None. Rounding to a float is no change, but becoming infinite is."""
     if array.dtype.kind not in "biufc":
         return None
+    if dtype.kind in "fc":
+        return _as_floats(array, dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
+    if array.dtype.kind == "c":
+        return None
     with np.errstate(invalid="ignore", over="ignore"):
-        if dtype.kind in "fc":
-            return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
-        if array.dtype.kind == "c":
-            return None
         cast = array.astype(dtype)
         return cast if bool(np.all(cast == array)) else None
+
+
+def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """`array` in the float or complex `dtype`, or None if a finite value is too large for it."""
+    try:
+        with np.errstate(invalid="ignore", under="ignore", over="raise"):
+            return array.astype(dtype)
+    except FloatingPointError:
+        return None
 
 
 def _as_it_is(value: Any) -> Any:
@@ -306,9 +315,9 @@ def _as_tuple(result: Any, length: int, op: str, form: str, likely: str) -> tupl
 
 
 def _odd_flag(name: str, flag: Any) -> bool:
-    if isinstance(flag, int) or hasattr(flag, "__array__"):
+    if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
-        if array.size == 1 and array.dtype.kind in "biu" and array.reshape(()) in (0, 1):
+        if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):
             return bool(array.reshape(()))
     raise EnvContractError(f"step() returned {name}={_short(flag)} of type {type(flag).__name__}, expected a bool")
 
