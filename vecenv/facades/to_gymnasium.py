@@ -107,7 +107,7 @@ class GymnasiumVectorEnv(AsyncCalls):
     ) -> None:
         check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
         check_engine(venv)
-        self.venv, self.observation_mode, self.copy = venv, observation_mode, copy
+        self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         n = self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
@@ -116,6 +116,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         self.observation_space, self.single_observation_space = observation_spaces(
             observation_mode, venv.observation_space
         )
+        self.venv = venv  # from here on `close` closes it: nothing is refused any more
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._actions = ActionSplitter(self.action_space, self.single_action_space)
