@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import multiprocessing
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +23,8 @@ import psutil
 import pytest
 
 from tests.faulty import Counter, ShowsModules, SpawnsChild, UsesMultiprocessing, counters
-from tests.ledger import Column, Ledger, N, columns, gone, pids
+from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids
+from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 ROOT = Path(__file__).parent.parent
@@ -28,9 +34,12 @@ fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning",
 PROGRAM = """
 import gymnasium, numpy as np
 
+class Three(gymnasium.spaces.Discrete):
+    pass
+
 class Mine(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(3)
+    action_space = Three(3)
 
     def reset(self, *, seed=None, options=None):
         return np.array([LEVEL, 0], np.float32), {"kind": Kind("reset")}
@@ -53,6 +62,7 @@ for venv_class in (vecenv.SubprocVectorEnv, vecenv.ShmemVectorEnv):
     obs, info = venv.reset()
     assert obs.tolist() == [[3, 0]] * 3, obs
     assert type(info[0]["kind"]) is Kind
+    assert type(venv.action_space[0]) is Three
     obs, rew, terminated, truncated, info = venv.step([0, 1, 0])
     assert obs.tolist() == [[3, 0], [3, 1], [3, 0]], obs
     try:
@@ -234,24 +244,223 @@ def test_workers_import_nothing_heavy_of_the_program(context: str) -> None:
     assert not modules & {"torch", "ray", "pytest", "pandas", "matplotlib", "collector", "unittest"}
 
 
+# What forked workers inherit, and others cannot be sent.
+
+
+@pytest.fixture(scope="module")
+def tally() -> Any:
+    """Made once, because multiprocessing keeps the memory for the next one."""
+    return multiprocessing.get_context("fork").Value("i", 0)
+
+
+class Tallies(Counter):
+    """Counts every step in a number that the program shares."""
+
+    def __init__(self, id: int, tally: Any) -> None:
+        super().__init__(id)
+        self.tally = tally
+
+    def on_step(self) -> None:
+        with self.tally.get_lock():
+            self.tally.value += 1
+
+
+def dies_and_is_reset(ledger: Ledger, i: int) -> None:
+    """The worker of env i is killed while idle, and its envs are made anew."""
+    block = block_of(ledger.venv, i)
+    os.kill(pids(ledger.venv)[i], signal.SIGKILL)
+    deadline = time.monotonic() + SEEN
+    while ledger.venv.alive()[i]:
+        assert time.monotonic() < deadline
+    ledger.born_again(block)
+    ledger.reset(block)
+
+
+@columns("blocks", dummy=False)
+@fork_may_warn
+def test_forked_envs_share_what_the_program_shares(column: Column, tally: Any) -> None:
+    tally.value = 0
+    with column.open([partial(Tallies, i, tally) for i in range(N)], context="fork") as ledger:
+        ledger.begin()
+        assert tally.value == N
+        dies_and_is_reset(ledger, 1)
+        assert ledger.round() == []
+        assert tally.value == 2 * N
+
+
+def under_a_lock(i: int) -> Callable[[], Any]:
+    lock = threading.Lock()
+
+    def made() -> Any:
+        with lock:
+            return Counter(i)
+
+    return made
+
+
+def from_a_generator(i: int) -> Callable[[], Any]:
+    numbers = (number for number in itertools.count(i))
+    return lambda: Counter(next(numbers))
+
+
+def besides_what_no_pickle_takes(i: int) -> Callable[[], Any]:
+    odd = RaisesAtPickle()
+    return lambda: Counter(i) if odd else None
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("made", [under_a_lock, from_a_generator, besides_what_no_pickle_takes])
+@fork_may_warn
+def test_env_fns_of_forked_workers_may_hold_anything(column: Column, made: Callable[[int], Any]) -> None:
+    with column.open([made(i) for i in range(N)], context="fork") as ledger:
+        ledger.begin()
+        dies_and_is_reset(ledger, 1)
+        assert ledger.round() == []
+
+
+class NotesPickle:
+    """Notes that it was pickled."""
+
+    def __init__(self) -> None:
+        self.pickled = 0
+
+    def __reduce__(self) -> Any:
+        self.pickled += 1
+        return NotesPickle, ()
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize(("context", "pickled"), [("fork", False), ("forkserver", True)])
+@fork_may_warn
+def test_nothing_is_pickled_for_a_forked_worker(column: Column, context: str, pickled: bool) -> None:
+    held, registered = NotesPickle(), NotesPickle()
+    gymnasium.register(id="Local/Noting-v0", entry_point=Counter, kwargs={"note": registered})
+    try:
+        with column.open([partial(lambda i, _: Counter(i), i, held) for i in range(N)], context=context) as ledger:
+            ledger.begin()
+    finally:
+        del gymnasium.registry["Local/Noting-v0"]
+    assert [bool(note.pickled) for note in (held, registered)] == [pickled] * 2
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_who_cannot_send_an_env_fn_is_told_of_fork(column: Column, context: str) -> None:
+    with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be sent to a worker: .*context=\"fork\""):
+        column.backend([partial(Counter, 0), under_a_lock(1)], context=context)
+
+
+# The random generators that a process has from the beginning.
+
+
 class ShowsRandom(Counter):
     def draw(self) -> float:
         return float(np.random.random())
 
     def draw_plain(self) -> float:
-        import random
-
         return random.random()
 
 
-@columns("single", only=ShmemVectorEnv)
+@pytest.fixture
+def own_generators() -> Iterator[None]:
+    """The test may seed the global generators."""
+    states = np.random.get_state(), random.getstate()
+    yield
+    np.random.set_state(states[0])
+    random.setstate(states[1])
+
+
+def drawn(venv: Any) -> list[float]:
+    return [*venv.call("draw"), *venv.call("draw_plain")]
+
+
+@columns("blocks", dummy=False)
 @every_context
 @fork_may_warn
-def test_each_worker_has_a_global_generator_of_its_own(column: Column, context: str) -> None:
+@pytest.mark.usefixtures("own_generators")
+def test_no_worker_repeats_another(column: Column, context: str) -> None:
+    """Neither one of its own vector env nor one of the vector env before."""
+    numbers = []
+    for _ in range(2):
+        np.random.seed(0)
+        random.seed(0)
+        with column.open([partial(ShowsRandom, i) for i in range(2)], context=context) as ledger:
+            numbers += drawn(ledger.venv)
+    assert len(set(numbers)) == 8
+
+
+@columns("single", dummy=False)
+@pytest.mark.usefixtures("own_generators")
+def test_a_worker_does_not_repeat_the_one_that_died(column: Column) -> None:
+    with column.open([partial(ShowsRandom, i) for i in range(N)]) as ledger:
+        ledger.begin()
+        before = drawn(ledger.venv)
+        dies_and_is_reset(ledger, 1)
+        after = drawn(ledger.venv)
+    assert not {after[1], after[N + 1]} & set(before)
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+@fork_may_warn
+@pytest.mark.usefixtures("own_generators")
+def test_the_generators_of_the_program_are_not_advanced(column: Column, context: str) -> None:
     np.random.seed(0)
-    with column.backend([partial(ShowsRandom, i) for i in range(N)], context=context, **column.options) as venv:
-        for method in ("draw", "draw_plain"):
-            assert len(set(venv.call(method))) == N
+    random.seed(0)
+    expected = np.random.random(), random.random()
+    np.random.seed(0)
+    random.seed(0)
+    with column.open([partial(ShowsRandom, i) for i in range(2)], context=context) as ledger:
+        drawn(ledger.venv)
+    assert (np.random.random(), random.random()) == expected
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+@fork_may_warn
+def test_the_program_may_have_put_another_generator_behind_numpy(column: Column, context: str) -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(0))
+    try:
+        with column.open([partial(ShowsRandom, i) for i in range(2)], context=context) as ledger:
+            assert len(set(drawn(ledger.venv))) == 4
+    finally:
+        np.random.set_bit_generator(before)
+
+
+DRAWS = """
+import random
+import numpy as np
+import vecenv
+from vecenv.testing import CountingEnv
+
+class Draws(CountingEnv):
+    def draw(self):
+        return np.random.random(), random.random()
+
+{seeding}
+drawn = []
+for venv_class in (vecenv.SubprocVectorEnv, vecenv.ShmemVectorEnv):
+    with venv_class([Draws] * 2, num_workers=2, context={context!r}) as venv:
+        drawn += venv.call("draw")
+for numbers in zip(*drawn):
+    print(numbers)
+"""
+
+
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+def test_a_program_that_seeds_its_generators_seeds_those_of_its_workers(context: str) -> None:
+    """The one that it seeds gives the same numbers in every run, the one that it does not seed gives new ones."""
+
+    def run(*seeding: str) -> list[str]:
+        program = DRAWS.format(seeding="\n".join(seeding), context=context)
+        return python("-W", "ignore", "-c", program).splitlines()
+
+    both = run("np.random.seed(1)", "random.seed(1)")
+    numpys, plain = run("np.random.seed(1)"), run("random.seed(1)")
+    assert (numpys[0], plain[1]) == (both[0], both[1])
+    assert (numpys[1] != both[1], plain[0] != both[0]) == (True, True)
+    assert run("np.random.seed(2)", "random.seed(2)")[0] != both[0]
 
 
 @columns("single", dummy=False)

@@ -6,6 +6,7 @@ template.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -119,14 +120,16 @@ def _text(error: BaseException) -> str:
 
 def _blob(error: Exception) -> bytes | None:
     """The pickled exception if it comes back as the same class with the same text, else None."""
-    try:
-        blob = cloudpickle.dumps(error)
-        if len(blob) > BLOB_LIMIT:
-            return None
-        copy = pickle.loads(blob)
-        return blob if type(copy) is type(error) and str(copy) == str(error) else None
-    except BaseException:  # whatever user code does while it is pickled
-        return None
+    # By name first: a class of the script that a forked worker inherited would come back as a copy of itself.
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        with contextlib.suppress(BaseException):  # whatever user code does while it is pickled
+            blob = dumps(error)
+            if len(blob) > BLOB_LIMIT:
+                return None
+            copy = pickle.loads(blob)
+            if type(copy) is type(error) and str(copy) == str(error):
+                return blob
+    return None
 
 
 def _add_note(error: BaseException, note: str) -> None:

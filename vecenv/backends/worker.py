@@ -13,7 +13,6 @@ import faulthandler
 import gc
 import os
 import pickle
-import random
 import select
 import signal
 import sys
@@ -26,7 +25,6 @@ from multiprocessing import forkserver
 from typing import Any
 
 import cloudpickle
-import gymnasium
 import numpy as np
 
 from vecenv.backends import arena as box
@@ -34,15 +32,17 @@ from vecenv.backends import channel as ch
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, Control
 from vecenv.backends.failure import Failure, capture
+from vecenv.backends.generators import seed_generators
 from vecenv.backends.host import EnvHost, EnvReport, PaceMeter
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
+from vecenv.backends.luggage import Luggage
 from vecenv.backends.rows import RENEWED, Extra
 
 
 @dataclass
 class Boot:
-    """What a worker is started with. `payload` is the pickle of a `Luggage`."""
+    """What a worker is started with."""
 
     index: int
     workers: int
@@ -52,7 +52,9 @@ class Boot:
     method: str
     control: Descriptor
     stacks: Descriptor
-    payload: bytes
+    luggage: Luggage
+    seeds: tuple[bytes, bytes]
+    """Of the global random generators, numpy's and Python's."""
     server: type[Server]
     link: Any
     """What the kind of backend needs besides."""
@@ -63,17 +65,6 @@ class Boot:
     """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
     line: Any = None
     """The worker's line of the control page, once it is mapped."""
-
-
-@dataclass
-class Luggage:
-    """The part of `Boot` that cloudpickle has to carry."""
-
-    makers: list[bytes]
-    environ: dict[str, str] | None
-    registered: list[bytes]
-    """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
-    affinity: set[int] | None
 
 
 class Server(ABC):
@@ -174,7 +165,7 @@ class Server(ABC):
             return pickle.loads(blob)
         except BaseException as error:
             env_id, name, what = self.first_id + j, "reset", "arguments"
-            if op & ~box.AUTORESET == box.STEP_OBJECT:
+            if op & box.PLAIN == box.STEP_OBJECT:
                 name, what = "step", "action"
             told = TypeError(f"the {what} for env {env_id} cannot be read in the worker: {_told(error)}")
             return capture(told, env_id, name, local=False)
@@ -224,9 +215,8 @@ def main(boot: Boot) -> None:
 
 
 def _live(boot: Boot, link: Channel) -> None:
-    luggage: Luggage = cloudpickle.loads(boot.payload)
-    _unpack(luggage)
-    host = EnvHost([_maker(blob) for blob in luggage.makers], boot.first_id, local=False)
+    boot.luggage.unpack()
+    host = EnvHost(boot.luggage.makers, boot.first_id, local=False)
     host.progress = boot.line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
     link.write(ch.READY, 0, pickle.dumps(_pickled_reports(reports, boot.first_id)))
@@ -250,18 +240,13 @@ def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[
     blobs = []
     for j, report in enumerate(reports):
         try:
-            blobs.append(cloudpickle.dumps(report))
+            blobs.append(dumps(report))
         except BaseException as error:
             told = TypeError(
                 f"what env {first_id + j} says of itself (spaces, metadata, spec) cannot be sent: {_told(error)}"
             )
             blobs.append(dumps(capture(told, first_id + j, "__init__", local=False)))
     return blobs
-
-
-def _maker(blob: bytes) -> Callable[[], Any]:
-    """An env_fn that is unpickled when it is called, so that a failure is the failure of its env."""
-    return lambda: cloudpickle.loads(blob)()
 
 
 def _take_off(boot: Boot) -> None:
@@ -286,8 +271,7 @@ def _take_off(boot: Boot) -> None:
         if os.getppid() != boot.starter:  # it ended before we asked to be told
             os.killpg(0, signal.SIGKILL)
         _start_guard()
-    random.seed()
-    np.random.seed()  # the global generators were copied from the process that started us: each worker its own
+    seed_generators(boot.seeds)
 
 
 def _watch_parent(sock: Any) -> None:
@@ -329,15 +313,3 @@ def _end_children() -> None:
     """End what the envs started and left running in our process group."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
-
-
-def _unpack(luggage: Luggage) -> None:
-    if luggage.environ is not None:
-        for name in os.environ.keys() - luggage.environ.keys():
-            del os.environ[name]
-        os.environ.update(luggage.environ)
-    if luggage.affinity is not None:
-        os.sched_setaffinity(0, luggage.affinity)
-    for blob in luggage.registered:
-        spec = cloudpickle.loads(blob)
-        gymnasium.registry.setdefault(spec.id, spec)

@@ -6,11 +6,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
 from typing import Any
-
-import cloudpickle
-import gymnasium
 
 from vecenv.backends.channel import Channel
 from vecenv.backends.failure import Failure
@@ -112,28 +108,6 @@ class WorkerProcess:
         error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
         error.bystander = running is not None and running != env_id
         return error
-
-
-def packed(i: int, env_fn: Callable[[], Any]) -> bytes:
-    try:
-        return cloudpickle.dumps(env_fn)
-    except Exception as error:
-        raise TypeError(
-            f"env_fns[{i}] cannot be sent to a worker: {error}. Create what it refers to inside the function."
-        ) from error
-
-
-def registered_by_user() -> list[bytes]:
-    """The specs that somebody added to gymnasium's registry, as far as they can be pickled."""
-    blobs = []
-    for spec in list(gymnasium.registry.values()):
-        if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")):
-            continue
-        try:
-            blobs.append(cloudpickle.dumps(spec))
-        except Exception:
-            continue
-    return blobs
 
 
 def _cause(exitcode: int | None) -> str:

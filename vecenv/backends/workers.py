@@ -2,7 +2,7 @@
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
-    start_process(Boot)          ->          take off, unpickle the env_fns, call each once
+    start_process(Boot)          ->          take off, unpickle the env_fns (unless forked), call each once
                                  <-  READY   a report of each env, or the failure of a constructor
     common_layout, reserve
     SETUP layout                 ->          map the arena, serve
@@ -24,7 +24,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from vecenv.backends import channel as ch
@@ -33,15 +32,17 @@ from vecenv.backends.base import Backend
 from vecenv.backends.channel import Frame
 from vecenv.backends.control import BUSY_NS, CALLS, DOING, NOTHING, Control
 from vecenv.backends.failure import Failure, read_value
+from vecenv.backends.generators import worker_seeds
 from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
 from vecenv.backends.limits import check_descriptors
+from vecenv.backends.luggage import Luggage, packed, registered_by_user
 from vecenv.backends.placement import Placement
 from vecenv.backends.request import Request
 from vecenv.backends.shield import shield
 from vecenv.backends.watchdog import Hung, Watchdog
-from vecenv.backends.worker import Boot, Luggage, Server
-from vecenv.backends.worker_process import WorkerProcess, packed, registered_by_user
+from vecenv.backends.worker import Boot, Server
+from vecenv.backends.worker_process import WorkerProcess
 from vecenv.errors import WorkerTimeoutError
 
 FDS_PER_WORKER = 6  # channel, sentinel, what it watches, bell, and two more while it starts
@@ -84,7 +85,8 @@ class Workers(Backend):
     # Start.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
-        self._makers = [packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        self._forked = self._method == "fork"
+        self._makers = [env_fn if self._forked else packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
         check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
         shield.acquire()
         self._shielded = True
@@ -116,7 +118,7 @@ class Workers(Backend):
             makers=self._makers[worker.start : worker.stop],
             # The environment of the forkserver is as old as the forkserver.
             environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
-            registered=registered_by_user(),
+            registered=[] if self._forked else registered_by_user(),
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
         )
         boot = Boot(
@@ -128,7 +130,8 @@ class Workers(Backend):
             method=self._method,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(self.stacks),
-            payload=cloudpickle.dumps(luggage),
+            luggage=luggage,
+            seeds=worker_seeds(worker.index),
             server=self.server,
             starter=os.getpid() if threading.current_thread() is threading.main_thread() else 0,
             link=self._link(worker),
