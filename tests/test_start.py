@@ -42,6 +42,7 @@ class Mine(gymnasium.Env):
     action_space = Three(3)
 
     def reset(self, *, seed=None, options=None):
+        assert options is None or type(options["kind"]) is Kind, options
         return np.array([LEVEL, 0], np.float32), {"kind": Kind("reset")}
 
     def step(self, action):
@@ -63,6 +64,9 @@ for venv_class in (vecenv.SubprocVectorEnv, vecenv.ShmemVectorEnv):
     assert obs.tolist() == [[3, 0]] * 3, obs
     assert type(info[0]["kind"]) is Kind
     assert type(venv.action_space[0]) is Three
+    venv.set_env_attr("kind", Kind("set"))
+    assert [type(kind) for kind in venv.get_env_attr("kind")] == [Kind] * 3
+    venv.reset(options={"kind": Kind("asked")})
     obs, rew, terminated, truncated, info = venv.step([0, 1, 0])
     assert obs.tolist() == [[3, 0], [3, 1], [3, 0]], obs
     try:

@@ -36,6 +36,7 @@ class _ProcessVectorEnv(BaseVectorEnv):
 
     Besides the arguments of BaseVectorEnv:
         context: "forkserver" (default), "fork" or "spawn". None of them needs an `if __name__ == "__main__"` guard.
+            Forked workers inherit the env_fns, which then need not be picklable.
         start_timeout: seconds that the constructors of the envs may take, all together.
         step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with
         its stack. None

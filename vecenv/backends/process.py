@@ -9,6 +9,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cloudpickle
+
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena
@@ -47,7 +49,10 @@ class ProcessBackend(Workers):
         encoded = {}
         for i, payload in payloads.items():
             try:
-                encoded[i] = dumps(payload)
+                blob = dumps(payload)
+                if b"__main__" in blob and self._method != "fork":
+                    blob = cloudpickle.dumps(payload)  # by value: workers do not run the user's script
+                encoded[i] = blob
             except Exception as error:
                 raise TypeError(f"the action or argument for env {i} cannot be sent to its worker: {error}") from error
         return encoded
