@@ -39,8 +39,7 @@ class _ProcessVectorEnv(BaseVectorEnv):
             Forked workers inherit the env_fns, which then need not be picklable.
         start_timeout: seconds that the constructors of the envs may take, all together.
         step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with
-        its stack. None
-            waits, with a warning that shows the stack each minute.
+            its stack. None waits, with a warning that shows the stack each minute.
         affinity: bind each worker to one CPU.
     """
 
