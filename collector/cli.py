@@ -11,6 +11,7 @@ from typing import Any
 
 from collector.dataset import DatasetError
 from collector.job import BACKENDS, DEVICES, POLICIES, JobConfig, JobError, run_job
+from collector.settings import whole
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,8 +99,9 @@ def _seed(text: str) -> int:
 
 def _whole_number(text: str, least: int) -> int:
     try:
-        number = int(text.replace(",", ""))
-    except ValueError:
+        digits = text.replace(",", "")
+        number = whole(text, float(digits) if set("eE.") & set(digits) else int(digits))
+    except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if number < least:
         raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")

@@ -69,7 +69,8 @@ class SyncDataCollector(BatchCollector):
             policy's extras are zero there (it is asked once, beside, for what they are), and `batch.random` is True.
         reset_at_each_iter: reset all environments before each batch.
         postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
-            the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed.
+            the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed. It
+            gets the `Rollout`; torchrl's own take a TensorDict: `lambda batch: MultiStep(...)(batch.to_tensordict())`.
         split_trajs: the iterator gives `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
         return_same_td: give the same object with every batch, recorded in the same memory: what was in it is

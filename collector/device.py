@@ -17,6 +17,7 @@ from collector.prepare import prepare_policy
 from collector.staging import Direct as Direct
 from collector.staging import Staged as Staged
 from collector.tensors import as_tensor as as_tensor
+from collector.tensors import check_dtypes as check_dtypes
 from collector.tensors import one_thread as one_thread
 from collector.tensors import resolve_device as resolve_device
 from collector.tensors import to_device as to_device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -78,10 +78,17 @@ class FlatRollout(Steps):
         return self
 
     def to_tensordict(self) -> Any:
-        """The batch as a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`."""
+        """The batch as a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
+
+        A row whose episode goes on, but not in the row below (the last of each environment), is marked there as
+        `set_truncated` marks it: truncated and done under "next". So what runs along "time" (GAE, TD(lambda), V-trace)
+        never goes from one environment into the next. The batch itself is left as it is.
+        """
         from collector.tensordict_form import as_tensordict
 
-        return as_tensordict(self, [*self.shape], ["time"])
+        truncated = copy_of(self.truncated)
+        truncated[self.tail_rows] |= ~self.terminated[self.tail_rows]
+        return as_tensordict(replace(self, truncated=truncated), [*self.shape], ["time"])
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
@@ -123,6 +130,11 @@ def join(trees: Sequence[Any]) -> Any:
 def host(array: Any) -> np.ndarray:
     """An array or tensor as a numpy array."""
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def copy_of(rows: Any) -> Any:
+    """A copy of an array or a tensor, with the same layout in memory."""
+    return rows.copy(order="K") if isinstance(rows, np.ndarray) else rows.clone()
 
 
 def like(index: np.ndarray, array: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.flat import FlatRollout, host, like
+from collector.flat import FlatRollout, copy_of, host, like
 from collector.steps import Next, Steps
 from vecenv import nest
 
@@ -94,7 +94,7 @@ class Rollout(Steps):
     @property
     def next(self) -> Next:
         """What came after each step. The observations are put together on each access, as a copy."""
-        following = nest.map(lambda rows: _copy(rows[:, 1:]), self.all_obs)
+        following = nest.map(lambda rows: copy_of(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
         return self._followed_by(following)
 
@@ -128,8 +128,11 @@ class Rollout(Steps):
         """The batch as torchrl's collectors give it: a `TensorDict` of shape `(N, T)`; needs `vecenv[torch]` and
         tensordict.
 
-        Rewards and flags have a last dimension of 1; `next` holds what came after each step, and ("collector",
-        "traj_ids") the episodes.
+        Rewards and flags have a last dimension of 1, and rewards are float32 (also where they are vectors); those of
+        the batch stay float64. `next` holds what came after each step, and ("collector", "traj_ids") the episodes.
+
+        Raises `TypeError` that names the entry where one is an array of objects or text, as is the `agent_id` of
+        `PettingZooEnv`.
         """
         from collector.tensordict_form import as_tensordict
 
@@ -144,8 +147,3 @@ def _ends(mask: np.ndarray) -> np.ndarray:
     ends = mask.copy()
     ends[:, :-1] &= ~mask[:, 1:]
     return ends
-
-
-def _copy(rows: Any) -> Any:
-    """A copy of an array or a tensor, with the same layout in memory."""
-    return rows.copy(order="K") if isinstance(rows, np.ndarray) else rows.clone()

@@ -125,6 +125,13 @@ def _is_other_vector_env(source: Any) -> str | None:
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"
     if isinstance(source, Env) or hasattr(source, "env_num") or not hasattr(source, "num_envs"):
         return None
+    multi_agent, rows = sys.modules.get("vecenv.envs.multi_agent"), getattr(source, "unwrapped", source)
+    if multi_agent is not None and isinstance(getattr(rows, "env", rows), multi_agent.MultiAgentVectorEnv):
+        return (
+            f"{type(source).__name__} steps many agents in each environment, and collectors step one agent an "
+            "environment: pass a list of functions that make a PettingZooEnv(...) each (of a ParallelEnv: "
+            "PettingZooEnv(pettingzoo.utils.parallel_to_aec(env)))"
+        )
     inner = getattr(source, "venv", None)
     instead = "its `.venv`" if hasattr(inner, "env_num") else "a list of callables that make one environment each"
     return (

@@ -35,6 +35,7 @@ class Steps(ABC):
     reward: Any
     terminated: Any
     truncated: Any
+    traj_ids: Any
     step_count: Any
     policy_version: Any
     _on_host: ClassVar[frozenset[str]] = frozenset()
@@ -51,18 +52,23 @@ class Steps(ABC):
         return self.policy_version < 0
 
     def _followed_by(self, obs: Any) -> Next:
-        """`next`, with these observations."""
-        return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + 1)
+        """`next`, with these observations; padding, which has no episode, counts no step."""
+        return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + (self.traj_ids >= 0))
 
     @abstractmethod
     def flatten(self) -> FlatRollout:
         """The same steps in one dimension."""
 
     def to(self: Self, device: Any) -> Self:
-        """The same batch as torch tensors on `device` (which share this memory where the device is the CPU)."""
-        from collector.device import to_device
+        """The same batch as torch tensors on `device` (which share this memory where the device is the CPU).
+
+        Raises `TypeError` that names the entry for which torch has no dtype (Python objects, text).
+        """
+        from collector.device import check_dtypes, to_device
 
         names = [each.name for each in fields(self) if each.name not in self._on_host]  # type: ignore[arg-type]
+        for name in names:
+            check_dtypes(name.removeprefix("all_"), getattr(self, name))
         return replace(self, **{name: to_device(getattr(self, name), device) for name in names})  # type: ignore[type-var]
 
     def split_trajectories(self, pad_value: float = 0) -> Rollout:

@@ -46,7 +46,7 @@ def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Seq
         "truncated": start.clone(),
         "done": start.clone(),
         "step_count": column(batch.step_count),
-        "next": {**_observations(after.obs), "reward": column(after.reward), **flags(after)},
+        "next": {**_observations(after.obs), "reward": column(after.reward.to(torch.float32)), **flags(after)},
         "collector": {"traj_ids": batch.traj_ids, "mask": batch.mask, "policy_version": batch.policy_version},
         **batch.extras,
     }

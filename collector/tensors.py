@@ -52,6 +52,24 @@ def to_device(tree: Any, device: Any) -> Any:
     return nest.map(lambda leaf: (leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf)).to(device), tree)
 
 
+def check_dtypes(path: str, tree: Any) -> None:
+    """Raise `TypeError` that names the first array of a tree for which torch has no dtype; `path`: the tree's name."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            check_dtypes(f"{path}[{key!r}]", child)
+    elif isinstance(tree, tuple):
+        for i, child in enumerate(tree):
+            check_dtypes(f"{path}[{i}]", child)
+    elif not isinstance(tree, torch.Tensor):
+        try:
+            as_tensor(tree[:0])
+        except TypeError:
+            raise TypeError(
+                f"torch has no dtype for {path}, an array of {tree.dtype}: drop it in a wrapper of the environment, "
+                "or keep numpy batches (no storing_device), from which postproc can drop it before to_tensordict"
+            ) from None
+
+
 def as_tensors(tree: Any) -> Any:
     """A tree of arrays as CPU tensors on the same memory."""
     return as_tensor(tree) if tree.__class__ is np.ndarray else nest.map(as_tensor, tree)

@@ -226,6 +226,20 @@ class TestKeywords:
             assert episodes == ([0, 1] if env == 1 else [0])
             assert (np.diff(steps[steps[:, 0] == 0, 1]) == 1).all(), "no step is lost"
 
+    def test_in_a_tensordict_no_row_goes_on_in_another_episode(self) -> None:
+        pytest.importorskip("tensordict")
+        left = 0
+        with self.make(100, 100, 3) as collector:
+            for env in (0, 1, 0, 1):
+                batch = collector.rollout()
+                ends = np.diff(batch.traj_ids, append=-1) != 0
+                found = batch.to_tensordict()["next"]
+                np.testing.assert_array_equal(found["done"][:, 0], ends)
+                np.testing.assert_array_equal(found["truncated"][:, 0], ends & ~batch.terminated)
+                left += np.sum(ends & (np.diff(batch.env_ids, append=-1) == 0) & ~batch.done)
+                collector.reset([env])  # a step that is on its way belongs to the episode that is left
+        assert left > 0
+
     def test_storing_device(self) -> None:
         torch = pytest.importorskip("torch")
         with self.make(3, 4, storing_device="cpu") as collector:

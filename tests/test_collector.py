@@ -29,8 +29,17 @@ from collector_envs import (
 from countdown import Breaks, BreaksOnce, Countdown, DictObs
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
+from collector.cli import make_parser
 from collector.flat import concatenate
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, VectorEnvNormObs
+from vecenv import (
+    AECVectorEnv,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    ParallelVectorEnv,
+    PettingZooEnv,
+    VectorEnvNormObs,
+    flatten_agents,
+)
 
 
 @backends
@@ -349,6 +358,20 @@ class TestFrames:
         assert [batch.random.all() for batch in batches] == [True, False, False]
         assert batches[0].step_count[0].tolist() == [0, 1, 2, 3, 0]
 
+    @pytest.mark.parametrize(
+        ("text", "steps"), [("1e3", 1000), ("2.0", 2), ("1,000", 1000), ("9007199254740993", 2**53 + 1)]
+    )
+    def test_whole_floats_are_numbers_in_the_shell_too(self, text: str, steps: int) -> None:
+        options = make_parser().parse_args(["--env", "CartPole-v1", "--steps", text, "--num-envs", text])
+        assert (options.steps, options.num_envs) == (steps, steps)
+        assert type(options.steps) is int
+
+    @pytest.mark.parametrize("text", ["1.5", "1e-3", "nan", "inf", "1e999", "0x10", ""])
+    def test_other_floats_are_not(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(["--env", "CartPole-v1", "--steps", text])
+        assert f"--steps: must be a whole number, got {text!r}" in capsys.readouterr().err
+
     def test_frames_per_batch_is_rounded_up_to_the_environments_with_a_warning(self) -> None:
         with pytest.warns(UserWarning, match="frames_per_batch=10 .* 3 environments: .* 4 steps of each, 12 frames"):
             collector = SyncDataCollector(DummyVectorEnv(countdowns(3, 3, 3)), zeros, frames_per_batch=10)
@@ -407,6 +430,21 @@ class TestEnvironments:
                 kind(other, frames_per_batch=10)
             with kind(other.venv, frames_per_batch=10) as collector:
                 assert collector.rollout().frames == 10
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @pytest.mark.parametrize("rows", [False, True], ids=["agents", "rows"])
+    def test_multi_agent_envs_are_refused_with_what_to_pass_instead(self, kind: type, rows: bool) -> None:
+        pytest.importorskip("pettingzoo")
+        message = r"steps? one agent an environment: pass a list of functions that make a PettingZooEnv\(\.\.\.\) each"
+        with ParallelVectorEnv(["classic/rps-v2"] * 2, backend="dummy") as envs:
+            other = gymnasium.wrappers.vector.RecordEpisodeStatistics(flatten_agents(envs)) if rows else envs
+            with pytest.raises(TypeError, match=rf"{type(other).__name__} .* {message}"):
+                kind(other, frames_per_batch=10)
+            assert not envs.is_closed
+        with kind([lambda: PettingZooEnv("classic/rps-v2")] * 2, frames_per_batch=10) as collector:
+            assert collector.rollout().reward.shape[-1] == 2
+        with AECVectorEnv(["classic/tictactoe-v3"], backend="dummy") as turns, pytest.raises(TypeError, match=message):
+            kind(turns, frames_per_batch=10)
 
     def test_gymnasiums_own_vector_envs_are_refused_and_closed_where_they_were_made_here(self) -> None:
         made: list[Any] = []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from collector_envs import countdowns, zeros
 from countdown import Countdown, DictObs
+from gymnasium import spaces
 
 from collector import FlatRollout, Interruptor, Rollout, SyncDataCollector
 from vecenv import DummyVectorEnv, nest
@@ -90,6 +93,7 @@ def test_split_trajectories_are_whole_runs_padded_at_the_end(batch: Rollout) -> 
         assert (ids[~mask] == -1).all()
         assert split.env_ids[row] == ids[0] % batch.shape[0]
     assert not split.reward[~split.mask].any()
+    np.testing.assert_array_equal(split.next.step_count, np.where(split.mask, split.step_count + 1, 0))
     ends = np.zeros_like(split.mask)
     ends[split.final_env, split.final_time] = True
     np.testing.assert_array_equal(ends, split.done)
@@ -99,6 +103,7 @@ def test_split_trajectories_are_whole_runs_padded_at_the_end(batch: Rollout) -> 
 def test_padding_can_have_another_value() -> None:
     split = collect(3, 5, steps=5).split_trajectories(pad_value=-7)
     assert (split.reward[~split.mask] == -7).all()
+    assert (split.next.step_count[~split.mask] == -7).all()
     assert not split.done[~split.mask].any()
 
 
@@ -152,6 +157,31 @@ def test_trees_of_observations_keep_their_form() -> None:
         np.testing.assert_array_equal(flat.next.obs["b"][0], batch.next.obs["b"][0].reshape(-1, 2))
 
 
+class Named(gymnasium.ObservationWrapper):
+    """The same env, whose observations hold a name: a text is no array of numbers."""
+
+    def __init__(self, env: gymnasium.Env, form: Any) -> None:
+        super().__init__(env)
+        self._form = form
+        self.observation_space = as_space(form(spaces.Text(9), env.observation_space))
+
+    def observation(self, observation: Any) -> Any:
+        return self._form("countdown", observation)
+
+
+def as_space(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return spaces.Dict({key: as_space(child) for key, child in tree.items()})
+    return spaces.Tuple([as_space(child) for child in tree]) if isinstance(tree, tuple) else tree
+
+
+NAMED = {
+    "obs": lambda text, state: text,
+    "obs['who']": lambda text, state: {"state": state, "who": text},
+    "obs['all'][1]": lambda text, state: {"all": (state, text)},
+}
+
+
 class TestTensors:
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
@@ -194,6 +224,30 @@ class TestTensors:
     def test_a_batch_that_was_stored_as_tensors_can_be_moved(self) -> None:
         self.assert_same(collect(3, 5, steps=5, storing_device="cpu").to("cpu"), collect(3, 5, steps=5))
 
+    @pytest.mark.parametrize("entry", NAMED)
+    @pytest.mark.parametrize("form", FORMS)
+    def test_an_entry_that_can_be_no_tensor_is_named_with_what_to_do(self, form: str, entry: str) -> None:
+        def env() -> gymnasium.Env:
+            return Named(Countdown(3), NAMED[entry])
+
+        with SyncDataCollector([env] * 2, frames_per_batch=8) as collector:
+            batch = FORMS[form](collector.rollout())
+        message = rf"no dtype for {re.escape(entry)}, an array of .*: drop it in a wrapper .* or keep numpy batches"
+        with pytest.raises(TypeError, match=message):
+            batch.to("cpu")
+        with (
+            SyncDataCollector([env] * 2, frames_per_batch=8, storing_device="cpu") as collector,
+            pytest.raises(TypeError, match=message),
+        ):
+            collector.next()
+
+    @pytest.mark.parametrize("name", ["action", "extras['who']"])
+    def test_what_is_no_observation_is_named_too(self, name: str) -> None:
+        batch, names = collect(3, steps=5), np.full((1, 5), None)
+        batch = replace(batch, **({"action": names} if name == "action" else {"extras": {"who": names}}))
+        with pytest.raises(TypeError, match=rf"no dtype for {re.escape(name)}, an array of object"):
+            batch.to("cpu")
+
     def test_the_cpu_shares_memory(self) -> None:
         batch = collect(3, 5, steps=5)
         batch.to("cpu").to("cpu").reward[:] = 42
@@ -228,3 +282,48 @@ class TestTensordicts:
         assert found.names == ["time"]
         np.testing.assert_array_equal(found["a"], batch.obs["a"].reshape(-1, 2))
         np.testing.assert_array_equal(found["next", "b", "0"], batch.next.obs["b"][0].reshape(-1, 2))
+
+    @pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+    @pytest.mark.parametrize("form", ["flat", "split"])
+    @every_batch
+    def test_no_row_of_a_flat_one_goes_on_in_another_episode(self, batch: Rollout, form: str, tensors: bool) -> None:
+        flat = FORMS[form](batch).flatten()
+        before = {name: getattr(flat, name).copy() for name in COLUMNS}
+        found = (flat.to("cpu") if tensors else flat).to_tensordict()["next"]
+        last = np.diff(flat.env_ids, append=-1) != 0
+        np.testing.assert_array_equal(found["done"][:, 0], last | flat.done)
+        np.testing.assert_array_equal(found["terminated"][:, 0], flat.terminated)
+        np.testing.assert_array_equal(found["truncated"][:, 0], flat.truncated | (last & ~flat.terminated))
+        np.testing.assert_array_equal(found["observation"], flat.next.obs)
+        for name in COLUMNS:
+            np.testing.assert_array_equal(getattr(flat, name), before[name])
+
+    def test_an_empty_flat_batch(self) -> None:
+        empty = replace(collect(3, steps=5), mask=np.zeros((1, 5), np.bool_))
+        assert empty.flatten().to_tensordict().batch_size == (0,)
+
+    @pytest.mark.parametrize("vector", [False, True], ids=["number", "vector"])
+    @pytest.mark.parametrize("form", FORMS)
+    def test_rewards_are_float32_as_in_torchrl(self, form: str, vector: bool) -> None:
+        batch = collect(3, 5, steps=7)
+        reward = np.random.default_rng(0).normal(size=(2, 7, 3) if vector else (2, 7))
+        batch = FORMS[form](replace(batch, reward=reward))
+        found = batch.to_tensordict()["next", "reward"]
+        assert str(found.dtype) == "torch.float32"
+        np.testing.assert_array_equal(found, (batch.reward if vector else batch.reward[..., None]).astype(np.float32))
+        assert batch.reward.dtype == np.float64
+
+    def test_padding_of_trajectories_is_zero(self) -> None:
+        batch = collect(3, 5, steps=7).split_trajectories()
+        found, padding = batch.to_tensordict(), ~batch.mask
+        assert padding.any()
+        for key in ("reward", "done", "terminated", "truncated", "step_count"):
+            assert not found["next", key][padding].any()
+        assert not found["step_count"][padding].any()
+
+    @pytest.mark.parametrize("entry", NAMED)
+    def test_an_entry_that_can_be_no_tensor_is_named(self, entry: str) -> None:
+        with SyncDataCollector([lambda: Named(Countdown(3), NAMED[entry])], frames_per_batch=8) as collector:
+            batch = collector.next()
+        with pytest.raises(TypeError, match=rf"no dtype for {re.escape(entry)}, .*to_tensordict"):
+            batch.to_tensordict()
