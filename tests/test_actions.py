@@ -93,7 +93,7 @@ class TestConversion:
         with backend([lambda: Records(space)] * N, check_actions=True) as venv:
             venv.reset()
             venv.step(np.full((N, 1), 0.1))
-            with pytest.raises(ValueError, match="action for env 0 is .*, which is not in its action space"):
+            with pytest.raises(ValueError, match=r"action for env 0 is .*, which is not in its action space"):
                 venv.step(np.full((N, 1), 1e300))
 
     def test_dict_actions_as_a_dict_of_batches_or_one_dict_an_env(self, backend):
