@@ -81,10 +81,10 @@ print("started", flush=True)
 """
 
 
-def python(*arguments: str, stdin: str | None = None, **options: Any) -> str:
+def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **options: Any) -> str:
     """What a fresh interpreter prints; it must end well, and say nothing on stderr."""
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60, **options
+        [sys.executable, *arguments], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=60, **options
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -113,6 +113,16 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
         script.write_text(f"CELLS = {[before, line + after]!r}\n{loop}")
         told = python("-c", f"exec(open({str(script)!r}).read())")
     assert told == "started\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
+def test_a_file_in_the_working_directory_does_not_hide_a_library_from_workers(tmp_path: Path) -> None:
+    """As it does not from the program, whose own folder is searched instead."""
+    (tmp_path / "gymnasium.py").write_text("raise SystemExit('not me')")
+    (tmp_path / "program").mkdir()
+    script = tmp_path / "program" / "main.py"
+    script.write_text(f"CONTEXT = None\n{PROGRAM}")
+    assert python(str(script), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}) == "started\n"
 
 
 @columns("blocks", dummy=False)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import (
     context,
     forkserver,
@@ -84,15 +84,23 @@ class Descriptor:
 
 
 @contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Processes started inside see one thread for each numeric library, unless the user asked for another number."""
-    added = [name for name in ONE_THREAD if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "1"))
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Processes started inside see these variables."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name in added:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _one_blas_thread() -> AbstractContextManager[None]:
+    """Processes started inside see one thread for each numeric library, unless the user asked for another number."""
+    return _environment({name: "1" for name in ONE_THREAD if name not in os.environ})
 
 
 @contextmanager
@@ -105,12 +113,17 @@ def _keyboard_interrupt_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _search_path() -> list[str]:
+    """Where modules are looked for, without the entry that stands for the working directory of the moment."""
+    return [path or _process.ORIGINAL_DIR for path in sys.path]
+
+
 def _preparation(name: str) -> dict[str, Any]:
     """What `multiprocessing.spawn.prepare` needs, less everything about `__main__` and the default start method."""
     return {
         "name": name,
         "authkey": process.current_process().authkey,
-        "sys_path": [path or _process.ORIGINAL_DIR for path in sys.path],
+        "sys_path": _search_path(),
         "sys_argv": sys.argv,
         "orig_dir": _process.ORIGINAL_DIR,
         "dir": os.getcwd(),
@@ -133,7 +146,9 @@ def _ensure_server() -> None:
     default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload([PRELOAD])
-    _server.ensure_running()
+    # It is to load what we have loaded: a file in the working directory that bears the name of a library is not that.
+    with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_search_path())}):
+        _server.ensure_running()
     default._actual_context = (
         chosen  # starting the server fixes the default start method as a side effect: the user's choice
     )
