@@ -1,5 +1,6 @@
 """Fixtures that every test shares: the backends, and the check that a test leaves nothing behind."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -94,7 +95,21 @@ def kept_descriptors() -> set[int]:
 def children() -> set[psutil.Process]:
     """All processes below this one, except the forkserver and the resource tracker."""
     kept = {launch._server._forkserver_pid, resource_tracker._resource_tracker._pid}
-    return {child for child in psutil.Process().children(recursive=True) if child.pid not in kept}
+    found = set()
+    for pid in _below(os.getpid()):
+        if pid not in kept:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(psutil.Process(pid))
+    return found
+
+
+def _below(pid: int) -> Iterator[int]:
+    """The processes below this one: what psutil finds too, by looking at every process of the system."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                yield int(child)
+                yield from _below(int(child))
 
 
 def shared_memory() -> set[str]:

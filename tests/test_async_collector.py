@@ -42,11 +42,11 @@ def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]
 def test_each_environment_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str, Any], case: str) -> None:
     fns, policy = CASES[case]
     with backend(fns(4)) as venv:
-        expected = hand_written(venv, policy, steps=300, seed=3)
-    with AsyncDataCollector(backend(fns(4), **flight), policy, frames_per_batch=37) as collector:
+        expected = hand_written(venv, policy, steps=120, seed=3)
+    with AsyncDataCollector(backend(fns(4), **flight), policy, frames_per_batch=23) as collector:
         collector.set_seed(3)
-        batches = [collector.rollout() for _ in range(6)]
-    assert [batch.frames for batch in batches] == [37] * 6
+        batches = [collector.rollout() for _ in range(5)]
+    assert [batch.frames for batch in batches] == [23] * 5
     for env, steps in enumerate(by_env(batches, 4)):
         count = len(steps["reward"])
         assert_equal(steps, {name: rows[env, :count] for name, rows in expected.items()})

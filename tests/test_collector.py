@@ -76,12 +76,12 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, case: str) -
     fns, policy = CASES[case]
 
     def collect(steps: int) -> dict[str, np.ndarray]:
-        with SyncDataCollector(backend(fns(3)), policy, frames_per_batch=3 * steps, total_frames=180) as collector:
+        with SyncDataCollector(backend(fns(3)), policy, frames_per_batch=3 * steps, total_frames=120) as collector:
             collector.set_seed(7)
             batches = [arrays(batch) for batch in collector]
         return {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in batches[0]}
 
-    whole = collect(60)
+    whole = collect(40)
     assert whole["terminated"].any() or whole["truncated"].any()
     for steps in (1, 10, 20):
         assert_equal(collect(steps), whole)
@@ -99,7 +99,7 @@ class TestAPolicyThatDrawsFromOneStream:
             yield
 
     def collect(self, kind: type, venv: Any, frames: int, **options: Any) -> list[dict[str, np.ndarray]]:
-        """180 steps, those of each environment by itself."""
+        """90 steps, those of each environment by itself."""
         torch, actions = self.torch, int(venv.action_space[0].n)
 
         class Samples(torch.nn.Module):
@@ -109,7 +109,7 @@ class TestAPolicyThatDrawsFromOneStream:
         torch.manual_seed(5)
         with kind(venv, Samples(), frames_per_batch=frames, **options) as collector:
             collector.set_seed(7)
-            steps = concatenate([collector.rollout().flatten() for _ in range(180 // frames)])
+            steps = concatenate([collector.rollout().flatten() for _ in range(90 // frames)])
         whole = arrays(steps)
         return [{name: rows[steps.env_ids == env] for name, rows in whole.items()} for env in range(3)]
 
@@ -126,7 +126,7 @@ class TestAPolicyThatDrawsFromOneStream:
     def test_the_data_does_not_depend_on_frames_per_batch(
         self, backend: Any, kind: type, make: Any, options: dict[str, Any]
     ) -> None:
-        whole = self.collect(kind, make(backend), 180, **options)
+        whole = self.collect(kind, make(backend), 90, **options)
         for frames in (3, 30):
             for found, expected in zip(self.collect(kind, make(backend), frames, **options), whole, strict=True):
                 assert_equal(found, expected)

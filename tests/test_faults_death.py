@@ -425,7 +425,7 @@ def ignored_children() -> Iterator[None]:
 
 
 @columns("blocks", dummy=False)
-@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("ignored_children")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 def test_death_is_seen_in_a_program_that_ignores_its_children(column: Column, context: str) -> None:

@@ -66,8 +66,7 @@ def survivors(processes: list[psutil.Process], within: float) -> list[int]:
     [
         ("forkserver", BOTH),
         ("fork", BOTH),
-        ("spawn", ["Shmem"]),
-        pytest.param("spawn", ["Subproc"], marks=pytest.mark.slow),
+        pytest.param("spawn", BOTH, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -191,15 +191,15 @@ def test_what_is_refused_is_not_pending(envs):
     assert envs.step([1, 2, 0])[1].tolist() == [1.0, 2.0, 0.0]
 
 
-@pytest.mark.parametrize("timeout", ["1", float("nan"), True, [1]])
 @pytest.mark.parametrize("call", ["reset", "step", "call"])
-def test_a_bad_timeout_is_refused_and_nothing_is_lost(envs, call, timeout):
+def test_a_bad_timeout_is_refused_and_nothing_is_lost(envs, call):
     envs.reset()
     start(envs, call)
-    with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
-        getattr(envs, f"{call}_wait")(timeout)
-    with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
-        envs.close(timeout=timeout)
+    for timeout in ("1", float("nan"), True, [1]):
+        with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
+            getattr(envs, f"{call}_wait")(timeout)
+        with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
+            envs.close(timeout=timeout)
     getattr(envs, f"{call}_wait")(float("inf"))
 
 

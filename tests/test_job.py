@@ -495,7 +495,7 @@ class TestSignals:
         assert state.status == "interrupted"
         assert load_episodes(tmp_path) == []
 
-    @pytest.mark.parametrize("backend", ["subproc", "shmem"])
+    @pytest.mark.parametrize("backend", [pytest.param("subproc", marks=pytest.mark.slow), "shmem"])
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_in_mid_run_ends_the_command_cleanly(self, backend: str, signum: int, tmp_path: Path) -> None:
         options = ["--env", "CartPole-v1", "--steps", "100000000", "--policy", "random", "--backend", backend]

@@ -99,10 +99,10 @@ def kill_and_restart(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("venv_class", [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv])
 def test_some_cycles_leave_nothing(venv_class: Any) -> None:
-    for k in range(5):
+    for k in range(4):
         cycle(venv_class, k)
     before = Snapshot()
-    for k in range(40 if venv_class is DummyVectorEnv else 20):
+    for k in range(40 if venv_class is DummyVectorEnv else 10):
         cycle(venv_class, k)
     after = Snapshot()
     assert after == before

@@ -389,7 +389,7 @@ def drawn(venv: Any) -> list[float]:
 
 
 @columns("blocks", dummy=False)
-@every_context
+@pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @fork_may_warn
 @pytest.mark.usefixtures("own_generators")
 def test_no_worker_repeats_another(column: Column, context: str) -> None:
