@@ -33,6 +33,9 @@ Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-200)
 OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
 
+# Workers that unpickle a class of a test import the file that it is in, and with it pytest: once, not in each of them.
+launch.PRELOAD.append("pytest")
+
 # Started in the background or under nohup, a program ignores these, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -361,15 +361,6 @@ class UsesMultiprocessing(Counter):
         self.thread.join()
 
 
-class ShowsModules(Counter):
-    """Tells what its process has imported."""
-
-    def modules(self) -> set[str]:
-        return set(sys.modules)
-
-
-# It returns something odd.
-
 
 class NoSpace(Counter):
     """Has no observation space, so that its observations travel as objects: (numbers, extra)."""

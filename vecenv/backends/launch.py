@@ -37,7 +37,7 @@ ONE_THREAD = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-PRELOAD = "vecenv.backends.server"
+PRELOAD = ["vecenv.backends.server"]
 
 # The parts of multiprocessing that its stubs leave out.
 _process: Any = process
@@ -145,7 +145,7 @@ def _ensure_server() -> None:
     """Start our forkserver unless it runs."""
     default: Any = context._default_context
     chosen = default._actual_context
-    _server.set_forkserver_preload([PRELOAD])
+    _server.set_forkserver_preload(PRELOAD)
     # It is to load what we have loaded: a file in the working directory that bears the name of a library is not that.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_search_path())}):
         _server.ensure_running()
