@@ -361,7 +361,6 @@ class UsesMultiprocessing(Counter):
         self.thread.join()
 
 
-
 class NoSpace(Counter):
     """Has no observation space, so that its observations travel as objects: (numbers, extra)."""
 
