@@ -34,7 +34,7 @@ OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
 
 # Workers that unpickle a class of a test import the file that it is in, and with it pytest: once, not in each of them.
-launch.PRELOAD.append("pytest")
+launch.PRELOAD.insert(0, "pytest")
 
 # Started in the background or under nohup, a program ignores these, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -30,3 +31,6 @@ if any("multiprocessing.forkserver import main" in argument for argument in sys.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(_kill_workers)
+    # What is loaded stays: collectors in workers need not look at it, which would also copy its pages.
+    gc.collect()
+    gc.freeze()
