@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import os
+import pickle
 import pkgutil
 import socket
 import struct
@@ -128,6 +129,13 @@ class TestLayout:
         assert layout.obs == {"a": ObjectLeaf("obs['a']"), "b": Leaf("obs['b']", (), np.dtype(np.int64))}
         assert layout.action == Leaf("action", (), np.dtype(np.int64))
         assert [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)] == ["obs['b']"]
+
+    @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
+    def test_a_leaf_has_the_dtype_object_of_arrays_also_in_a_worker(self, dtype):
+        leaf = space_tree(spaces.Box(0, 1, (2,), dtype), "obs")
+        travelled = pickle.loads(pickle.dumps(leaf))
+        assert travelled == leaf
+        assert leaf.dtype is travelled.dtype is np.zeros(2, dtype).dtype
 
     def test_actions_that_differ_have_no_array(self):
         assert common_layout([None], [spaces.Dict({})]).action is None

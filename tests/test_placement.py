@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from vecenv.backends import placement
+from vecenv.backends.base import REVIEW_ROUNDS as ROUNDS
 from vecenv.backends.control import BUSY_NS, Control
-from vecenv.backends.placement import CPU_FIELD, ROUNDS, Placement, spread
+from vecenv.backends.placement import CPU_FIELD, Placement, spread
 
 SPIN = "import os\nprint(flush=True)\nwhile True: os.sched_yield()"
 
@@ -33,10 +34,11 @@ def rounds(busy, waited, count):
     control = Control(len(busy))
     watch = Placement(control)
     workers = [Worker(index) for index in range(len(busy))]
-    for _ in range(count):
+    for done in range(1, count + 1):
         for worker, seconds in zip(workers, busy, strict=True):
             control.line(worker.index)[BUSY_NS] += round(1e9 * seconds)
-        watch.note(waited, workers)
+        if done % ROUNDS == 0:
+            watch.look(done * waited, workers)
     os.close(control.fd)
 
 

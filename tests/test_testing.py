@@ -194,7 +194,7 @@ class WaitsForAll(SubprocVectorEnv):
     """Whatever `wait_num` and `timeout` say."""
 
     def _enough(self, need):
-        return super()._enough(self._in_flight())
+        return super()._enough(self._in_flight() or need)
 
 
 class DropsVectorRewards(DummyVectorEnv):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from vecenv.backends import arena as box
 from vecenv.backends.base import Backend
 from vecenv.backends.layout import common_layout
 from vecenv.backends.per_env import PerEnvBackend
+from vecenv.backends.rows import Extra
 from vecenv.checks import (
     check_env_fns,
     check_spaces_equal,
@@ -128,13 +129,14 @@ class BaseVectorEnv(Rounds):
         self._recovery.bind(self._arena)
         self._action_leaf = layout.action
         spaced = any(r.observation_space is not None for r in self._reports)
-        self._hand_over = HandOver(self._arena, layout, n, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self._strict, self._check_actions = strict, check_actions
         self._all_ids = list(range(n))
+        self._hand_over = HandOver(self._arena, layout, self._all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self._unreset = np.ones(n, dtype=np.bool_)
         self._order: list[np.ndarray | None] = []
         self._mail: Any = self._arena.mail.data
         self._all_done, self._all_idle = bytes([box.DONE]) * n, bytes([box.IDLE]) * n
+        self._all_answered = self._enough(n)
         self._resets_in_flight = {}
         self._rounds = self._steps = self._resets = 0
         self._dispatch_time = self._wait_time = 0.0
@@ -153,7 +155,7 @@ class BaseVectorEnv(Rounds):
         self._send_resets(ids, kwargs)
         mail, asked = self._mail, self._all_ids if ids is None else ids.tolist()
         self._wait(lambda: all(mail[i] >= box.DONE for i in asked), None)
-        obs, _, _, _, info = self._collect(ids, asked)
+        obs, _, _, _, info = self._hand_over.rows(ids, asked, self._take(ids, asked))
         return obs, info
 
     def step(
@@ -201,7 +203,7 @@ class BaseVectorEnv(Rounds):
         RuntimeError for an env that is still stepping, and the old error of an env that failed.
         """
         self._check_open()
-        begin = time.perf_counter()
+        begin = perf_counter()
         if action is None:
             if reset is None:
                 raise ValueError("send() needs one action for each env, or ids to reset")
@@ -219,7 +221,7 @@ class BaseVectorEnv(Rounds):
                 )
             self._send_steps(ids, action, resets, autoreset, kwargs)
         self._order.append(ids)
-        self._dispatch_time += time.perf_counter() - begin
+        self._dispatch_time += perf_counter() - begin
 
     def recv(self) -> Step:
         """The second half of `step`: wait for what is in flight and return it.
@@ -227,7 +229,17 @@ class BaseVectorEnv(Rounds):
         All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
         that failed is raised with the others' results in its `partial`.
         """
+        received = self._receive()
+        return self._hand_over.rows(*received)
+
+    def _receive(self) -> tuple[np.ndarray | None, list[int], Mapping[int, Extra]]:
+        """Wait for what `recv` returns and take it: what `HandOver.rows` makes the batch of."""
         self._check_open()
+        order = self._order
+        if len(order) == 1 and order[0] is None and not self.is_async:
+            self._wait(self._all_answered, None)
+            self._order = []
+            return None, self._all_ids, self._take(None, self._all_ids)
         in_flight = self._in_flight()
         if in_flight == 0:
             raise RuntimeError("step(None): no step is in flight")
@@ -235,7 +247,8 @@ class BaseVectorEnv(Rounds):
         self._wait(self._enough(need), self.timeout)
         if self.is_async and not (one := self._enough(1))():
             self._wait(one, None)
-        return self._collect(*self._finished_ids())
+        ids, asked = self._finished_ids()
+        return ids, asked, self._take(ids, asked)
 
     # Life.
 
@@ -258,7 +271,7 @@ class BaseVectorEnv(Rounds):
         for problem in self._backend.close(CLOSE_TIMEOUT):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         # The memory goes with the last view of it that the caller holds, not with this object.
-        for name in ("_arena", "_mail", "_hand_over", "_recovery", "_backend"):
+        for name in ("_arena", "_mail", "_all_answered", "_hand_over", "_recovery", "_backend"):
             self.__dict__.pop(name, None)
 
     def __enter__(self) -> Any:

@@ -127,7 +127,6 @@ class Recovery:
         op = box.RESET_KWARGS if args else box.RESET
         self._backend.send(np.array([i]), op, self._backend.encode(args))
         self._backend.wait(lambda: self._arena.mail[i] >= box.DONE, None)
-        self._backend.finish([i])
         return self._backend.take([i]).get(i, Extra())
 
     def _restart(self, i: int) -> None:

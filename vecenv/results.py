@@ -12,6 +12,8 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.layout import Layout, ObjectLeaf
 from vecenv.backends.rows import Extra
 
+Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
+"""(obs, rew, terminated, truncated)"""
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 
@@ -24,15 +26,21 @@ class HandOver:
     shape are stacked as they come.
     """
 
-    def __init__(self, arena: Arena, layout: Layout, n: int, *, copy: bool, stack_obs: bool, spaced: bool) -> None:
+    def __init__(
+        self, arena: Arena, layout: Layout, all_ids: list[int], *, copy: bool, stack_obs: bool, spaced: bool
+    ) -> None:
         self._arena = arena
         self._copy = copy
-        self._all = list(range(n))
+        self._all = all_ids
         self._quiet = [{"env_id": i} for i in self._all]
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self._split = not stack_obs and isinstance(layout.obs, (dict, tuple))
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
+        self._whole: Columns | None = None
+        """What a batch of all envs is a copy of, where nothing else has to be done."""
+        if copy and self._single is not None:
+            self._whole = self._single, arena.reward, arena.terminated, arena.truncated
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.own_ids: dict[int, Any] = {}
@@ -40,12 +48,15 @@ class HandOver:
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], extras: Mapping[int, Extra]) -> Step:
         """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
-        if ids is None and not extras and self._copy and self._single is not None:  # the same as below, with less ado
-            arena = self._arena
-            flags = arena.terminated.copy(), arena.truncated.copy()
-            return self._single.copy(), arena.reward.copy(), *flags, self.info(asked, extras)
+        return *self.columns(ids, extras), self.info(asked, extras)
+
+    def columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Columns:
+        """The same without the infos."""
+        if ids is None and not extras and self._whole is not None:
+            obs, rew, terminated, truncated = self._whole
+            return obs.copy(), rew.copy(), terminated.copy(), truncated.copy()
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
-        return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated, self.info(asked, extras)
+        return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
     def obs(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
         """The observations of `ids` (None for all, in order)."""
@@ -100,18 +111,29 @@ class HandOver:
         if self.own_ids:
             self.own_ids = {}
         if not extras:  # no line of Python for each env
-            return np.fromiter(map(dict.copy, map(self._quiet.__getitem__, asked)), object, len(asked))
+            quiet = self._quiet if asked is self._all else map(self._quiet.__getitem__, asked)
+            return np.fromiter(map(dict.copy, quiet), object, len(asked))
         infos = [self._info(i, extras[i]) if i in extras else {"env_id": i} for i in asked]
         return np.fromiter(infos, object, len(infos))
 
     def _info(self, i: int, extra: Extra) -> dict[str, Any]:
-        if extra.info and "env_id" in extra.info:
-            self.own_ids[i] = extra.info["env_id"]
-        if extra.final is None:
-            return {**(extra.info or {}), "env_id": i}
-        objects, last_info = iter(extra.final.objects or ()), extra.final.info
-        last = nest.map(lambda leaf: next(objects) if leaf.dtype == object else _row(leaf, i), self._arena.final)
-        return {**(extra.info or {}), "final_obs": last, "final_info": dict(last_info), "env_id": i}
+        info = self._own_info(i, extra)
+        if "env_id" in info:
+            self.own_ids[i] = info["env_id"]
+        info["env_id"] = i
+        return info
+
+    def own_infos(self, extras: Mapping[int, Extra]) -> dict[int, dict[str, Any]]:
+        """Infos as the envs gave them, of those that said anything, by ascending id."""
+        return {i: info for i in sorted(extras) if (info := self._own_info(i, extras[i]))}
+
+    def _own_info(self, i: int, extra: Extra) -> dict[str, Any]:
+        info = dict(extra.info or {})
+        if extra.final is not None:
+            objects = iter(extra.final.objects or ())
+            last = nest.map(lambda leaf: next(objects) if leaf.dtype == object else _row(leaf, i), self._arena.final)
+            info |= {"final_obs": last, "final_info": dict(extra.final.info)}
+        return info
 
 
 def _row(leaf: np.ndarray, i: int) -> Any:

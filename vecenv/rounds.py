@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from vecenv.access import EnvAccess
 from vecenv.actions import batch_actions
 from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
+from vecenv.backends.base import REVIEW_ROUNDS
 from vecenv.backends.host import own_actions
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import Extra
 from vecenv.errors import Partial
 from vecenv.ids import as_ids
-from vecenv.results import HandOver, Step
+from vecenv.results import HandOver
 from vecenv.seeding import spread_seeds
 
 BOOL = np.dtype(np.bool_)
@@ -58,7 +60,8 @@ class Rounds(EnvAccess):
         self._check_ready(ids, resets)
         ops: Any = box.STEP
         payloads: dict[int, Any] = {}
-        if isinstance(batch, list):
+        is_array = batch.__class__ is np.ndarray
+        if not is_array:
             ops, payloads = box.STEP_OBJECT, dict(zip(asked, batch, strict=True))
         elif batch.dtype != self._action_leaf.dtype:  # type: ignore[union-attr]
             ops |= box.WIDE
@@ -78,8 +81,8 @@ class Rounds(EnvAccess):
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
         encoded = self._backend.encode(payloads) if payloads else {}
-        if not isinstance(batch, list):
-            self._arena.action[_rows_of(ids)] = batch  # type: ignore[index]
+        if is_array:
+            self._arena.action[... if ids is None else ids] = batch  # type: ignore[index]
         if chosen:
             self._begin_reset(args)
         self._send(ids, ops, encoded)
@@ -145,13 +148,12 @@ class Rounds(EnvAccess):
     # What comes back.
 
     def _wait(self, done: Callable[[], bool], timeout: float | None) -> None:
-        begin = time.perf_counter()
-        try:
-            self._backend.wait(done, None if timeout is None else time.monotonic() + timeout)
-        finally:
-            waited = time.perf_counter() - begin
-            self._wait_time += waited
-        self._backend.note_wait(waited)
+        begin = perf_counter()
+        self._backend.wait(done, None if timeout is None else time.monotonic() + timeout)
+        waited = self._backend.waited = perf_counter() - begin
+        self._wait_time += waited
+        if not self._rounds % REVIEW_ROUNDS:
+            self._backend.review(self._wait_time)
 
     def _enough(self, need: int) -> Callable[[], bool]:
         """A test whether `need` envs have answered, quick enough to spin on."""
@@ -159,16 +161,14 @@ class Rounds(EnvAccess):
 
         def enough() -> bool:
             raw = mail.tobytes()
-            return raw == all_done or box.count_done(raw) >= need
+            return raw == all_done or len(raw.translate(None, box.NOT_DONE)) >= need
 
         return enough
 
-    def _finished_ids(self) -> tuple[np.ndarray | None, list[int]]:
+    def _finished_ids(self) -> tuple[np.ndarray, list[int]]:
         """The envs to return now: in the order in which they were sent when all are back, else as they are found."""
         order, self._order = self._order, []
         if not self.is_async:
-            if len(order) == 1 and order[0] is None:
-                return None, self._all_ids
             parts = [np.arange(self.env_num) if part is None else part for part in order]
             if sum(map(len, parts)) == np.count_nonzero(self._arena.mail):
                 ids = np.concatenate(parts)
@@ -176,11 +176,11 @@ class Rounds(EnvAccess):
         ids = np.flatnonzero(self._arena.mail >= box.DONE)
         return ids, ids.tolist()
 
-    def _collect(self, ids: np.ndarray | None, asked: list[int]) -> Step:
-        """Take the answers of these envs; raises for those that failed, with the results of the others."""
-        taken = None if ids is None else asked
-        self._backend.finish(taken)
-        extras = self._backend.take(taken)
+    def _take(self, ids: np.ndarray | None, asked: list[int]) -> Mapping[int, Extra]:
+        """Take the answers of these envs, which are in the arena and in what is returned; raises for those that failed,
+        with the results of the others.
+        """
+        extras = self._backend.take(None if ids is None else asked)
         if self._backend.lost:
             self._recovery.note_lost()
         if self._strict:
@@ -193,7 +193,7 @@ class Rounds(EnvAccess):
                 self._raise_failures(failed, asked, extras)
         if self._resets_in_flight:
             self._forget_resets(asked)
-        return self._hand_over.rows(ids, asked, extras)
+        return extras
 
     def _forget_resets(self, asked: list[int]) -> None:
         if len(asked) == self.env_num:
@@ -243,7 +243,8 @@ class Rounds(EnvAccess):
 
     def _check_ready(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
         """RuntimeError for envs that are stepping, have failed or, if `strict`, need a reset."""
-        self._check_not_busy(ids)
+        if self._mail.tobytes() != self._all_idle:
+            self._check_not_busy(ids)
         if self._backend.lost:
             self._recovery.note_lost()
         if not self._recovery.errors and not self._strict:

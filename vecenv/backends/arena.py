@@ -44,17 +44,13 @@ DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EX
 
 PAGE = 4096
 _ALL_OPS = bytes(range(IDLE + 1, DONE))
-_NOT_DONE = bytes(range(DONE))
+NOT_DONE = bytes(range(DONE))
+"""What `mail.translate(None, ...)` takes away to leave the answers."""
 
 
 def all_ask(mail: bytes) -> bool:
     """Whether every one of these post boxes asks for something."""
     return not mail.translate(None, _ALL_OPS)
-
-
-def count_done(mail: bytes) -> int:
-    """How many of these post boxes hold an answer."""
-    return len(mail.translate(None, _NOT_DONE))
 
 
 def has_extra(answer: int) -> bool:

@@ -16,6 +16,8 @@ from vecenv.backends.layout import Layout
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
 
+REVIEW_ROUNDS = 8
+
 
 class Backend(ABC):
     """Hosts envs, carries rounds of operations to them, and their answers back.
@@ -44,6 +46,9 @@ class Backend(ABC):
 
     arena: Arena
     """What `bind` returned."""
+
+    waited: float = 0.0
+    """Seconds that the caller waited for the last round: written by the vector env."""
 
     def __init__(self) -> None:
         self.lost = {}
@@ -76,8 +81,8 @@ class Backend(ABC):
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Return when `done()` holds or the deadline (of time.monotonic) has passed."""
 
-    def note_wait(self, seconds: float) -> None:
-        """The caller has waited so long for a round."""
+    def review(self, waited: float) -> None:
+        """Another `REVIEW_ROUNDS` rounds are over; the caller has waited so many seconds for all rounds so far."""
         return
 
     def finish(self, ids: Sequence[int] | None) -> None:
@@ -85,7 +90,8 @@ class Backend(ABC):
         return
 
     def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
-        """The extras of envs that have answered (None for all); their post boxes become idle."""
+        """The extras of envs that have answered (None for all), all of them; their post boxes become idle."""
+        self.finish(ids)
         boxes: Any = ... if ids is None else list(ids)
         if not self._extras:
             self.arena.mail[boxes] = box.IDLE

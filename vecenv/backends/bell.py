@@ -20,9 +20,13 @@ def _locked_fence() -> None:
     threading.Lock().acquire()
 
 
+IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+"""Whether processors of this kind write in the order of the program and read in the order of the program. Only what
+they write before they read may be seen after it, without a fence."""
+
 # Everything written before is seen before what is read or written after. On x86 any locked instruction does it, and
 # there is one in a lock; elsewhere it takes a system call with the interpreter lock given up and taken again.
-fence: Callable[[], None] = _locked_fence if platform.machine() in ("x86_64", "AMD64") else os.sched_yield
+fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 
 def bell_fds() -> tuple[int, int]:

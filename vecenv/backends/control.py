@@ -1,4 +1,8 @@
-"""The control page: a few numbers that the parent and its workers share, one cache line a worker."""
+"""The control page: a few numbers that the parent and its workers share.
+
+Every one of them is written by one store of the processor, so that whoever reads it sees the old number or the new one.
+Copies of several bytes have no such promise, and may even write some bytes twice.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +17,34 @@ PROGRESS = (
 )
 CALLS = 1  # written by the parent: how many frames it has posted that the worker has to read
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
-ROUNDS = 3  # written by the parent: how often it has asked for something (Shmem)
-SLEEPS = 4  # written by whose line it is: 1 while it sleeps on its bell (Shmem)
-DOING = 5  # written by the worker: one of the following
+DOING = 3  # written by the worker: one of the following
 NOTHING, A_ROUND, A_CALL = range(3)
 
 
 class Control:
-    """Lines of `LINE` 64-bit numbers, one for each worker; `fd` is what a worker maps."""
+    """One for each vector env; `fd` is what a worker maps.
+
+    Each worker has a line of `LINE` 64-bit numbers, a cache line of its own. The rest is for Shmem, in one place
+    because the parent uses all of it in every round: `rounds`, a number for each worker, which the parent sets to that
+    of a round when it has written the post boxes; and `sleepers`, a byte for each worker and behind them one for the
+    parent, 1 while it sleeps on its bell.
+    """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
-        self._workers = workers
-        size = -(-(workers + 1) * LINE * 8 // PAGE) * PAGE
+        lines = workers * LINE * 8
+        rounds = lines + workers * 8
+        size = -(-(rounds + workers + 1) // PAGE) * PAGE
         if fd is None:
             self.fd = anonymous_file("vecenv-control")
             self._memory = reserve(self.fd, size, "the control page")
         else:
             self.fd = fd
             self._memory = mmap.mmap(fd, size)
-        self._numbers = memoryview(self._memory).cast("q")
+        memory = memoryview(self._memory)
+        self._numbers = memory[:lines].cast("q")
+        self.rounds: Any = memory[lines:rounds].cast("q")
+        self.sleepers: Any = memory[rounds : rounds + workers + 1]
 
     def line(self, worker: int) -> Any:
         """The numbers of one worker, a memoryview of 64-bit integers."""
         return self._numbers[worker * LINE : (worker + 1) * LINE]
-
-    def parent_line(self) -> Any:
-        """The numbers that the parent writes for all workers."""
-        return self.line(self._workers)

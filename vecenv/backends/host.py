@@ -85,10 +85,12 @@ class EnvHost:
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations = rows.terminated, rows.truncated
+        plain = box.STEP
+        quick = plain, box.STEP_RESET
         actions = [None] * len(ops) if action is None else list(own_actions(action, self._action_dtype))
         self._used = mark = self._used + len(ops)
         for j, (op, step, own_action, row) in enumerate(zip(ops, self._steps, actions, rows.obs_rows, strict=True)):
-            if op == box.STEP or op == box.STEP_RESET:
+            if op in quick:
                 progress[0] = mark + j
                 try:
                     result = step(own_action)
@@ -110,7 +112,7 @@ class EnvHost:
                         extra = Extra(rows.own(info)) if info else None
                     else:
                         extra = rows.write_step(j, result)
-                    if op != box.STEP and (terminations[j] or truncations[j]):
+                    if op != plain and (terminations[j] or truncations[j]):
                         extra = self._next_episode(j, extra)
                 except BaseException as error:
                     extra = self._failed(error, j, "step")

@@ -25,6 +25,16 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: np.dtype
 
+    @classmethod
+    def of(cls, path: str, shape: Sequence[int], dtype: Any) -> Leaf:
+        """A leaf whose dtype `is` that of every array of this dtype: numpy keeps one object for each plain dtype, but
+        spaces and pickles have copies. It is found by its name.
+        """
+        return cls(path, tuple(shape), np.dtype(np.dtype(dtype).str))
+
+    def __reduce__(self) -> Any:
+        return Leaf.of, (self.path, self.shape, self.dtype.str)
+
 
 @dataclass(frozen=True)
 class ObjectLeaf:
@@ -58,8 +68,7 @@ def space_tree(space: Any, path: str) -> Any:
         return tuple(space_tree(child, f"{path}[{i}]") for i, child in enumerate(space.spaces))
     if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         assert space.shape is not None
-        # numpy keeps one object for each plain dtype: by way of `.str` it is that one, so that `is` can compare dtypes.
-        return Leaf(path, tuple(space.shape), np.dtype(np.dtype(space.dtype).str))
+        return Leaf.of(path, space.shape, space.dtype)
     return ObjectLeaf(path)
 
 

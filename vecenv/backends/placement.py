@@ -12,11 +12,10 @@ import os
 import time
 from collections.abc import Sequence
 
+from vecenv.backends.base import REVIEW_ROUNDS
 from vecenv.backends.control import BUSY_NS, Control
 from vecenv.backends.worker_process import WorkerProcess
 
-ROUNDS = 8
-"""Rounds between two looks."""
 MIN_GAP = 10e-6
 """Seconds a round that are worth a move."""
 PAUSE = 2e-3
@@ -31,23 +30,18 @@ class Placement:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._waited = 0.0
-        self._rounds = 0
         self._busy: list[int] = []
         self._next, self._pause = 0.0, PAUSE
 
-    def note(self, waited: float, workers: Sequence[WorkerProcess]) -> None:
-        """A round has ended; the parent waited so many seconds for it."""
-        self._waited += waited
-        self._rounds += 1
-        if self._rounds < ROUNDS:
-            return
+    def look(self, waited: float, workers: Sequence[WorkerProcess]) -> None:
+        """`REVIEW_ROUNDS` rounds after the last look; the parent has waited so many seconds for rounds so far."""
         now = [self._control.line(worker.index)[BUSY_NS] for worker in workers]
         busy = [1e-9 * (b - a) for a, b in zip(self._busy, now, strict=bool(self._busy))]
-        waited, self._waited, self._rounds, self._busy = self._waited, 0.0, 0, now
+        waited, self._waited, self._busy = waited - self._waited, waited, now
         if not busy:
             return
         others = (sum(busy) - max(busy)) / (len(busy) - 1)
-        if waited - max(busy) < max(0.5 * others, ROUNDS * MIN_GAP):
+        if waited - max(busy) < max(0.5 * others, REVIEW_ROUNDS * MIN_GAP):
             self._pause = PAUSE
         elif time.perf_counter() > self._next:
             spread([worker.pid for worker in workers])

@@ -98,10 +98,9 @@ class ProcessBackend(Workers):
             j: Extra(failure=extra) if isinstance(extra, Failure) else extra for j, extra in answers if j in expected
         }
 
-    def note_wait(self, seconds: float) -> None:
-        self._waited = seconds
+    def review(self, waited: float) -> None:
         if self._placement is not None:
-            self._placement.note(seconds, self.workers)
+            self._placement.look(waited, self.workers)
 
     # Calls.
 

@@ -27,9 +27,9 @@ import numpy as np
 from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
 from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve, used_bytes
-from vecenv.backends.bell import Bell, bell_fds, fence
+from vecenv.backends.bell import IN_ORDER, Bell, bell_fds, fence
 from vecenv.backends.channel import Channel, Frame
-from vecenv.backends.control import CALLS, ROUNDS, SLEEPS, Control
+from vecenv.backends.control import CALLS, Control
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
@@ -69,9 +69,10 @@ class ShmemServer(Server):
         self._shared: Link = boot.link
         self._handled = 0
         self._payloads: dict[int, bytes] = {}
-        parent_line = Control(boot.workers, boot.control.fd).parent_line()
-        self._parent_bell = Bell(-1, self._shared.parent_bell.fd, parent_line[SLEEPS : SLEEPS + 1])
-        self._bell = Bell(self._shared.bell.fd, -1, self.line[SLEEPS : SLEEPS + 1])
+        control, w = Control(boot.workers, boot.control.fd), boot.index
+        self._rounds = control.rounds[w : w + 1]
+        self._parent_bell = Bell(-1, self._shared.parent_bell.fd, control.sleepers[boot.workers :])
+        self._bell = Bell(self._shared.bell.fd, -1, control.sleepers[w : w + 1])
 
     def bind(self, layout: Layout) -> None:
         self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, self._shared.envs))
@@ -79,33 +80,34 @@ class ShmemServer(Server):
         self._block = block
         self._mail: Any = block.mail.data
         self._everyone = range(self.count)
-        self._all_done = bytes([box.DONE]) * self.count
         self.host.bind(layout, block)
 
     def serve(self) -> None:
-        line, sched_yield = self.line, os.sched_yield
+        line, rounds, sched_yield = self.line, self._rounds, os.sched_yield
         seen = 0
         while True:
             for _ in range(WORKER_SPINS):
-                if line[ROUNDS] != seen:
+                if rounds[0] != seen or line[CALLS] != self._handled:
                     break
                 sched_yield()
             else:
                 self._sleep(seen)
-            seen = line[ROUNDS]
-            fence()
             while line[CALLS] != self._handled:
                 if self._read_frame():
                     return
-            self.timed(self._round)
+            if (announced := rounds[0]) != seen:
+                seen = announced
+                if not IN_ORDER:
+                    fence()
+                self.timed(self._round)
 
     def _sleep(self, seen: int) -> None:
-        """Until the parent has counted another round."""
+        """Until there is another round than that which was `seen`, or a frame is under way."""
         poller = select.poll()
         poller.register(self._bell.read, select.POLLIN)
         self._bell.cell[0] = 1
         fence()
-        while self.line[ROUNDS] == seen:
+        while self._rounds[0] == seen and self.line[CALLS] == self._handled:
             poller.poll()
             self._bell.silence()
         self._bell.cell[0] = 0
@@ -137,14 +139,17 @@ class ShmemServer(Server):
         return self.load_payload(j, op, self._payloads.pop(j))
 
     def _publish(self, done: Sequence[int], extras: dict[int, Extra]) -> None:
-        """Announce the answers first, then send the extras: the parent reads them while we write."""
+        """Announce the answers first, then send the extras: the parent reads them while we write.
+
+        Each post box is written alone. A copy over all of them may write some twice (`memmove` does, for sizes as 4 and
+        8), and the second time may fall into the next round: the parent takes answers as soon as it sees them.
+        """
         payload = self.extras_payload(extras) if extras else b""
-        fence()
-        if done is self._everyone and not extras:
-            self._mail[:] = self._all_done
-        else:
-            for j in done:
-                self._mail[j] = answer_of(extras.get(j))
+        if not IN_ORDER:
+            fence()
+        mail = self._mail
+        for j in done:
+            mail[j] = answer_of(extras.get(j)) if extras else box.DONE
         fence()
         self._parent_bell.ring()
         if payload:
@@ -161,6 +166,7 @@ class ShmemBackend(ProcessBackend):
         self._bell = self._new_bell()
         self._poller.register(self._bell[0], select.POLLIN)
         self._bells: dict[int, Bell] = {}
+        self._round = 0
         self._spins = SPARE_SPINS if usable_cpus() > num_workers else SHARED_SPINS
         return super().start(env_fns, num_workers, eager)
 
@@ -171,13 +177,13 @@ class ShmemBackend(ProcessBackend):
         return read, write
 
     def _link(self, worker: WorkerProcess) -> Link:
-        line = self.control.line(worker.index)
-        line[SLEEPS] = line[ROUNDS] = 0
-        if worker.index not in self._bells:
-            self._bells[worker.index] = Bell(*self._new_bell(), line[SLEEPS : SLEEPS + 1])
-            self._lines = [self.control.line(w) for w in self._bells]
-            self._all_bells = list(self._bells.values())
-        bell = self._bells[worker.index]
+        w, sleepers = worker.index, self.control.sleepers
+        self.control.rounds[w] = 0
+        self._sleepers, self._all_awake = sleepers[: self.num_workers], bytes(self.num_workers)
+        if w not in self._bells:
+            self._bells[w] = Bell(*self._new_bell(), sleepers[w : w + 1])
+        bell = self._bells[w]
+        sleepers[w] = 0
         bell.silence()
         return Link(Descriptor(self._memory_fd), Descriptor(self._bell[1]), Descriptor(bell.read), len(self._makers))
 
@@ -186,29 +192,43 @@ class ShmemBackend(ProcessBackend):
         size = arena_bytes(layout, n)
         used = used_bytes(layout, n)
         self._memory = reserve(self._memory_fd, size, f"{n} envs of {used / n / 2**20:.2f} MiB", used)
-        self._all_workers = range(self.num_workers)
         return Arena.build(layout, n, self._memory)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        # Not shielded as a whole: boxes are filled by one operation, and `nudge` announces what is in them.
+        # Not shielded as a whole: boxes are filled by one operation, and `nudge` wakes those that should look at them.
         if payloads:
             with shield:
                 self._send_payloads(payloads)
-        if ids is not None:
+        self._round += 1
+        if ids is None:
+            self.arena.mail[...] = ops
+            self._announce(self._bells)
+        else:
             self.arena.mail[ids] = ops
             self._announce(set(self._worker_of[ids].tolist()))
-            return
-        self.arena.mail[...] = ops
-        self._announce(self._all_workers)
 
     def _announce(self, workers: Iterable[int]) -> None:
-        """Count a round for these workers, and wake those that sleep."""
-        fence()
+        """Tell these workers that their post boxes are written, and wake those that sleep. Told again, they do not look
+        again: by then we may be writing the next round.
+        """
+        if not IN_ORDER:
+            fence()
+        rounds, number = self.control.rounds, self._round
         for w in workers:
-            self._lines[w][ROUNDS] += 1
+            rounds[w] = number
+        self._ring(workers)
+
+    def _ring(self, workers: Iterable[int]) -> None:
+        """Wake those of these workers that sleep."""
         fence()
-        for w in workers:
-            self._all_bells[w].ring()
+        if self._sleepers.tobytes() != self._all_awake:
+            for w in workers:
+                self._bells[w].ring()
+
+    def nudge(self) -> None:
+        mail = self.arena.mail
+        with shield:
+            self._announce(set(self._worker_of[(mail > box.IDLE) & (mail < box.DONE)].tolist()))
 
     def _send_payloads(self, payloads: Mapping[int, Any]) -> None:
         for worker in self.workers:
@@ -217,13 +237,15 @@ class ShmemBackend(ProcessBackend):
                 self._post(worker, ch.PAYLOADS, 0, pickle.dumps(mine))
 
     def _wake(self, worker: WorkerProcess) -> None:
-        self._announce([worker.index])
+        self._ring([worker.index])
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        if self._waited < LONG_ROUND:
+        if self.waited < LONG_ROUND:
             sched_yield = os.sched_yield
             for _ in range(self._spins):
                 if done():
+                    if not IN_ORDER:
+                        fence()
                     return
                 sched_yield()
         self.poll_until(done, deadline)
@@ -234,8 +256,8 @@ class ShmemBackend(ProcessBackend):
         deadline: float | None,
         owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
-        parent_line = self.control.parent_line()
-        parent_line[SLEEPS] = 1
+        sleepers, parent = self.control.sleepers, self.num_workers
+        sleepers[parent] = 1
 
         def fenced() -> bool:
             fence()
@@ -244,7 +266,7 @@ class ShmemBackend(ProcessBackend):
         try:
             super().poll_until(fenced, deadline, owing)
         finally:
-            parent_line[SLEEPS] = 0
+            sleepers[parent] = 0
 
     def _on_signal(self, fd: int) -> None:
         Bell(fd, -1, None).silence()
@@ -252,8 +274,3 @@ class ShmemBackend(ProcessBackend):
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if box.has_extra(self._mail[i]) and i not in self._extras}
         self._load_extras(worker, frame.payload, late)
-
-    def nudge(self) -> None:
-        """Say again that there is something in the post boxes, after `send` was interrupted."""
-        with shield:
-            self._announce(self._all_workers)

@@ -78,8 +78,6 @@ class Workers(Backend):
         self._notes: list[str] = []
         self._own_fds: list[int] = []
         self._shielded = False
-        self._waited = 0.0
-        """Seconds that the caller waited for the last round."""
         self.watchdog = Watchdog(self, step_timeout)
 
     # Start.

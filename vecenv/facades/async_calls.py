@@ -17,10 +17,8 @@ from vecenv.facades.engine import PendingCall, wait_for_all
 RESET, STEP, CALL = "reset", "step", "call"
 
 
-def as_deadline(timeout: Any) -> float | None:
+def as_deadline(timeout: Any) -> float:
     """The time of time.monotonic at which a wait of `timeout` seconds ends; ValueError for what is no number."""
-    if timeout is None:
-        return None
     is_number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
     if not is_number or math.isnan(timeout):
         raise ValueError(f"timeout must be a number of seconds or None, got {timeout!r}")
@@ -60,18 +58,18 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         if self._pending != call:
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
-    def _await(self, call: str, deadline: float | None) -> None:
+    def _await(self, call: str, deadline: float) -> None:
         """Wait until the deadline (of time.monotonic); then the call is still pending."""
         if not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
             )
 
-    def _has_answered(self, deadline: float | None) -> bool:
-        """Wait until the deadline; False if the answers are not there. A round without one waits when it is taken."""
+    def _has_answered(self, deadline: float) -> bool:
+        """Wait until the deadline; False if the answers are not there."""
         if self._called is not None:
             return self._called.wait(deadline)
-        return deadline is None or wait_for_all(self.venv, deadline - time.monotonic())
+        return wait_for_all(self.venv, deadline - time.monotonic())
 
     def _closed_error(self) -> ClosedEnvironmentError:
         return ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
@@ -102,7 +100,8 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
         """
         self._expect(CALL)
-        self._await(CALL, as_deadline(timeout))
+        if timeout is not None:
+            self._await(CALL, as_deadline(timeout))
         assert self._called is not None
         called, self._called, self._pending = self._called, None, None
         return called.answers()
@@ -154,7 +153,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
 
         A call that is still pending is waited for `timeout` seconds first, with a warning; not at all with `terminate`.
         """
-        deadline = as_deadline(timeout)
+        deadline = None if timeout is None else as_deadline(timeout)
         if self.venv is None:
             return
         if self._pending is not None and not self.venv.is_closed:

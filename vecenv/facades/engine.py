@@ -72,12 +72,14 @@ def own_infos(venv: Any, ids: Sequence[int], infos: Sequence[dict[str, Any]]) ->
                 info["env_id"] = own_ids[i]
 
 
-def infos_by_env(venv: Any, ids: Sequence[int], infos: np.ndarray) -> dict[int, dict[str, Any]]:
-    """The infos of the last batch, which is of `ids`, as the envs gave them: of those that said anything."""
-    if max(map(len, infos)) == 1 and not venv._hand_over.own_ids:
-        return {}
+def receive(venv: Any, ids: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
+    """The batch of `recv`, which is of `ids`, with the infos as the envs gave them: of those that said anything."""
+    if type(venv).recv is BaseVectorEnv.recv:  # without an info for each env
+        rows, _, extras = venv._receive()
+        return *venv._hand_over.columns(rows, extras), venv._hand_over.own_infos(extras) if extras else {}
+    *columns, infos = venv.recv()
     own_infos(venv, ids, infos.tolist())
-    return {i: info for i, info in zip(ids, infos, strict=True) if info}
+    return *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
 
 
 def check_engine(venv: Any) -> None:

@@ -24,7 +24,7 @@ from vecenv.facades.engine import (
     autoresets,
     check_engine,
     check_idle,
-    infos_by_env,
+    receive,
     returns_views,
     rounds_begun,
 )
@@ -164,7 +164,8 @@ class GymnasiumVectorEnv(AsyncCalls):
         Random initial steps, if there are any, are made here and take their own time.
         """
         self._expect(RESET)
-        self._await(RESET, as_deadline(timeout))
+        if timeout is not None:
+            self._await(RESET, as_deadline(timeout))
         ids = self._resetting
         obs, _, _, _, infos = self._receive(ids)
         self._episodes.note(ids, False)
@@ -221,25 +222,26 @@ class GymnasiumVectorEnv(AsyncCalls):
     def step_wait(self, timeout: float | None = None) -> VectorStep:
         """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
         self._expect(STEP)
-        deadline = as_deadline(timeout)
+        deadline = None if timeout is None else as_deadline(timeout)
         if self._ended is None:
-            self._await(STEP, deadline)
-            step = self._receive(self._ids)
-            if step.rew.dtype is not FLOAT64 or step.rew.ndim > 1 or self._reward_shape:
-                step = step._replace(rew=self._vector_rewards(step))
-            obs, rew, terminated, truncated, infos = step
+            if deadline is not None:
+                self._await(STEP, deadline)
+            obs, rew, terminated, truncated, infos = step = self._receive(self._ids)
+            if rew.dtype is not FLOAT64 or rew.ndim > 1 or self._reward_shape:
+                rew = self._vector_rewards(_Rows(*step))
             if self._latest.is_kept:
                 self._latest.note(self._ids, obs)
             self._episodes.note_all(terminated | truncated)
             if not self._episodes.ended or self.autoreset_mode is not AutoresetMode.SAME_STEP:
                 batch = vector_infos(infos.items(), self.num_envs) if infos else {}
                 return self._obs.join(obs), rew, terminated, truncated, batch
-            ended = self._end_episodes(step)
+            ended = self._end_episodes(_Rows(obs, rew, terminated, truncated, infos))
             if not ended.left:
                 return self._with_final(ended)
             self._ended = ended
             self._reset_ended(ended.left)
-        self._await(STEP, deadline)
+        if deadline is not None:
+            self._await(STEP, deadline)
         return self._with_final(self._receive_reset(self._ended))
 
     def _vector_rewards(self, step: _Rows) -> np.ndarray:
@@ -279,7 +281,7 @@ class GymnasiumVectorEnv(AsyncCalls):
 
     def _receive_reset(self, ended: _Ended) -> _Ended:
         """Put the next episodes of the envs that were left into the results of the step."""
-        begun = self._receive(ended.left)
+        begun = _Rows(*self._receive(ended.left))
         self._ended = None
         self._latest.note(ended.left, begun.obs)
         self._episodes.note(ended.left, False)
@@ -311,18 +313,18 @@ class GymnasiumVectorEnv(AsyncCalls):
             raise
         self._pending = call
 
-    def _receive(self, ids: Sequence[int]) -> _Rows:
+    def _receive(self, ids: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
         """The results of the round, which is of `ids`; no call is pending any more, unless this was interrupted."""
         try:
-            obs, rew, terminated, truncated, info = self.venv.recv()
+            obs, rew, terminated, truncated, infos = step = receive(self.venv, ids)
         except BaseException as error:
             if not self._is_waiting():
                 self._give_up(error)
             raise
         self._pending = None
-        if self._has_views:
-            obs, rew, terminated, truncated = self._owned(obs), rew.copy(), terminated.copy(), truncated.copy()
-        return _Rows(obs, rew, terminated, truncated, infos_by_env(self.venv, ids, info))
+        if not self._has_views:
+            return step
+        return self._owned(obs), rew.copy(), terminated.copy(), truncated.copy(), infos
 
     def _is_waiting(self) -> bool:
         return not self.venv.is_closed and bool(self.venv.waiting_id)

@@ -1,0 +1,54 @@
+"""Post boxes in shared memory are written once a round, and looked at only when they are known to be written."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from vecenv import ShmemVectorEnv
+from vecenv.backends import arena as box
+from vecenv.backends.shmem import ShmemServer
+from vecenv.testing import CountingEnv
+
+
+class WritesToMail:
+    """Notes what is written. A slice would be one copy, which the C library may make of stores that overlap."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __setitem__(self, where, value):
+        assert isinstance(where, int), "several boxes written at once"
+        self.seen.append((where, value))
+
+
+def test_a_worker_writes_every_answer_once():
+    server = object.__new__(ShmemServer)
+    server._mail = WritesToMail()
+    server._parent_bell = SimpleNamespace(ring=lambda: None)
+    server._publish(range(4), {})
+    assert server._mail.seen == [(j, box.DONE) for j in range(4)]
+
+
+def test_a_message_is_no_reason_to_look_at_post_boxes():
+    """They may be in the middle of being written, for the next round."""
+    with ShmemVectorEnv([CountingEnv] * 2, num_workers=1) as venv:
+        venv.reset()
+        venv._arena.mail[0] = box.STEP
+        for _ in range(2):  # the second is answered after whatever the first made the worker do
+            venv.get_env_attr("calls", id=[1])
+        assert venv._arena.mail[0] == box.STEP
+        venv._arena.mail[0] = box.IDLE
+        assert venv.get_env_attr("calls") == [1, 1]
+
+
+def test_a_round_that_is_told_again_is_done_once():
+    with ShmemVectorEnv([CountingEnv] * 2, num_workers=1) as venv:
+        venv.reset()
+        venv.step(np.zeros(2, int))
+        venv._arena.mail[0] = box.STEP
+        venv._backend.nudge()  # after an interrupt in the last round, say
+        for _ in range(2):
+            venv.get_env_attr("calls", id=[1])
+        assert venv._arena.mail[0] == box.STEP
+        venv._arena.mail[0] = box.IDLE
+        assert venv.step(np.zeros(2, int))[1].tolist() == [2 / 1024, 2 / 1024]
