@@ -94,16 +94,18 @@ class EnvHost:
                 progress[0] = mark + j
                 try:
                     result = step(own_action)
+                    if result.__class__ is tuple and len(result) == 5:
+                        obs, reward, terminated, truncated, info = result
+                    else:
+                        obs = None  # goes the long way
                     if (
-                        result.__class__ is tuple
-                        and len(result) == 5
-                        and (obs := result[0]).__class__ is ndarray
+                        obs.__class__ is ndarray
                         and obs.dtype is dtype
                         and obs.shape == shape
-                        and ((reward := result[1]).__class__ is float or reward.__class__ in REWARDS)
-                        and ((terminated := result[2]) is False or terminated.__class__ in FLAGS)
-                        and ((truncated := result[3]) is False or truncated.__class__ in FLAGS)
-                        and (info := result[4]).__class__ is dict
+                        and (reward.__class__ is float or reward.__class__ in REWARDS)
+                        and (terminated is False or terminated.__class__ in FLAGS)
+                        and (truncated is False or truncated.__class__ in FLAGS)
+                        and info.__class__ is dict
                     ):
                         row[...] = obs
                         rewards[j] = reward

@@ -9,6 +9,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
+from vecenv.results import Step
 from vecenv.wrappers import VectorEnvWrapper
 
 
@@ -72,12 +73,21 @@ def own_infos(venv: Any, ids: Sequence[int], infos: Sequence[dict[str, Any]]) ->
                 info["env_id"] = own_ids[i]
 
 
-def receive(venv: Any, ids: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
-    """The batch of `recv`, which is of `ids`, with the infos as the envs gave them: of those that said anything."""
+OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]
+"""A batch whose infos are those that the envs gave, of the envs that said anything."""
+
+
+def receive(venv: Any, ids: Sequence[int]) -> OwnStep:
+    """The batch of `recv`, which is of `ids`."""
     if type(venv).recv is BaseVectorEnv.recv:  # without an info for each env
         rows, _, extras = venv._receive()
         return *venv._hand_over.columns(rows, extras), venv._hand_over.own_infos(extras) if extras else {}
-    *columns, infos = venv.recv()
+    return with_own_infos(venv, ids, venv.recv())
+
+
+def with_own_infos(venv: Any, ids: Sequence[int], step: Step) -> OwnStep:
+    """What `step` or `recv` of the engine returned, the same way."""
+    *columns, infos = step
     own_infos(venv, ids, infos.tolist())
     return *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
 

@@ -21,6 +21,7 @@ from vecenv.facades.batched_spaces import (
 )
 from vecenv.facades.engine import (
     LatestObs,
+    OwnStep,
     autoresets,
     check_engine,
     check_idle,
@@ -313,7 +314,7 @@ class GymnasiumVectorEnv(AsyncCalls):
             raise
         self._pending = call
 
-    def _receive(self, ids: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]:
+    def _receive(self, ids: Sequence[int]) -> OwnStep:
         """The results of the round, which is of `ids`; no call is pending any more, unless this was interrupted."""
         try:
             obs, rew, terminated, truncated, infos = step = receive(self.venv, ids)

@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import EnvContractError
-from vecenv.facades.engine import autoresets, own_infos
+from vecenv.facades.engine import autoresets, own_infos, receive, with_own_infos
 from vecenv.facades.from_gymnasium import SameStepEnvs
 from vecenv.seeding import check_seed
 
@@ -113,26 +113,28 @@ class SB3VecEnv(VecEnv):
         if not self._pending:
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
-        step = self.venv.step(self._actions) if self._has_own_step else self.venv.recv()
-        obs, rewards, terminated, truncated, raw_infos = step
+        if self._has_own_step:
+            step = with_own_infos(self.venv, self._all_ids, self.venv.step(self._actions))
+        else:
+            step = receive(self.venv, self._all_ids)
+        obs, rewards, terminated, truncated, said = step
         if rewards.ndim != 1 or rewards.dtype == object:
             raise _vector_error(rewards)
         dones = terminated | truncated
-        infos = raw_infos.tolist()
-        own_infos(self.venv, self._all_ids, infos)
-        for info, cut_off in zip(infos, (truncated & ~terminated).tolist(), strict=True):
-            info["TimeLimit.truncated"] = cut_off
+        infos = [{"TimeLimit.truncated": cut_off} for cut_off in (truncated & ~terminated).tolist()]
+        for i, info in said.items():
+            infos[i] = {**info, **infos[i]}
         obs = nest.map(_own, obs)
-        if dones.any():
-            self._end_episodes(np.flatnonzero(dones), obs, infos)
+        if over := dones.nonzero()[0].tolist():
+            self._end_episodes(over, obs, infos)
         return obs, rewards.astype(np.float32), dones, infos
 
-    def _end_episodes(self, ids: np.ndarray, obs: Any, infos: list[dict[str, Any]]) -> None:
+    def _end_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
         """Put the last observations of these envs into `infos`; reset those that the step has not reset."""
         # Where on_error="restart" made an end of a failure, no episode has begun.
         failed = self.venv.failed_id if self._one_round else self._all_ids
         left = []
-        for i in ids.tolist():
+        for i in ids:
             if i in failed:
                 left.append(i)
                 continue
