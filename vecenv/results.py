@@ -110,11 +110,14 @@ class HandOver:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
         if self.own_ids:
             self.own_ids = {}
-        if not extras:  # no line of Python for each env
-            quiet = self._quiet if asked is self._all else map(self._quiet.__getitem__, asked)
-            return np.fromiter(map(dict.copy, quiet), object, len(asked))
-        infos = [self._info(i, extras[i]) if i in extras else {"env_id": i} for i in asked]
-        return np.fromiter(infos, object, len(infos))
+        all_asked = asked is self._all
+        quiet = self._quiet if all_asked else map(self._quiet.__getitem__, asked)
+        infos = np.fromiter(map(dict.copy, quiet), object, len(asked))  # no line of Python for each env
+        if extras:
+            row_of = self._all if all_asked else {i: row for row, i in enumerate(asked)}
+            for i, extra in extras.items():
+                infos[row_of[i]] = self._info(i, extra)
+        return infos
 
     def _info(self, i: int, extra: Extra) -> dict[str, Any]:
         info = self._own_info(i, extra)
