@@ -89,7 +89,8 @@ class EnvHost:
         quick = plain, box.STEP_RESET
         actions = [None] * len(ops) if action is None else list(own_actions(action, self._action_dtype))
         self._used = mark = self._used + len(ops)
-        for j, (op, step, own_action, row) in enumerate(zip(ops, self._steps, actions, rows.obs_rows, strict=True)):
+        everyone = range(len(ops))
+        for j, op, step, own_action, row in zip(everyone, ops, self._steps, actions, rows.obs_rows, strict=True):
             if op in quick:
                 progress[0] = mark + j
                 try:
@@ -111,6 +112,8 @@ class EnvHost:
                         rewards[j] = reward
                         terminations[j] = terminated
                         truncations[j] = truncated
+                        if not info and op == plain:
+                            continue
                         extra = Extra(rows.own(info)) if info else None
                     else:
                         extra = rows.write_step(j, result)

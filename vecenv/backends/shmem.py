@@ -141,8 +141,8 @@ class ShmemServer(Server):
     def _publish(self, done: Sequence[int], extras: dict[int, Extra]) -> None:
         """Announce the answers first, then send the extras: the parent reads them while we write.
 
-        Each post box is written alone. A copy over all of them may write some twice (`memmove` does, for sizes as 4 and
-        8), and the second time may fall into the next round: the parent takes answers as soon as it sees them.
+        Each post box is written alone, as by `send`: the second time may fall into the next round, because the parent
+        takes answers as soon as it sees them.
         """
         payload = self.extras_payload(extras) if extras else b""
         if not IN_ORDER:
@@ -192,6 +192,7 @@ class ShmemBackend(ProcessBackend):
         size = arena_bytes(layout, n)
         used = used_bytes(layout, n)
         self._memory = reserve(self._memory_fd, size, f"{n} envs of {used / n / 2**20:.2f} MiB", used)
+        self._everyone = np.arange(n)
         return Arena.build(layout, n, self._memory)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
@@ -200,12 +201,10 @@ class ShmemBackend(ProcessBackend):
             with shield:
                 self._send_payloads(payloads)
         self._round += 1
-        if ids is None:
-            self.arena.mail[...] = ops
-            self._announce(self._bells)
-        else:
-            self.arena.mail[ids] = ops
-            self._announce(set(self._worker_of[ids].tolist()))
+        # With an index array each box is written once, alone. A copy over all of them may write some twice (`memmove`
+        # does, and numpy): a worker that looks early, because of the round before, could answer in between.
+        self.arena.mail[self._everyone if ids is None else ids] = ops
+        self._announce(self._bells if ids is None else set(self._worker_of[ids].tolist()))
 
     def _announce(self, workers: Iterable[int]) -> None:
         """Tell these workers that their post boxes are written, and wake those that sleep. Told again, they do not look
