@@ -17,6 +17,7 @@ from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
 
 REVIEW_ROUNDS = 8
+"""Rounds between two calls of `Backend.review`."""
 
 
 class Backend(ABC):
