@@ -56,6 +56,8 @@ class EnvPoolVectorEnv(BaseVectorEnv):
         wait_num = None if backend.is_sync else backend.batch_size
         super().__init__([_in_the_pool] * backend.env_num, wait_num=wait_num, backend=backend, strict=True)
         backend.fresh = self._unreset
+        space = self._reports[0].action_space
+        self._choices = range(space.start, space.start + space.n) if isinstance(space, spaces.Discrete) else None
 
     @classmethod
     def make(cls, task_id: str, num_envs: int, **kwargs: Any) -> Any:
@@ -114,12 +116,12 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
     def _in_range(self, batch: np.ndarray) -> bool:
         """Whether the actions are those of the space if it is Discrete: others make EnvPool read where it must not."""
-        space = self._reports[0].action_space
-        if not isinstance(space, spaces.Discrete) or not len(batch):
+        choices = self._choices
+        if choices is None or not len(batch):
             return True
-        if space.start == 0 and 0 <= int(np.bitwise_or.reduce(batch)) < space.n:  # half the cost, and mostly enough
+        if not choices.start and 0 <= np.bitwise_or.reduce(batch) < choices.stop:  # half the cost, and mostly enough
             return True
-        return bool(batch.min() >= space.start and batch.max() < space.start + space.n)
+        return bool(batch.min() >= choices.start and batch.max() < choices.stop)
 
     def _reset_arguments(self, asked: list[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
         unknown = sorted(kwargs.keys() - {"seed", "options"})

@@ -141,7 +141,7 @@ class PoolBackend(Backend):
             ids = state["info:env_id"]
             nest.put(self.arena.obs, ids, self._obs(state))
             self.arena.reward[ids] = state["reward"]
-            self.arena.terminated[ids], self.arena.truncated[ids] = state["done"] & ~state["trunc"], state["trunc"]
+            self.arena.terminated[ids], self.arena.truncated[ids] = state["done"] > state["trunc"], state["trunc"]
             for info in self._infos(ids.tolist(), state):
                 self.answer(info.pop("env_id"), Extra(info))
 
@@ -152,7 +152,8 @@ class PoolBackend(Backend):
             state = self._recv()
             self.fresh[:] = state["done"]
         infos = self._infos(ids, state)
-        return self._obs(state), state["reward"], state["done"] & ~state["trunc"], state["trunc"], infos
+        done, truncated = state["done"], state["trunc"]
+        return self._obs(state), state["reward"], done > truncated, truncated, infos
 
     def _send(self, action: np.ndarray, ids: np.ndarray) -> None:
         ids = ids.astype(np.int32, copy=False)
