@@ -243,8 +243,7 @@ class Rounds(EnvAccess):
 
     def _check_ready(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
         """RuntimeError for envs that are stepping, have failed or, if `strict`, need a reset."""
-        if self._mail.tobytes() != self._all_idle:
-            self._check_not_busy(ids)
+        self._check_not_busy(ids)
         if self._backend.lost:
             self._recovery.note_lost()
         if not self._recovery.errors and not self._strict:

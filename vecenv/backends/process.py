@@ -63,12 +63,12 @@ class ProcessBackend(Workers):
         mail = self._mail.tobytes()
         if mail == self._all_done:
             return
-        asked = range(self._n) if ids is None else ids
         i = mail.find(box.DONE_FINAL)
         while i >= 0:
             self._extras[i] = RENEWED
             i = mail.find(box.DONE_FINAL, i + 1)
         if box.DONE_EXTRA in mail or box.DONE_EXTRA_FINAL in mail:  # the extras may still be on their way
+            asked = range(self._n) if ids is None else ids
             missing = [i for i in asked if box.has_extra(mail[i]) and i not in self._extras]
             self.poll_until(lambda: all(i in self._extras for i in missing), None)
 

@@ -179,7 +179,6 @@ class ShmemBackend(ProcessBackend):
     def _link(self, worker: WorkerProcess) -> Link:
         w, sleepers = worker.index, self.control.sleepers
         self.control.rounds[w] = 0
-        self._sleepers, self._all_awake = sleepers[: self.num_workers], bytes(self.num_workers)
         if w not in self._bells:
             self._bells[w] = Bell(*self._new_bell(), sleepers[w : w + 1])
         bell = self._bells[w]
@@ -220,7 +219,7 @@ class ShmemBackend(ProcessBackend):
     def _ring(self, workers: Iterable[int]) -> None:
         """Wake those of these workers that sleep."""
         fence()
-        if self._sleepers.tobytes() != self._all_awake:
+        if 1 in self.control.sleepers.tobytes():
             for w in workers:
                 self._bells[w].ring()
 
