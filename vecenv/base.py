@@ -130,6 +130,8 @@ class BaseVectorEnv(Rounds):
         self._action_leaf = layout.action
         spaced = any(r.observation_space is not None for r in self._reports)
         self._strict, self._check_actions = strict, check_actions
+        if layout.action is not None and not strict and not check_actions:
+            self._plain_actions = (n, *layout.action.shape), layout.action.dtype
         self._all_ids = list(range(n))
         self._hand_over = HandOver(self._arena, layout, self._all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self._unreset = np.ones(n, dtype=np.bool_)
@@ -202,24 +204,27 @@ class BaseVectorEnv(Rounds):
         ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
         RuntimeError for an env that is still stepping, and the old error of an env that failed.
         """
-        self._check_open()
+        if self.is_closed or self._forks != _forks:
+            self._check_open()
         begin = perf_counter()
-        if action is None:
-            if reset is None:
-                raise ValueError("send() needs one action for each env, or ids to reset")
-            ids, resets = self._as_ids(reset if id is None and env_id is None else id, env_id), None
-            if id is not None or env_id is not None:
-                raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
-            self._send_resets(ids, kwargs)
-        else:
-            ids = None if id is None and env_id is None else self._as_ids(id, env_id)
-            resets = None if reset is None else self._reset_rows(ids, reset)
-            if autoreset and not self._backend.autoresets:
-                raise TypeError(
-                    f"{type(self._backend).__name__} cannot reset an env in the round of its last step "
-                    "(autoreset=True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
-                )
-            self._send_steps(ids, action, resets, autoreset, kwargs)
+        ids = None
+        if autoreset and not self._backend.autoresets:
+            raise TypeError(
+                f"{type(self._backend).__name__} cannot reset an env in the round of its last step "
+                "(autoreset=True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
+            )
+        if id is not None or env_id is not None or kwargs or not self._send_plainly(action, reset, autoreset):
+            if action is None:
+                if reset is None:
+                    raise ValueError("send() needs one action for each env, or ids to reset")
+                if id is not None or env_id is not None:
+                    raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
+                ids = self._as_ids(reset)
+                self._send_resets(ids, kwargs)
+            else:
+                ids = self._as_ids(id, env_id)
+                resets = None if reset is None else self._reset_rows(ids, reset)
+                self._send_steps(ids, action, resets, autoreset, kwargs)
         self._order.append(ids)
         self._dispatch_time += perf_counter() - begin
 
@@ -229,12 +234,14 @@ class BaseVectorEnv(Rounds):
         All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
         that failed is raised with the others' results in its `partial`.
         """
-        received = self._receive()
-        return self._hand_over.rows(*received)
+        ids, asked, extras = self._receive()
+        hand_over = self._hand_over
+        return *hand_over.columns(ids, extras), hand_over.info(asked, extras)
 
     def _receive(self) -> tuple[np.ndarray | None, list[int], Mapping[int, Extra]]:
         """Wait for what `recv` returns and take it: what `HandOver.rows` makes the batch of."""
-        self._check_open()
+        if self.is_closed or self._forks != _forks:
+            self._check_open()
         order = self._order
         if len(order) == 1 and order[0] is None and not self.is_async:
             self._wait(self._all_answered, None)

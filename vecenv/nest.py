@@ -16,6 +16,8 @@ def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     >>> map(lambda x: x + 1, {"a": 1, "b": (2, 3)})
     {'a': 2, 'b': (3, 4)}
     """
+    if tree.__class__ is np.ndarray:  # the usual case, at once
+        return function(tree)
     if isinstance(tree, dict):
         return {key: map(function, child) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -41,7 +43,7 @@ def take(tree: Tree, index: Any) -> Tree:
     >>> take({"a": np.arange(3), "b": (np.zeros((3, 2)),)}, 1)["a"]
     np.int64(1)
     """
-    if tree.__class__ is np.ndarray:  # the usual case, without the call a leaf
+    if tree.__class__ is np.ndarray:  # the usual case, at once
         return tree[index]
     return map(lambda leaf: leaf[index], tree)
 

@@ -38,8 +38,8 @@ class HandOver:
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: Columns | None = None
-        """What a batch of all envs is a copy of, where nothing else has to be done."""
-        if copy and self._single is not None:
+        """What a batch of all envs is a copy of, where observations are one array of numbers."""
+        if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
@@ -52,9 +52,10 @@ class HandOver:
 
     def columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Columns:
         """The same without the infos."""
-        if ids is None and not extras and self._whole is not None:
+        if ids is None and self._whole is not None:
             obs, rew, terminated, truncated = self._whole
-            return obs.copy(), rew.copy(), terminated.copy(), truncated.copy()
+            rew = self.rew(None, extras) if extras else rew.copy()
+            return obs.copy(), rew, terminated.copy(), truncated.copy()
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
@@ -131,12 +132,18 @@ class HandOver:
         return {i: info for i in sorted(extras) if (info := self._own_info(i, extras[i]))}
 
     def _own_info(self, i: int, extra: Extra) -> dict[str, Any]:
-        info = dict(extra.info or {})
+        info = dict(extra.info) if extra.info else {}
         if extra.final is not None:
-            objects = iter(extra.final.objects or ())
-            last = nest.map(lambda leaf: next(objects) if leaf.dtype == object else _row(leaf, i), self._arena.final)
-            info |= {"final_obs": last, "final_info": dict(extra.final.info)}
+            info["final_obs"] = self._last_obs(i, extra.final.objects)
+            info["final_info"] = dict(extra.final.info)
         return info
+
+    def _last_obs(self, i: int, objects: Sequence[Any] | None) -> Any:
+        """The last observation of the episode of env i that ended in this round."""
+        if not objects:
+            return nest.map(lambda leaf: _row(leaf, i), self._arena.final)
+        values = iter(objects)
+        return nest.map(lambda leaf: next(values) if leaf.dtype == object else _row(leaf, i), self._arena.final)
 
 
 def _row(leaf: np.ndarray, i: int) -> Any:

@@ -23,6 +23,7 @@ from vecenv.results import HandOver
 from vecenv.seeding import spread_seeds
 
 BOOL = np.dtype(np.bool_)
+NO_ARGUMENTS: dict[str, Any] = {}
 
 
 class Rounds(EnvAccess):
@@ -43,7 +44,43 @@ class Rounds(EnvAccess):
     _strict: bool
     _check_actions: bool
 
+    _plain_actions: tuple[tuple[int, ...] | None, np.dtype | None] = None, None
+    """Shape and dtype of actions of all envs that need no second look."""
+
     # What is sent.
+
+    def _send_plainly(self, action: Any, reset: Any, autoreset: bool) -> bool:
+        """Send the round that nearly every round is: all envs, actions as the arena has them, `reset` None or a mask.
+
+        False if it is another, or if anything is out of the ordinary: then nothing is done. The other methods do
+        what this one does too, after more questions; it is here because most of the caller's time went into them.
+        """
+        shape, dtype = self._plain_actions
+        if (
+            action.__class__ is not np.ndarray
+            or action.shape != shape
+            or action.dtype is not dtype
+            or self._mail.tobytes() != self._all_idle
+            or self._backend.lost
+            or self._recovery.errors
+        ):
+            return False
+        ops: Any = box.STEP_RESET if autoreset else box.STEP
+        resets = 0
+        if reset is not None:
+            if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self._arena.mail.shape:
+                return False
+            if chosen := reset.nonzero()[0].tolist():
+                op, ops = ops, np.empty(self.env_num, dtype=np.uint8)
+                ops.fill(op)
+                ops[reset] = box.RESET
+                self._resets_in_flight = dict.fromkeys(chosen, NO_ARGUMENTS)  # of an idle env there is none in flight
+                resets = len(chosen)
+        self._arena.action[...] = action  # type: ignore[index]
+        self._start(None, ops, {})
+        self._resets += resets
+        self._steps += self.env_num - resets
+        return True
 
     def _send_steps(
         self,
@@ -97,14 +134,18 @@ class Rounds(EnvAccess):
         self._send(ids, box.RESET_KWARGS if kwargs else box.RESET, encoded)
 
     def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Hand a checked round to the backend."""
+        """Start a checked round; those that failed answer at once."""
+        if self._recovery.errors:
+            asked = np.arange(self.env_num) if ids is None else ids
+            all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
+            left = self._recovery.answer_failed(asked, all_ops)
+            ids, ops = asked[left], all_ops[left]
+        self._start(ids, ops, encoded)
+
+    def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
+        """Hand a round to the backend."""
         self._rounds += 1
         try:
-            if self._recovery.errors:
-                asked = np.arange(self.env_num) if ids is None else ids
-                all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
-                left = self._recovery.answer_failed(asked, all_ops)
-                ids, ops = asked[left], all_ops[left]
             if ids is None or len(ids):
                 self._backend.send(ids, ops, encoded)
         except BaseException:
@@ -192,15 +233,15 @@ class Rounds(EnvAccess):
             if failed:
                 self._raise_failures(failed, asked, extras)
         if self._resets_in_flight:
-            self._forget_resets(asked)
+            if ids is None:
+                self._resets_in_flight = {}
+            else:
+                self._forget_resets(asked)
         return extras
 
     def _forget_resets(self, asked: list[int]) -> None:
-        if len(asked) == self.env_num:
-            self._resets_in_flight.clear()
-        else:
-            for i in asked:
-                self._resets_in_flight.pop(i, None)
+        for i in asked:
+            self._resets_in_flight.pop(i, None)
 
     def _raise_failures(self, failed: list[int], asked: list[int], extras: Mapping[int, Extra]) -> None:
         """Raise the first failure (a cause before its consequences); the results of the other envs are in `partial`."""

@@ -57,12 +57,16 @@ class ProcessBackend(Workers):
                 raise TypeError(f"the action or argument for env {i} cannot be sent to its worker: {error}") from error
         return encoded
 
+    def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
+        if ids is None and self._mail.tobytes() == self._all_done and not self._notes:
+            self.arena.mail[...] = box.IDLE
+            return {}
+        return super().take(ids)
+
     def finish(self, ids: Sequence[int] | None) -> None:
         if self._notes:
             self._show_notes()
         mail = self._mail.tobytes()
-        if mail == self._all_done:
-            return
         i = mail.find(box.DONE_FINAL)
         while i >= 0:
             self._extras[i] = RENEWED

@@ -211,15 +211,11 @@ class ShmemBackend(ProcessBackend):
         """
         if not IN_ORDER:
             fence()
-        rounds, number = self.control.rounds, self._round
+        control, number = self.control, self._round
         for w in workers:
-            rounds[w] = number
-        self._ring(workers)
-
-    def _ring(self, workers: Iterable[int]) -> None:
-        """Wake those of these workers that sleep."""
+            control.rounds[w] = number
         fence()
-        if 1 in self.control.sleepers.tobytes():
+        if 1 in control.sleepers.tobytes():
             for w in workers:
                 self._bells[w].ring()
 
@@ -235,7 +231,8 @@ class ShmemBackend(ProcessBackend):
                 self._post(worker, ch.PAYLOADS, 0, pickle.dumps(mine))
 
     def _wake(self, worker: WorkerProcess) -> None:
-        self._ring([worker.index])
+        fence()
+        self._bells[worker.index].ring()
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         if self.waited < LONG_ROUND:

@@ -65,6 +65,7 @@ class SB3VecEnv(VecEnv):
         self._has_own_step = type(self.venv).step is not BaseVectorEnv.step
         self._one_round = autoresets(self.venv)
         self._all_ids = range(self.venv.env_num)
+        self._plain_infos = [{"TimeLimit.truncated": False}] * self.venv.env_num
         self._actions: Any = None
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
@@ -121,30 +122,29 @@ class SB3VecEnv(VecEnv):
         if rewards.ndim != 1 or rewards.dtype == object:
             raise _vector_error(rewards)
         dones = terminated | truncated
-        infos = [{"TimeLimit.truncated": cut_off} for cut_off in (truncated & ~terminated).tolist()]
+        over = dones.nonzero()[0].tolist()
+        left = self._note_new_episodes(over, said) if over and self._one_round else over
+        infos = list(map(dict.copy, self._plain_infos))  # no line of Python for each env
         for i, info in said.items():
-            infos[i] = {**info, **infos[i]}
+            infos[i] = {**info, "TimeLimit.truncated": False}
+        for i in over:
+            infos[i]["TimeLimit.truncated"] = bool(truncated[i] > terminated[i])
         obs = nest.map(_own, obs)
-        if over := dones.nonzero()[0].tolist():
-            self._end_episodes(over, obs, infos)
-        return obs, rewards.astype(np.float32), dones, infos
-
-    def _end_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
-        """Put the last observations of these envs into `infos`; reset those that the step has not reset."""
-        # Where on_error="restart" made an end of a failure, no episode has begun.
-        failed = self.venv.failed_id if self._one_round else self._all_ids
-        left = []
-        for i in ids:
-            if i in failed:
-                left.append(i)
-                continue
-            first = infos[i]
-            infos[i] = first.pop("final_info")
-            infos[i]["TimeLimit.truncated"] = first.pop("TimeLimit.truncated")
-            infos[i]["terminal_observation"] = first.pop("final_obs")
-            self.reset_infos[i] = first
         if left:
             self._begin_episodes(left, obs, infos)
+        return obs, rewards.astype(np.float32), dones, infos
+
+    def _note_new_episodes(self, over: list[int], said: dict[int, dict[str, Any]]) -> list[int]:
+        """Part the infos of these envs, which the step has reset, in that of the reset and that of their last step,
+        which is left in `said`; returns the ids of those that it has not reset.
+        """
+        failed = self.venv.failed_id  # where on_error="restart" made an end of a failure
+        for i in over:
+            if i not in failed:
+                self.reset_infos[i] = first = said[i]
+                said[i] = last = first.pop("final_info")
+                last["terminal_observation"] = first.pop("final_obs")
+        return [i for i in over if i in failed] if failed else failed
 
     def _begin_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
         """Reset these envs: their last observations go into `infos`, the first ones into `obs`."""
