@@ -8,7 +8,6 @@ The worker's end blocks. The parent's end never does: what cannot be sent at onc
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
@@ -86,12 +85,15 @@ class Channel:
         """Send a frame, or as much of it as there is room for; returns True if all of it went."""
         size = sum(map(len, parts))
         frame = b"".join((HEADER.pack(size, kind, number), *parts))
+        sent = 0
         if not self._out and not self.ended and size < CHUNK:
-            with contextlib.suppress(OSError):  # full, or the worker is gone: as `flush` finds out
-                frame = frame[self._sock.send(frame, socket.MSG_DONTWAIT) :]  # all of it, nearly always
-        if not frame:
+            try:
+                sent = self._sock.send(frame, socket.MSG_DONTWAIT)
+            except OSError:  # full, or the worker is gone: as `flush` finds out
+                pass
+        if sent == len(frame):  # nearly always
             return True
-        self._out += frame
+        self._out += frame[sent:]
         return self.flush()
 
     def flush(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ class SubprocServer(Server):
     def bind(self, layout: Layout) -> None:
         self._block = Arena.build(layout, self.count)
         self._outputs, self._finals = self._block.outputs(), self._block.finals()
-        self._everyone = range(self.count)
+        self._everyone, self._all_done = range(self.count), bytes([box.DONE]) * self.count
         self.host.bind(layout, self._block)
 
     def serve(self) -> None:
@@ -53,8 +53,7 @@ class SubprocServer(Server):
                 self.timed(self._round, frame.payload)
 
     def _round(self, payload: bytes) -> None:
-        ops = payload[: self.count]
-        end = self.count
+        ops, end = payload[: self.count], self.count
         action = self._block.action
         if action is not None:
             end += action.nbytes
@@ -72,11 +71,14 @@ class SubprocServer(Server):
             self._answer([j], self.run(box.only(j, ops), action, load))
 
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
-        payload = self.extras_payload(extras) if extras else b""
+        if done is self._everyone and not extras:
+            self.link.write(ch.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
+            return
+        payload = self.extras_payload(extras)
         mail = bytearray(self.count)
         for j in done:
             mail[j] = answer_of(extras.get(j))
-        rows = slice(None) if len(done) == self.count else list(done)
+        rows = slice(None) if done is self._everyone else list(done)
         parts = [array[rows].tobytes() for array in self._outputs]
         if final := [j for j in done if mail[j] & box.FINAL]:
             parts += [array[final].tobytes() for array in self._finals]
@@ -86,9 +88,13 @@ class SubprocServer(Server):
 class Port(NamedTuple):
     """The memory of a worker's block in the parent's arena."""
 
+    block: slice
     mail: memoryview
     action: bytes | memoryview
-    outputs: list[memoryview]
+    outputs: list[tuple[memoryview, slice]]
+    """Each with the part of an ANSWERS frame that goes there when all envs of the block have answered."""
+    size: int
+    """Bytes of that frame, where there is nothing else in it."""
 
 
 class SubprocBackend(ProcessBackend):
@@ -103,69 +109,77 @@ class SubprocBackend(ProcessBackend):
         arena = Arena.build(layout, len(self._makers))
         self._outputs = [(array, array[0].nbytes) for array in arena.outputs()]
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
-        blocks = [slice(worker.start, worker.stop) for worker in self.workers]
-        self._ports = [
-            Port(
-                mail=arena.mail[block].data,
-                action=b"" if arena.action is None else _bytes_of(arena.action[block]),
-                outputs=[_bytes_of(array[block]) for array, size in self._outputs if size],
-            )
-            for block in blocks
-        ]
+        self._ports = [self._port(arena, slice(worker.start, worker.stop)) for worker in self.workers]
         return arena
+
+    def _port(self, arena: Arena, block: slice) -> Port:
+        end = block.stop - block.start
+        outputs = []
+        for array, size in self._outputs:
+            if size:
+                view = _bytes_of(array[block])
+                start, end = end, end + len(view)
+                outputs.append((view, slice(start, end)))
+        action = b"" if arena.action is None else _bytes_of(arena.action[block])
+        return Port(block, arena.mail[block].data, action, outputs, end)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = np.zeros(self._n, dtype=np.uint8)
-        asked[slice(None) if ids is None else ids] = ops
+        asked[... if ids is None else ids] = ops
         all_ops = asked.tobytes()
         with shield:
             for worker, port in zip(self.workers, self._ports, strict=True):
-                mine = all_ops[worker.start : worker.stop]
-                if not any(mine):
+                mine = all_ops[port.block]
+                if ids is not None and not any(mine):
                     continue
                 if worker.alive:
                     rest = _block_of(payloads, worker) if payloads else b""
                     self._post(worker, ch.ROUND, 0, mine, port.action, rest)
-                if box.all_ask(mine):
+                if ids is None:
                     port.mail[:] = mine
                 else:
-                    block = slice(worker.start, worker.stop)
-                    np.copyto(self.arena.mail[block], asked[block], where=asked[block] > 0)
+                    np.copyto(self.arena.mail[port.block], asked[port.block], where=asked[port.block] > 0)
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         for _ in range(PARENT_SPINS):
-            if self._poller.poll(0):
-                self._poll(0.0)
+            if events := self._poller.poll(0):
+                self._handle(events)
                 if done():
                     return
             os.sched_yield()
         self.poll_until(done, deadline)
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
-        payload, end = memoryview(frame.payload), len(worker.ids)
-        mail = frame.payload[:end]
-        port = self._ports[worker.index]
+        payload, port = memoryview(frame.payload), self._ports[worker.index]
+        mail = frame.payload[: len(worker.ids)]
         if box.IDLE not in mail:
-            answered: Any = worker.ids
-            for view in port.outputs:
-                start, end = end, end + len(view)
-                view[:] = payload[start:end]
-        else:
-            answered = [worker.start + j for j, answer in enumerate(mail) if answer]
-            for array, size in self._outputs:
-                start, end = end, end + len(answered) * size
-                array[answered] = _rows(payload[start:end], array, len(answered))
-        if final := [worker.start + j for j, answer in enumerate(mail) if answer & box.FINAL]:
-            for array, size in self._finals:
-                start, end = end, end + len(final) * size
-                array[final] = _rows(payload[start:end], array, len(final))
-        if end < len(payload):
-            self._load_extras(worker, frame.payload[end:], {i - worker.start for i in answered})
-        if answered is worker.ids:
+            for view, part in port.outputs:
+                view[:] = payload[part]
+            if len(payload) > port.size:
+                self._take_rest(worker, mail, worker.ids, payload[port.size :])
             port.mail[:] = mail
             return
+        answered = [worker.start + j for j, answer in enumerate(mail) if answer]
+        rest = self._take_arrays(self._outputs, answered, payload[len(mail) :])
+        if rest:
+            self._take_rest(worker, mail, answered, rest)
         for i in answered:
             self._mail[i] = mail[i - worker.start]
+
+    def _take_rest(self, worker: WorkerProcess, mail: bytes, answered: Sequence[int], payload: memoryview) -> None:
+        """Take what comes behind the rows: last observations, and extras."""
+        if final := [i for i in answered if mail[i - worker.start] & box.FINAL]:
+            payload = self._take_arrays(self._finals, final, payload)
+        if payload:
+            self._load_extras(worker, bytes(payload), {i - worker.start for i in answered})
+
+    def _take_arrays(self, arrays: list[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
+        """Take a row of each array for each of these envs; returns what comes behind them."""
+        end = 0
+        for array, size in arrays:
+            start, end = end, end + len(ids) * size
+            array[ids] = _rows(payload[start:end], array, len(ids))
+        return payload[end:]
 
 
 def _block_of(payloads: Mapping[int, Any], worker: WorkerProcess) -> bytes:

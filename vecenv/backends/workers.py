@@ -30,7 +30,7 @@ from vecenv.backends import channel as ch
 from vecenv.backends.arena import anonymous_file
 from vecenv.backends.base import Backend
 from vecenv.backends.channel import Frame
-from vecenv.backends.control import BUSY_NS, CALLS, DOING, NOTHING, Control
+from vecenv.backends.control import BUSY_NS, DOING, NOTHING, Control
 from vecenv.backends.failure import Failure, read_value
 from vecenv.backends.generators import worker_seeds
 from vecenv.backends.host import EnvReport
@@ -110,7 +110,7 @@ class Workers(Backend):
 
     def _launch(self, worker: WorkerProcess) -> None:
         line = self.control.line(worker.index)
-        line[CALLS], line[DOING] = 0, NOTHING
+        line[DOING] = NOTHING
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
         luggage = Luggage(
             makers=self._makers[worker.start : worker.stop],
@@ -189,11 +189,6 @@ class Workers(Backend):
         """Send a frame; what does not fit goes out while we wait for the answer."""
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
-        self.control.line(worker.index)[CALLS] += 1
-        self._wake(worker)
-
-    def _wake(self, worker: WorkerProcess) -> None:
-        """A frame is under way."""
 
     # Events.
 
@@ -219,7 +214,10 @@ class Workers(Backend):
         """Wait for events until the deadline (None: without end), and handle them."""
         # The system takes no wait of a month: whoever waits looks again.
         timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000
-        events = self._poller.poll(timeout)
+        self._handle(self._poller.poll(timeout))
+
+    def _handle(self, events: Sequence[tuple[int, int]]) -> None:
+        """Handle what `poll` has found."""
         with shield:
             for fd, event in events:
                 worker = self._by_fd.get(fd)
