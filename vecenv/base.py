@@ -155,8 +155,8 @@ class BaseVectorEnv(Rounds):
         self._check_open()
         ids = self._as_ids(id, env_id)
         self._send_resets(ids, kwargs)
-        mail, asked = self._mail, self._all_ids if ids is None else ids.tolist()
-        self._wait(lambda: all(mail[i] >= box.DONE for i in asked), None)
+        asked = self._all_ids if ids is None else ids.tolist()
+        self._wait(self._answered(asked), None)
         obs, _, _, _, info = self._hand_over.rows(ids, asked, self._take(ids, asked))
         return obs, info
 

@@ -17,23 +17,21 @@ def as_ids(id: Any, n: int) -> np.ndarray:
         array = np.asarray(id)
     except ValueError:
         raise TypeError(f"env ids must be integers, got {id!r}") from None
-    if array.dtype == np.bool_:
+    if array.dtype.kind == "b":
         if array.shape != (n,):
             raise ValueError(f"a bool mask of env ids must have the shape ({n},), got {array.shape}")
-        array = np.flatnonzero(array)
+        array = array.nonzero()[0]
     elif array.size and not _are_integers(array, id):
         raise TypeError(f"env ids must be integers, got {id!r}")
-    if array.size == 0:
+    rows = array.reshape(-1).tolist()  # few, nearly always: Python is quicker than numpy
+    if not rows:
         raise ValueError("no env ids given; pass at least one, or None for all")
-    if array.min() < 0 or array.max() >= n:
-        wrong = next(i for i in array.reshape(-1).tolist() if not 0 <= i < n)
+    if min(rows) < 0 or max(rows) >= n:
+        wrong = next(i for i in rows if not 0 <= i < n)
         raise IndexError(f"env id {wrong} is out of range for {n} envs (0 to {n - 1})")
-    ids = np.array(array, dtype=np.int64).reshape(-1)
-    if len(ids) > 1:
-        counts = np.bincount(ids, minlength=1)
-        if counts.max() > 1:
-            raise ValueError(f"env id {int(counts.argmax())} is given twice")
-    return ids
+    if len(set(rows)) < len(rows):
+        raise ValueError(f"env id {next(i for i in rows if rows.count(i) > 1)} is given twice")
+    return array.reshape(-1).astype(np.int64)
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
@@ -42,4 +40,4 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
         return False
     if array.dtype == object:
         return all(type(i) is int for i in array.reshape(-1).tolist())
-    return np.issubdtype(array.dtype, np.integer)
+    return array.dtype.kind in "iu"

@@ -35,6 +35,7 @@ class Rounds(EnvAccess):
     _mail: Any
     _all_done: bytes
     _all_idle: bytes
+    _all_answered: Callable[[], bool]
     _order: list[np.ndarray | None]
     """The ids of each round in flight, as they were asked for (None: all)."""
     _action_leaf: Leaf | None
@@ -206,6 +207,15 @@ class Rounds(EnvAccess):
 
         return enough
 
+    def _answered(self, asked: list[int]) -> Callable[[], bool]:
+        """A test whether these envs have answered."""
+        if len(asked) == self.env_num:
+            return self._all_answered
+        mail = self._mail
+        if self._in_flight() == len(asked):
+            return self._enough(len(asked))
+        return lambda: all(mail[i] >= box.DONE for i in asked)
+
     def _finished_ids(self) -> tuple[np.ndarray, list[int]]:
         """The envs to return now: in the order in which they were sent when all are back, else as they are found."""
         order, self._order = self._order, []
@@ -259,12 +269,15 @@ class Rounds(EnvAccess):
     # Checks.
 
     def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
-        """The ids of a call, None for all."""
+        """The ids of a call, None for all in their order."""
         if env_id is not None:
             if id is not None:
                 raise TypeError("pass id or env_id, which are two names of one argument, not both")
             id = env_id
-        return None if id is None else as_ids(id, self.env_num)
+        if id is None:
+            return None
+        ids = as_ids(id, self.env_num)
+        return None if len(ids) == self.env_num and ids.tolist() == self._all_ids else ids
 
     def _wrap_id(self, id: Any = None) -> list[int]:
         """The ids of a call as a list (a name that subclasses written for tianshou use)."""

@@ -306,7 +306,8 @@ class Workers(Backend):
         self._on_end(worker)
 
     def look(self) -> None:
-        self._poll(0.0)
+        if events := self._poller.poll(0):
+            self._handle(events)
 
     def busy_time(self) -> list[float]:
         return [self.control.line(worker.index)[BUSY_NS] / 1e9 for worker in self.workers]
