@@ -249,7 +249,7 @@ def without(name):
 BROKEN = [
     (on(StaleBackend), {"rows", "options_of_reset", "mixed_rounds", "autoreset", "async", "env_errors"}),
     (on(SwapsRows), {"rows", "mixed_rounds", "autoreset", "async", "env_errors"}),
-    (on(RunsTwice), {"rows", "mixed_rounds", "autoreset", "async"}),
+    (on(RunsTwice), {"rows", "mixed_rounds", "autoreset"}),
     (on(ForgetsSeeds), {"seeds"}),
     (on(WrapsEnvErrors), {"env_errors", "observations_fit_their_space"}),
     (ReturnsViews, {"returned_arrays_stay"}),

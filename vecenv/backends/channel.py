@@ -8,6 +8,7 @@ The worker's end blocks. The parent's end never does: what cannot be sent at onc
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -87,10 +88,8 @@ class Channel:
         frame = b"".join((HEADER.pack(size, kind, number), *parts))
         sent = 0
         if not self._out and not self.ended and size < CHUNK:
-            try:
+            with contextlib.suppress(OSError):  # full, or the worker is gone: as `flush` finds out
                 sent = self._sock.send(frame, socket.MSG_DONTWAIT)
-            except OSError:  # full, or the worker is gone: as `flush` finds out
-                pass
         if sent == len(frame):  # nearly always
             return True
         self._out += frame[sent:]
