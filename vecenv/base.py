@@ -132,6 +132,9 @@ class BaseVectorEnv(Rounds):
         self._strict, self._check_actions = strict, check_actions
         if layout.action is not None and not strict and not check_actions:
             self._plain_actions = (n, *layout.action.shape), layout.action.dtype
+            # A subclass may change the halves of a step.
+            halves = type(self).send, type(self).recv
+            self._steps_plainly = not self.is_async and halves == (BaseVectorEnv.send, BaseVectorEnv.recv)
         self._all_ids = list(range(n))
         self._hand_over = HandOver(self._arena, layout, self._all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self._unreset = np.ones(n, dtype=np.bool_)
@@ -176,8 +179,16 @@ class BaseVectorEnv(Rounds):
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
         """
-        if action is None and reset is None:
+        if self.is_closed or self._forks != _forks:
             self._check_open()
+        if self._steps_plainly and id is None and env_id is None:
+            begin = perf_counter()
+            if self._send_plainly(action, reset, autoreset):
+                self._dispatch_time += perf_counter() - begin
+                self._wait(self._all_answered, None)
+                extras = self._take(None, self._all_ids)
+                return *self._hand_over.columns(None, extras), self._hand_over.info(self._all_ids, extras)
+        if action is None and reset is None:
             self._as_ids(id, env_id)
             if not self.is_async and not self._in_flight():
                 raise ValueError(
@@ -208,11 +219,6 @@ class BaseVectorEnv(Rounds):
             self._check_open()
         begin = perf_counter()
         ids = None
-        if autoreset and not self._backend.autoresets:
-            raise TypeError(
-                f"{type(self._backend).__name__} cannot reset an env in the round of its last step "
-                "(autoreset=True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
-            )
         if id is not None or env_id is not None or kwargs or not self._send_plainly(action, reset, autoreset):
             if action is None:
                 if reset is None:
@@ -224,6 +230,11 @@ class BaseVectorEnv(Rounds):
             else:
                 ids = self._as_ids(id, env_id)
                 resets = None if reset is None else self._reset_rows(ids, reset)
+                if autoreset and not self._backend.autoresets:
+                    raise TypeError(
+                        f"{type(self._backend).__name__} cannot reset an env in the round of its last step (autoreset="
+                        "True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
+                    )
                 self._send_steps(ids, action, resets, autoreset, kwargs)
         self._order.append(ids)
         self._dispatch_time += perf_counter() - begin

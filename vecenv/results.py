@@ -109,13 +109,12 @@ class HandOver:
 
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
+        quiet = self._quiet if asked is self._all else map(self._quiet.__getitem__, asked)
+        infos = np.fromiter(map(dict.copy, quiet), object, len(asked))  # no line of Python for each env
         if self.own_ids:
             self.own_ids = {}
-        all_asked = asked is self._all
-        quiet = self._quiet if all_asked else map(self._quiet.__getitem__, asked)
-        infos = np.fromiter(map(dict.copy, quiet), object, len(asked))  # no line of Python for each env
         if extras:
-            row_of = self._all if all_asked else {i: row for row, i in enumerate(asked)}
+            row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
             for i, extra in extras.items():
                 infos[row_of[i]] = self._info(i, extra)
         return infos

@@ -47,6 +47,8 @@ class Rounds(EnvAccess):
 
     _plain_actions: tuple[tuple[int, ...] | None, np.dtype | None] = None, None
     """Shape and dtype of actions of all envs that need no second look."""
+    _steps_plainly: bool = False
+    """Whether `step` with such actions may do without `send` and `recv`."""
 
     # What is sent.
 
@@ -64,6 +66,7 @@ class Rounds(EnvAccess):
             or self._mail.tobytes() != self._all_idle
             or self._backend.lost
             or self._recovery.errors
+            or (autoreset and not self._backend.autoresets)
         ):
             return False
         ops: Any = box.STEP_RESET if autoreset else box.STEP
@@ -141,14 +144,16 @@ class Rounds(EnvAccess):
             all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
             left = self._recovery.answer_failed(asked, all_ops)
             ids, ops = asked[left], all_ops[left]
-        self._start(ids, ops, encoded)
+        if ids is None or len(ids):
+            self._start(ids, ops, encoded)
+        else:
+            self._rounds += 1
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
         """Hand a round to the backend."""
         self._rounds += 1
         try:
-            if ids is None or len(ids):
-                self._backend.send(ids, ops, encoded)
+            self._backend.send(ids, ops, encoded)
         except BaseException:
             # Interrupted: in flight is what reached the post boxes.
             self._resets_in_flight = {i: a for i, a in self._resets_in_flight.items() if self._mail[i] != box.IDLE}
