@@ -160,8 +160,8 @@ class BaseVectorEnv(Rounds):
         self._send_resets(ids, kwargs)
         asked = self._all_ids if ids is None else ids.tolist()
         self._wait(self._answered(asked), None)
-        obs, _, _, _, info = self._hand_over.rows(ids, asked, self._take(ids, asked))
-        return obs, info
+        extras = self._take(ids, asked)
+        return self._hand_over.obs(ids, extras), self._hand_over.info(asked, extras)
 
     def step(
         self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, autoreset: bool = False
