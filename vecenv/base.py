@@ -182,11 +182,8 @@ class BaseVectorEnv(Rounds):
         if self.is_closed or self._forks != _forks:
             self._check_open()
         if self._steps_plainly and id is None and env_id is None:
-            begin = perf_counter()
-            if self._send_plainly(action, reset, autoreset):
-                self._dispatch_time += perf_counter() - begin
-                self._wait(self._all_answered, None)
-                extras = self._take(None, self._all_ids)
+            extras = self._exchange(action, reset, autoreset)
+            if extras is not None:
                 return *self._hand_over.columns(None, extras), self._hand_over.info(self._all_ids, extras)
         if action is None and reset is None:
             self._as_ids(id, env_id)

@@ -52,6 +52,15 @@ class Rounds(EnvAccess):
 
     # What is sent.
 
+    def _exchange(self, action: Any, reset: Any, autoreset: bool) -> Mapping[int, Extra] | None:
+        """A plain round from its begin to its end; None if it is another: then nothing is done."""
+        begin = perf_counter()
+        if not self._send_plainly(action, reset, autoreset):
+            return None
+        self._dispatch_time += perf_counter() - begin
+        self._wait(self._all_answered, None)
+        return self._take(None, self._all_ids)
+
     def _send_plainly(self, action: Any, reset: Any, autoreset: bool) -> bool:
         """Send the round that nearly every round is: all envs, actions as the arena has them, `reset` None or a mask.
 

@@ -77,6 +77,17 @@ OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any
 """A batch whose infos are those that the envs gave, of the envs that said anything."""
 
 
+def step(venv: Any, ids: Sequence[int], actions: Any, autoreset: bool) -> OwnStep:
+    """`send` to all envs, which are `ids`, and `receive`."""
+    if type(venv).step is BaseVectorEnv.step and venv._steps_plainly:
+        venv._check_open()
+        extras = venv._exchange(actions, None, autoreset)
+        if extras is not None:
+            return *venv._hand_over.columns(None, extras), venv._hand_over.own_infos(extras) if extras else {}
+    venv.send(actions, autoreset=autoreset)
+    return receive(venv, ids)
+
+
 def receive(venv: Any, ids: Sequence[int]) -> OwnStep:
     """The batch of `recv`, which is of `ids`."""
     if type(venv).recv is BaseVectorEnv.recv:  # without an info for each env

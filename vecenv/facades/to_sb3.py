@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import EnvContractError
-from vecenv.facades.engine import autoresets, own_infos, receive, with_own_infos
+from vecenv.facades.engine import OwnStep, autoresets, own_infos, receive, step, with_own_infos
 from vecenv.facades.from_gymnasium import SameStepEnvs
 from vecenv.seeding import check_seed
 
@@ -97,6 +97,13 @@ class SB3VecEnv(VecEnv):
         own_infos(self.venv, self._all_ids if ids is None else ids, infos)
         return obs, infos
 
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """`step_async` and `step_wait` at once."""
+        self._check_idle()
+        if self._has_own_step:
+            return self._results(self._own_step(actions))
+        return self._results(step(self.venv, self._all_ids, actions, self._one_round))
+
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step in all envs; RuntimeError if one is pending, ValueError for a wrong number of actions."""
         self._check_idle()
@@ -114,11 +121,14 @@ class SB3VecEnv(VecEnv):
         if not self._pending:
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
-        if self._has_own_step:
-            step = with_own_infos(self.venv, self._all_ids, self.venv.step(self._actions))
-        else:
-            step = receive(self.venv, self._all_ids)
-        obs, rewards, terminated, truncated, said = step
+        return self._results(self._own_step(self._actions) if self._has_own_step else receive(self.venv, self._all_ids))
+
+    def _own_step(self, actions: Any) -> OwnStep:
+        return with_own_infos(self.venv, self._all_ids, self.venv.step(actions))
+
+    def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """A step of the engine as SB3 has it; envs whose episodes ended are reset, if the step has not done it."""
+        obs, rewards, terminated, truncated, said = results
         if rewards.ndim != 1 or rewards.dtype == object:
             raise _vector_error(rewards)
         dones = terminated | truncated
