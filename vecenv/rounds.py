@@ -79,7 +79,7 @@ class Rounds(EnvAccess):
         ):
             return False
         ops: Any = box.STEP_RESET if autoreset else box.STEP
-        resets = 0
+        chosen: list[int] = []
         if reset is not None:
             if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self._arena.mail.shape:
                 return False
@@ -87,12 +87,12 @@ class Rounds(EnvAccess):
                 op, ops = ops, np.empty(self.env_num, dtype=np.uint8)
                 ops.fill(op)
                 ops[reset] = box.RESET
-                self._resets_in_flight = dict.fromkeys(chosen, NO_ARGUMENTS)  # of an idle env there is none in flight
-                resets = len(chosen)
         self._arena.action[...] = action  # type: ignore[index]
-        self._start(None, ops, {})
-        self._resets += resets
-        self._steps += self.env_num - resets
+        if chosen:
+            self._resets_in_flight = dict.fromkeys(chosen, NO_ARGUMENTS)  # of an idle env there is none in flight
+            self._resets += len(chosen)
+        self._send(None, ops, {})
+        self._steps += self.env_num - len(chosen)
         return True
 
     def _send_steps(
@@ -147,22 +147,16 @@ class Rounds(EnvAccess):
         self._send(ids, box.RESET_KWARGS if kwargs else box.RESET, encoded)
 
     def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Start a checked round; those that failed answer at once."""
-        if self._recovery.errors:
-            asked = np.arange(self.env_num) if ids is None else ids
-            all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
-            left = self._recovery.answer_failed(asked, all_ops)
-            ids, ops = asked[left], all_ops[left]
-        if ids is None or len(ids):
-            self._start(ids, ops, encoded)
-        else:
-            self._rounds += 1
-
-    def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Hand a round to the backend."""
+        """Hand a checked round to the backend; envs that failed answer at once."""
         self._rounds += 1
         try:
-            self._backend.send(ids, ops, encoded)
+            if self._recovery.errors:
+                asked = np.arange(self.env_num) if ids is None else ids
+                all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
+                left = self._recovery.answer_failed(asked, all_ops)
+                ids, ops = asked[left], all_ops[left]
+            if ids is None or len(ids):
+                self._backend.send(ids, ops, encoded)
         except BaseException:
             # Interrupted: in flight is what reached the post boxes.
             self._resets_in_flight = {i: a for i, a in self._resets_in_flight.items() if self._mail[i] != box.IDLE}
