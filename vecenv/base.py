@@ -179,12 +179,11 @@ class BaseVectorEnv(Rounds):
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
         """
-        if self.is_closed or self._forks != _forks:
-            self._check_open()
+        self._check_open()
         if self._steps_plainly and id is None and env_id is None:
             extras = self._exchange(action, reset, autoreset)
             if extras is not None:
-                return *self._hand_over.columns(None, extras), self._hand_over.info(self._all_ids, extras)
+                return self._hand_over.rows(None, self._all_ids, extras)
         if action is None and reset is None:
             self._as_ids(id, env_id)
             if not self.is_async and not self._in_flight():
@@ -212,8 +211,7 @@ class BaseVectorEnv(Rounds):
         ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
         RuntimeError for an env that is still stepping, and the old error of an env that failed.
         """
-        if self.is_closed or self._forks != _forks:
-            self._check_open()
+        self._check_open()
         begin = perf_counter()
         ids = None
         if id is not None or env_id is not None or kwargs or not self._send_plainly(action, reset, autoreset):
@@ -242,14 +240,12 @@ class BaseVectorEnv(Rounds):
         All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
         that failed is raised with the others' results in its `partial`.
         """
-        ids, asked, extras = self._receive()
-        hand_over = self._hand_over
-        return *hand_over.columns(ids, extras), hand_over.info(asked, extras)
+        received = self._receive()
+        return self._hand_over.rows(*received)
 
     def _receive(self) -> tuple[np.ndarray | None, list[int], Mapping[int, Extra]]:
         """Wait for what `recv` returns and take it: what `HandOver.rows` makes the batch of."""
-        if self.is_closed or self._forks != _forks:
-            self._check_open()
+        self._check_open()
         order = self._order
         if len(order) == 1 and order[0] is None and not self.is_async:
             self._wait(self._all_answered, None)

@@ -16,6 +16,8 @@ Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated)"""
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
+OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]
+"""A batch whose infos are those that the envs gave, of the envs that said anything."""
 
 
 class HandOver:
@@ -107,6 +109,10 @@ class HandOver:
             return nest.object_array([vectors.get(i, self._arena.reward[i]) for i in asked])
         return reward
 
+    def own_rows(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> OwnStep:
+        """What `rows` returns, with infos as the envs gave them, of those that said anything."""
+        return *self.columns(ids, extras), self.own_infos(extras) if extras else {}
+
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
         quiet = self._quiet if asked is self._all else map(self._quiet.__getitem__, asked)
@@ -131,18 +137,12 @@ class HandOver:
         return {i: info for i in sorted(extras) if (info := self._own_info(i, extras[i]))}
 
     def _own_info(self, i: int, extra: Extra) -> dict[str, Any]:
-        info = dict(extra.info) if extra.info else {}
+        info = dict(extra.info or {})
         if extra.final is not None:
-            info["final_obs"] = self._last_obs(i, extra.final.objects)
-            info["final_info"] = dict(extra.final.info)
+            objects = iter(extra.final.objects or ())
+            last = nest.map(lambda leaf: next(objects) if leaf.dtype == object else _row(leaf, i), self._arena.final)
+            info |= {"final_obs": last, "final_info": dict(extra.final.info)}
         return info
-
-    def _last_obs(self, i: int, objects: Sequence[Any] | None) -> Any:
-        """The last observation of the episode of env i that ended in this round."""
-        if not objects:
-            return nest.map(lambda leaf: _row(leaf, i), self._arena.final)
-        values = iter(objects)
-        return nest.map(lambda leaf: next(values) if leaf.dtype == object else _row(leaf, i), self._arena.final)
 
 
 def _row(leaf: np.ndarray, i: int) -> Any:

@@ -84,9 +84,7 @@ class Rounds(EnvAccess):
             if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self._arena.mail.shape:
                 return False
             if chosen := reset.nonzero()[0].tolist():
-                op, ops = ops, np.empty(self.env_num, dtype=np.uint8)
-                ops.fill(op)
-                ops[reset] = box.RESET
+                ops = _mixed(ops, reset, box.RESET)
         self._arena.action[...] = action  # type: ignore[index]
         if chosen:
             self._resets_in_flight = dict.fromkeys(chosen, NO_ARGUMENTS)  # of an idle env there is none in flight
@@ -125,9 +123,7 @@ class Rounds(EnvAccess):
                 del payloads[i]
             if kwargs:
                 payloads.update(args)
-            op, ops = ops, np.empty(len(asked), dtype=np.uint8)
-            ops.fill(op)
-            ops[resets] = box.RESET_KWARGS if kwargs else box.RESET
+            ops = _mixed(ops, resets, box.RESET_KWARGS if kwargs else box.RESET)
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
         encoded = self._backend.encode(payloads) if payloads else {}
@@ -217,11 +213,9 @@ class Rounds(EnvAccess):
 
     def _answered(self, asked: list[int]) -> Callable[[], bool]:
         """A test whether these envs have answered."""
-        if len(asked) == self.env_num:
-            return self._all_answered
-        mail = self._mail
         if self._in_flight() == len(asked):
             return self._enough(len(asked))
+        mail = self._mail
         return lambda: all(mail[i] >= box.DONE for i in asked)
 
     def _finished_ids(self) -> tuple[np.ndarray, list[int]]:
@@ -334,3 +328,11 @@ class Rounds(EnvAccess):
 
 def _rows_of(ids: np.ndarray | None) -> Any:
     return ... if ids is None else ids
+
+
+def _mixed(op: int, resets: Any, reset: int) -> np.ndarray:
+    """The operation of each row: `reset` for those in the mask `resets`, `op` for the others."""
+    ops = np.empty(len(resets), dtype=np.uint8)
+    ops.fill(op)
+    ops[resets] = reset
+    return ops

@@ -9,6 +9,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
+from vecenv.results import OwnStep as OwnStep
 from vecenv.results import Step
 from vecenv.wrappers import VectorEnvWrapper
 
@@ -73,17 +74,16 @@ def own_infos(venv: Any, ids: Sequence[int], infos: Sequence[dict[str, Any]]) ->
                 info["env_id"] = own_ids[i]
 
 
-OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]
-"""A batch whose infos are those that the envs gave, of the envs that said anything."""
-
-
 def step(venv: Any, ids: Sequence[int], actions: Any, autoreset: bool) -> OwnStep:
-    """`send` to all envs, which are `ids`, and `receive`."""
-    if type(venv).step is BaseVectorEnv.step and venv._steps_plainly:
-        venv._check_open()
+    """The batch of `step` of all envs, which are `ids`."""
+    if type(venv).step is not BaseVectorEnv.step:
+        return with_own_infos(venv, ids, venv.step(actions))
+    venv._check_open()
+    if venv._steps_plainly:
         extras = venv._exchange(actions, None, autoreset)
         if extras is not None:
-            return *venv._hand_over.columns(None, extras), venv._hand_over.own_infos(extras) if extras else {}
+            own: OwnStep = venv._hand_over.own_rows(None, extras)
+            return own
     venv.send(actions, autoreset=autoreset)
     return receive(venv, ids)
 
@@ -92,7 +92,8 @@ def receive(venv: Any, ids: Sequence[int]) -> OwnStep:
     """The batch of `recv`, which is of `ids`."""
     if type(venv).recv is BaseVectorEnv.recv:  # without an info for each env
         rows, _, extras = venv._receive()
-        return *venv._hand_over.columns(rows, extras), venv._hand_over.own_infos(extras) if extras else {}
+        own: OwnStep = venv._hand_over.own_rows(rows, extras)
+        return own
     return with_own_infos(venv, ids, venv.recv())
 
 

@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import EnvContractError
-from vecenv.facades.engine import OwnStep, autoresets, own_infos, receive, step, with_own_infos
+from vecenv.facades.engine import OwnStep, autoresets, own_infos, receive, step
 from vecenv.facades.from_gymnasium import SameStepEnvs
 from vecenv.seeding import check_seed
 
@@ -100,8 +100,6 @@ class SB3VecEnv(VecEnv):
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """`step_async` and `step_wait` at once."""
         self._check_idle()
-        if self._has_own_step:
-            return self._results(self._own_step(actions))
         return self._results(step(self.venv, self._all_ids, actions, self._one_round))
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -121,10 +119,9 @@ class SB3VecEnv(VecEnv):
         if not self._pending:
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
-        return self._results(self._own_step(self._actions) if self._has_own_step else receive(self.venv, self._all_ids))
-
-    def _own_step(self, actions: Any) -> OwnStep:
-        return with_own_infos(self.venv, self._all_ids, self.venv.step(actions))
+        if self._has_own_step:
+            return self._results(step(self.venv, self._all_ids, self._actions, self._one_round))
+        return self._results(receive(self.venv, self._all_ids))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """A step of the engine as SB3 has it; envs whose episodes ended are reset, if the step has not done it."""
@@ -154,7 +151,7 @@ class SB3VecEnv(VecEnv):
                 self.reset_infos[i] = first = said[i]
                 said[i] = last = first.pop("final_info")
                 last["terminal_observation"] = first.pop("final_obs")
-        return [i for i in over if i in failed] if failed else failed
+        return [i for i in over if i in failed]
 
     def _begin_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
         """Reset these envs: their last observations go into `infos`, the first ones into `obs`."""
