@@ -108,12 +108,13 @@ class ActionSplitter:
 
     def __init__(self, batched: Any, single: Any) -> None:
         self._batched = batched
-        self._is_array = is_array_space(single) and _is_gymnasiums(iterate, batched)
+        self.takes_arrays = is_array_space(single) and _is_gymnasiums(iterate, batched)
+        """Whether an array with a row for each env is taken as it is."""
         self._is_dict = isinstance(single, spaces.Dict)
 
     def split(self, actions: Any) -> Any:
         """`actions` as an array or a list; TypeError for what cannot be taken apart. The engine counts them."""
-        if self._is_array:
+        if self.takes_arrays:
             if actions.__class__ is np.ndarray and actions.ndim:
                 return actions
             return actions if hasattr(actions, "__len__") and getattr(actions, "ndim", True) else _listed(actions)

@@ -28,6 +28,11 @@ def autoresets(venv: Any) -> bool:
     return venv._backend.autoresets
 
 
+def steps_plainly(venv: Any) -> bool:
+    """Whether `exchange` is worth a try: `step` is that of the engine, which may do without `send` and `recv`."""
+    return type(venv).step is BaseVectorEnv.step and venv._steps_plainly
+
+
 def rounds_begun(venv: Any) -> int:
     """How many rounds the engine has started: a call that was refused is none."""
     return venv._rounds
@@ -78,14 +83,17 @@ def step(venv: Any, ids: Sequence[int], actions: Any, autoreset: bool) -> OwnSte
     """The batch of `step` of all envs, which are `ids`."""
     if type(venv).step is not BaseVectorEnv.step:
         return with_own_infos(venv, ids, venv.step(actions))
-    venv._check_open()
-    if venv._steps_plainly:
-        extras = venv._exchange(actions, None, autoreset)
-        if extras is not None:
-            own: OwnStep = venv._hand_over.own_rows(None, extras)
-            return own
+    if venv._steps_plainly and (own := exchange(venv, actions, None, autoreset)) is not None:
+        return own
     venv.send(actions, autoreset=autoreset)
     return receive(venv, ids)
+
+
+def exchange(venv: Any, actions: Any, reset: Any, autoreset: bool) -> OwnStep | None:
+    """A step of all envs in one go, where `steps_plainly`; None if it has to go by halves: then nothing is done."""
+    venv._check_open()
+    extras = venv._exchange(actions, reset, autoreset)
+    return None if extras is None else venv._hand_over.own_rows(None, extras)
 
 
 def receive(venv: Any, ids: Sequence[int]) -> OwnStep:

@@ -25,9 +25,11 @@ from vecenv.facades.engine import (
     autoresets,
     check_engine,
     check_idle,
+    exchange,
     receive,
     returns_views,
     rounds_begun,
+    steps_plainly,
 )
 from vecenv.facades.episodes import Episodes
 from vecenv.facades.random_starts import spread_out
@@ -128,6 +130,12 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._one_round = same_step and not seed_episodes and autoresets(venv)
         self._has_views = returns_views(venv)
         self._episodes = Episodes(n, seed_episodes)
+        # A subclass may change the halves of a step.
+        halves = type(self).step_async, type(self).step_wait
+        has_own_halves = halves != (GymnasiumVectorEnv.step_async, GymnasiumVectorEnv.step_wait)
+        self._steps_plainly = steps_plainly(venv) and self._actions.takes_arrays and not has_own_halves
+        self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
+        """Whether a step that begins with episodes that are over is a round like others."""
         self._ids = range(n)
         self._resetting: Sequence[int] = ()
         self._ended: _Ended | None = None
@@ -201,6 +209,10 @@ class GymnasiumVectorEnv(AsyncCalls):
         numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions;
         EnvContractError if envs differ in the shape of their rewards.
         """
+        if self._steps_plainly:
+            self._begin("step_async")
+            if (step := self._exchange(actions)) is not None:
+                return self._results(step, None)
         self.step_async(actions)
         return self.step_wait()
 
@@ -224,26 +236,31 @@ class GymnasiumVectorEnv(AsyncCalls):
         """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
         self._expect(STEP)
         deadline = None if timeout is None else as_deadline(timeout)
-        if self._ended is None:
-            if deadline is not None:
-                self._await(STEP, deadline)
-            obs, rew, terminated, truncated, infos = step = self._receive(self._ids)
-            if rew.dtype is not FLOAT64 or rew.ndim > 1 or self._reward_shape:
-                rew = self._vector_rewards(_Rows(*step))
-            if self._latest.is_kept:
-                self._latest.note(self._ids, obs)
-            self._episodes.note_all(terminated | truncated)
-            if not self._episodes.ended or self.autoreset_mode is not AutoresetMode.SAME_STEP:
-                batch = vector_infos(infos.items(), self.num_envs) if infos else {}
-                return self._obs.join(obs), rew, terminated, truncated, batch
-            ended = self._end_episodes(_Rows(obs, rew, terminated, truncated, infos))
-            if not ended.left:
-                return self._with_final(ended)
-            self._ended = ended
-            self._reset_ended(ended.left)
         if deadline is not None:
             self._await(STEP, deadline)
+        if self._ended is None:
+            return self._results(self._receive(self._ids), deadline)
         return self._with_final(self._receive_reset(self._ended))
+
+    def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
+        """A step of the engine as `step` returns it; in SAME_STEP mode the envs are reset whose episodes it ended."""
+        obs, rew, terminated, truncated, infos = step
+        if rew.dtype is not FLOAT64 or rew.ndim > 1 or self._reward_shape:
+            rew = self._vector_rewards(_Rows(*step))
+        if self._latest.is_kept:
+            self._latest.note(self._ids, obs)
+        self._episodes.note_all(terminated | truncated)
+        if not self._episodes.ended or self.autoreset_mode is not AutoresetMode.SAME_STEP:
+            batch = vector_infos(infos.items(), self.num_envs) if infos else {}
+            return self._obs.join(obs), rew, terminated, truncated, batch
+        ended = self._end_episodes(_Rows(obs, rew, terminated, truncated, infos))
+        if ended.left:
+            self._ended = ended
+            self._reset_ended(ended.left)
+            if deadline is not None:
+                self._await(STEP, deadline)
+            ended = self._receive_reset(ended)
+        return self._with_final(ended)
 
     def _vector_rewards(self, step: _Rows) -> np.ndarray:
         """Rewards that are vectors, also in a round in which all envs were reset; EnvContractError for a mixture."""
@@ -301,30 +318,52 @@ class GymnasiumVectorEnv(AsyncCalls):
 
     # The engine.
 
+    def _exchange(self, actions: Any) -> OwnStep | None:
+        """A step in one go, which costs less than its halves; None if it has to go by these: then nothing is done."""
+        reset = None
+        if self._episodes.ended:
+            if not self._resets_plainly:
+                return None
+            reset = self._episodes.over
+        before, self._autoreset = rounds_begun(self.venv), self._one_round
+        try:
+            step = exchange(self.venv, actions, reset, self._one_round)
+        except BaseException as error:
+            self._raised(STEP, before, error)
+            raise
+        return step if step is None or not self._has_views else self._as_copies(step)
+
     def _send(self, call: str, actions: Any, reset: Any, autoreset: bool, **kwargs: Any) -> None:
         """Start a round; the call is pending if anything was started, though it was interrupted."""
         before, self._autoreset = rounds_begun(self.venv), autoreset
         try:
             self.venv.send(actions, reset=reset, autoreset=autoreset, **kwargs)
         except BaseException as error:
-            if rounds_begun(self.venv) != before and self._is_waiting():
-                self._pending = call
-            else:
-                self._give_up(error)
+            self._raised(call, before, error)
             raise
         self._pending = call
+
+    def _raised(self, call: str, before: int, error: BaseException) -> None:
+        """The call is pending if a round that it began goes on; `before` is how many had begun before it."""
+        if rounds_begun(self.venv) != before and self._is_waiting():
+            self._pending = call
+        else:
+            self._give_up(error)
 
     def _receive(self, ids: Sequence[int]) -> OwnStep:
         """The results of the round, which is of `ids`; no call is pending any more, unless this was interrupted."""
         try:
-            obs, rew, terminated, truncated, infos = step = receive(self.venv, ids)
+            step = receive(self.venv, ids)
         except BaseException as error:
             if not self._is_waiting():
                 self._give_up(error)
             raise
         self._pending = None
-        if not self._has_views:
-            return step
+        return self._as_copies(step) if self._has_views else step
+
+    def _as_copies(self, step: OwnStep) -> OwnStep:
+        """What the engine returned as views; only observations may be handed on as such."""
+        obs, rew, terminated, truncated, infos = step
         return self._owned(obs), rew.copy(), terminated.copy(), truncated.copy(), infos
 
     def _is_waiting(self) -> bool:
