@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,8 +116,7 @@ class Actor:
         if self._call.memory is not None:
             self._call.memory = Memory(policy if self.module is None else self.module, env.env_num)
         self._tensor = sys.modules["torch"].Tensor
-        torch_policy.policy = self._call_on_device
-        return torch_policy
+        return partial(torch_policy.carry, self._call_on_device)
 
     def _call_on_device(self, obs: Any) -> dict[str, Any]:
         outputs = self._call(obs)

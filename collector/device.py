@@ -6,7 +6,7 @@ How the data gets there is in `collector.staging`; this file and what it re-expo
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,17 @@ class TorchPolicy:
         self.module = moved if isinstance(moved, torch.nn.Module) else None
         self.policy = prepare_policy(moved, target, cudagraph, compile, rows=rows, exploration=exploration)
         self._exploration = exploration
+        self._inference = torch.inference_mode()  # one for all calls: making it costs as much as entering it
         self._transfer = Staged(target, rows, memory=memory) if target.type == "cuda" else Direct(target)
 
     def __call__(self, obs: Any) -> dict[str, np.ndarray]:
         """The policy's outputs for `(k, ...)` observations; valid until the next call."""
-        with torch.inference_mode():
-            output = self.policy(self._transfer.to_device(obs))
-            return self._transfer.to_numpy(read_output(output, self._exploration))
+        return self.carry(lambda tensors: read_output(self.policy(tensors), self._exploration), obs)
+
+    def carry(self, ask: Callable[[Any], dict[str, Any]], obs: Any) -> dict[str, np.ndarray]:
+        """What `ask`, called with the observations on the device, returns; valid until the next call."""
+        with self._inference:
+            return self._transfer.to_numpy(ask(self._transfer.to_device(obs)))
 
 
 def _tensors_of(policy: Policy) -> list[torch.Tensor]:
