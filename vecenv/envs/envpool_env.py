@@ -87,13 +87,12 @@ class EnvPoolVectorEnv(BaseVectorEnv):
         # The pool resets those whose episode is over, and only those: they must be the ones to be reset.
         if True in (self._unreset if chosen is None else self._unreset != chosen).tobytes():
             return None
-        obs, reward, terminated, truncated, infos = self._backend.step_all(batch, self._all_ids)
-        resets = 0 if chosen is None else int(np.count_nonzero(chosen))
+        obs, reward, terminated, truncated, info = self._backend.step_all(batch, self._all_ids)
+        resets = 0 if chosen is None else chosen.tobytes().count(True)
         self._rounds += 1
         self._resets += resets
         self._steps += len(batch) - resets
-        rew, info = reward.astype(np.float64), np.fromiter(infos, object, len(infos))
-        return _cast(obs, self._arena.obs), rew, terminated, truncated, info
+        return _cast(obs, self._arena.obs), reward.astype(np.float64), terminated, truncated, info
 
     def _check_pool(self, pool: Any) -> None:
         if not all(hasattr(type(pool), name) for name in _POOL_PARTS):  # on the type: reading the spaces may warn

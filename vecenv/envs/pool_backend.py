@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class PoolBackend(Backend):
         self._pool = pool
         self._in_flight = 0
         self._all = np.arange(self.env_num, dtype=np.int32)
+        self._elapsed = np.zeros(self.env_num, dtype=np.int32)
+        """Steps that each episode had after the last round of all envs."""
         self._action_dtype = list(pool.spec.action_array_spec.values())[-1].dtype
         self._keys = list(pool._state_keys)
         self._obs_keys = _obs_tree([key for key in self._keys if key.startswith("obs")])
@@ -142,16 +144,24 @@ class PoolBackend(Backend):
             nest.put(self.arena.obs, ids, self._obs(state))
             self.arena.reward[ids] = state["reward"]
             self.arena.terminated[ids], self.arena.truncated[ids] = state["done"] > state["trunc"], state["trunc"]
-            for info in self._infos(ids.tolist(), state):
+            infos = _infos(ids.tolist(), state["elapsed_step"])
+            self._add_told(infos, state)
+            for info in infos:
                 self.answer(info.pop("env_id"), Extra(info))
 
     def step_all(self, action: np.ndarray, ids: Sequence[int]) -> tuple[Any, ...]:
         """A round of all envs, `ids`, of an idle, synchronous pool, past the arena: obs, reward, ..., infos."""
         with shield:
             self._send(action, self._all)
+            # While the threads of the pool work: what the infos say is nearly always known before.
+            expected = np.where(self.fresh, 0, self._elapsed + 1)
+            infos = _infos(ids, expected)
             state = self._recv()
             self.fresh[:] = state["done"]
-        infos = self._infos(ids, state)
+        self._elapsed = state["elapsed_step"]
+        if (self._elapsed != expected).any():
+            infos = _infos(ids, self._elapsed)
+        self._add_told(infos, state)
         done, truncated = state["done"], state["trunc"]
         return self._obs(state), state["reward"], done > truncated, truncated, infos
 
@@ -166,16 +176,13 @@ class PoolBackend(Backend):
     def _obs(self, state: Mapping[str, np.ndarray]) -> Any:
         return nest.map(state.__getitem__, self._obs_keys)
 
-    def _infos(self, ids: Sequence[int], state: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-        """The arrays as one dict for each env."""
-        steps = state["elapsed_step"].tolist()
-        infos = [{"env_id": i, "elapsed_step": step} for i, step in zip(ids, steps, strict=True)]
+    def _add_told(self, infos: Iterable[dict[str, Any]], state: Mapping[str, np.ndarray]) -> None:
+        """Add what the task says of each env."""
         for name, key in self._info_keys.items():
             column = state[key]
             values = column.tolist() if column.ndim == 1 else column
             for info, value in zip(infos, values, strict=True):
                 info[name] = value
-        return infos
 
     def _fill_up(self) -> None:
         """Step spare envs if fewer than a batch are on their way."""
@@ -210,6 +217,12 @@ class PoolBackend(Backend):
             shield.release()
         self.__dict__.clear()  # the threads end with the last reference to the pool
         return []
+
+
+def _infos(ids: Sequence[int], elapsed: np.ndarray) -> np.ndarray:
+    """What the infos of every task say, as an object array of dicts."""
+    infos = [{"env_id": i, "elapsed_step": step} for i, step in zip(ids, elapsed.tolist(), strict=True)]
+    return np.fromiter(infos, object, len(infos))
 
 
 def quiet_spaces(pool: Any) -> tuple[Any, Any]:
