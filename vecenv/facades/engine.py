@@ -83,8 +83,6 @@ def step(venv: Any, ids: Sequence[int], actions: Any, autoreset: bool) -> OwnSte
     """The batch of `step` of all envs, which are `ids`."""
     if type(venv).step is not BaseVectorEnv.step:
         return with_own_infos(venv, ids, venv.step(actions))
-    if venv._steps_plainly and (own := exchange(venv, actions, None, autoreset)) is not None:
-        return own
     venv.send(actions, autoreset=autoreset)
     return receive(venv, ids)
 

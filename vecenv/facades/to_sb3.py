@@ -16,7 +16,16 @@ from gymnasium.vector import VectorEnv
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import EnvContractError
-from vecenv.facades.engine import OwnStep, autoresets, own_infos, receive, step
+from vecenv.facades.engine import (
+    OwnStep,
+    autoresets,
+    exchange,
+    own_infos,
+    receive,
+    returns_views,
+    step,
+    steps_plainly,
+)
 from vecenv.facades.from_gymnasium import SameStepEnvs
 from vecenv.seeding import check_seed
 
@@ -64,6 +73,8 @@ class SB3VecEnv(VecEnv):
         # pass it by.
         self._has_own_step = type(self.venv).step is not BaseVectorEnv.step
         self._one_round = autoresets(self.venv)
+        self._steps_plainly = steps_plainly(self.venv)
+        self._owns_obs = self._steps_plainly and not returns_views(self.venv)
         self._all_ids = range(self.venv.env_num)
         self._plain_infos = [{"TimeLimit.truncated": False}] * self.venv.env_num
         self._actions: Any = None
@@ -100,7 +111,10 @@ class SB3VecEnv(VecEnv):
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """`step_async` and `step_wait` at once."""
         self._check_idle()
-        return self._results(step(self.venv, self._all_ids, actions, self._one_round))
+        results = exchange(self.venv, actions, None, self._one_round) if self._steps_plainly else None
+        if results is None:
+            results = step(self.venv, self._all_ids, actions, self._one_round)
+        return self._results(results)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step in all envs; RuntimeError if one is pending, ValueError for a wrong number of actions."""
@@ -126,7 +140,7 @@ class SB3VecEnv(VecEnv):
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """A step of the engine as SB3 has it; envs whose episodes ended are reset, if the step has not done it."""
         obs, rewards, terminated, truncated, said = results
-        if rewards.ndim != 1 or rewards.dtype == object:
+        if rewards.ndim != 1 or rewards.dtype.hasobject:
             raise _vector_error(rewards)
         dones = terminated | truncated
         over = dones.nonzero()[0].tolist()
@@ -136,7 +150,8 @@ class SB3VecEnv(VecEnv):
             infos[i] = {**info, "TimeLimit.truncated": False}
         for i in over:
             infos[i]["TimeLimit.truncated"] = bool(truncated[i] > terminated[i])
-        obs = nest.map(_own, obs)
+        if not self._owns_obs:
+            obs = nest.map(_own, obs)
         if left:
             self._begin_episodes(left, obs, infos)
         return obs, rewards.astype(np.float32), dones, infos
