@@ -135,7 +135,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         has_own_halves = halves != (GymnasiumVectorEnv.step_async, GymnasiumVectorEnv.step_wait)
         self._steps_plainly = steps_plainly(venv) and self._actions.takes_arrays and not has_own_halves
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
-        """Whether a step that begins with episodes that are over is a round like others."""
+        """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
         self._ids = range(n)
         self._resetting: Sequence[int] = ()
         self._ended: _Ended | None = None
