@@ -79,14 +79,6 @@ def own_infos(venv: Any, ids: Sequence[int], infos: Sequence[dict[str, Any]]) ->
                 info["env_id"] = own_ids[i]
 
 
-def step(venv: Any, ids: Sequence[int], actions: Any, autoreset: bool) -> OwnStep:
-    """The batch of `step` of all envs, which are `ids`."""
-    if type(venv).step is not BaseVectorEnv.step:
-        return with_own_infos(venv, ids, venv.step(actions))
-    venv.send(actions, autoreset=autoreset)
-    return receive(venv, ids)
-
-
 def exchange(venv: Any, actions: Any, reset: Any, autoreset: bool) -> OwnStep | None:
     """A step of all envs in one go, where `steps_plainly`; None if it has to go by halves: then nothing is done."""
     venv._check_open()

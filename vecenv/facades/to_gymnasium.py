@@ -132,8 +132,8 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._episodes = Episodes(n, seed_episodes)
         # A subclass may change the halves of a step.
         halves = type(self).step_async, type(self).step_wait
-        has_own_halves = halves != (GymnasiumVectorEnv.step_async, GymnasiumVectorEnv.step_wait)
-        self._steps_plainly = steps_plainly(venv) and self._actions.takes_arrays and not has_own_halves
+        are_ours = halves == (GymnasiumVectorEnv.step_async, GymnasiumVectorEnv.step_wait)
+        self._steps_plainly = steps_plainly(venv) and self._actions.takes_arrays and are_ours
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
         """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
         self._ids = range(n)

@@ -23,8 +23,8 @@ from vecenv.facades.engine import (
     own_infos,
     receive,
     returns_views,
-    step,
     steps_plainly,
+    with_own_infos,
 )
 from vecenv.facades.from_gymnasium import SameStepEnvs
 from vecenv.seeding import check_seed
@@ -73,8 +73,11 @@ class SB3VecEnv(VecEnv):
         # pass it by.
         self._has_own_step = type(self.venv).step is not BaseVectorEnv.step
         self._one_round = autoresets(self.venv)
-        self._steps_plainly = steps_plainly(self.venv)
-        self._owns_obs = self._steps_plainly and not returns_views(self.venv)
+        is_plain = steps_plainly(self.venv)
+        self._owns_obs = is_plain and not returns_views(self.venv)
+        # A subclass of this class may change the halves of a step.
+        halves = type(self).step_async, type(self).step_wait
+        self._steps_plainly = is_plain and halves == (SB3VecEnv.step_async, SB3VecEnv.step_wait)
         self._all_ids = range(self.venv.env_num)
         self._plain_infos = [{"TimeLimit.truncated": False}] * self.venv.env_num
         self._actions: Any = None
@@ -112,9 +115,10 @@ class SB3VecEnv(VecEnv):
         """`step_async` and `step_wait` at once."""
         self._check_idle()
         results = exchange(self.venv, actions, None, self._one_round) if self._steps_plainly else None
-        if results is None:
-            results = step(self.venv, self._all_ids, actions, self._one_round)
-        return self._results(results)
+        if results is not None:
+            return self._results(results)
+        self.step_async(actions)
+        return self.step_wait()
 
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step in all envs; RuntimeError if one is pending, ValueError for a wrong number of actions."""
@@ -134,7 +138,7 @@ class SB3VecEnv(VecEnv):
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
         if self._has_own_step:
-            return self._results(step(self.venv, self._all_ids, self._actions, self._one_round))
+            return self._results(with_own_infos(self.venv, self._all_ids, self.venv.step(self._actions)))
         return self._results(receive(self.venv, self._all_ids))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
