@@ -241,7 +241,7 @@ class BatchCollector(ABC):
         """One batch of the loop, as numpy arrays; whatever fails shuts the collector down."""
         if self._closed:
             raise RuntimeError("the collector is shut down; make a new one")
-        self._clock.resume()
+        self._clock.lap("idle")
         actor = self._random_actor() if random else self._actor
         try:
             with set_exploration_type(self.exploration_type), self._weights.kept():

@@ -11,19 +11,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(("env", "act", "storage", "hooks", "idle"), 0.0)
-        self._last = -1.0
+        self._last: float | None = None
 
     def lap(self, kind: str) -> None:
         """What has passed since the last lap was this."""
         now = time.perf_counter()
-        self.seconds[kind] += now - self._last
+        if self._last is not None:
+            self.seconds[kind] += now - self._last
         self._last = now
-
-    def resume(self) -> None:
-        """A batch begins. What has passed since the one before was "idle"; before the first one nothing counts."""
-        if self._last >= 0:
-            self.lap("idle")
-        self._last = time.perf_counter()
 
 
 @dataclass(frozen=True)

@@ -244,23 +244,3 @@ def test_without_sb3_the_error_says_what_to_install():
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'\n"
-
-
-@pytest.mark.parametrize("half", ["step_async", "step_wait"])
-def test_a_subclass_may_change_one_half_of_a_step(half):
-    """`step` uses it."""
-
-    class Changed(SB3VecEnv):
-        pass
-
-    def changed(self, *args):
-        calls.append(args)
-        return getattr(SB3VecEnv, half)(self, *args)
-
-    calls = []
-    setattr(Changed, half, changed)
-    env = Changed(DummyVectorEnv(counting(2)))
-    env.reset()
-    env.step(np.array([0, 1]))
-    assert len(calls) == 1
-    env.close()

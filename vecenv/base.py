@@ -24,6 +24,7 @@ from vecenv.checks import (
     check_wait_num,
     check_workers,
     default_workers,
+    keeps,
 )
 from vecenv.errors import ClosedError
 from vecenv.recovery import Recovery
@@ -132,9 +133,7 @@ class BaseVectorEnv(Rounds):
         self._strict, self._check_actions = strict, check_actions
         if layout.action is not None and not strict and not check_actions:
             self._plain_actions = (n, *layout.action.shape), layout.action.dtype
-            # A subclass may change the halves of a step.
-            halves = type(self).send, type(self).recv
-            self._steps_plainly = not self.is_async and halves == (BaseVectorEnv.send, BaseVectorEnv.recv)
+            self._steps_plainly = not self.is_async and keeps(self, BaseVectorEnv, "send", "recv")
         self._all_ids = list(range(n))
         self._hand_over = HandOver(self._arena, layout, self._all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self._unreset = np.ones(n, dtype=np.bool_)

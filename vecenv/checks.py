@@ -1,4 +1,4 @@
-"""Checks of constructor arguments."""
+"""Checks of constructor arguments, and of what a subclass has changed."""
 
 from __future__ import annotations
 
@@ -79,3 +79,8 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 def default_workers(n: int, is_async: bool) -> int:
     """One worker an env in async mode, where the pace of each env is the point; else the usable CPUs, at most n."""
     return n if is_async else min(n, usable_cpus())
+
+
+def keeps(instance: Any, owner: type, *methods: str) -> bool:
+    """Whether these methods are those of `owner`: a subclass may have its own, which must not be passed by."""
+    return all(getattr(type(instance), name) is getattr(owner, name) for name in methods)

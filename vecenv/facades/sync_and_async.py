@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.checks import check_env_fns
-from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_arguments
+from vecenv.facades.constructor_arguments import check_arguments
+from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 EnvFns = Sequence[Callable[[], Any]]

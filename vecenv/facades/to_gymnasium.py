@@ -10,15 +10,16 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.checks import keeps
 from vecenv.errors import EnvContractError, Partial
 from vecenv.facades.async_calls import RESET, STEP, AsyncCalls, as_deadline
 from vecenv.facades.batched_spaces import (
     ActionSplitter,
     ObservationJoiner,
     action_spaces,
-    check_observation_mode,
     observation_spaces,
 )
+from vecenv.facades.constructor_arguments import check_arguments
 from vecenv.facades.engine import (
     LatestObs,
     OwnStep,
@@ -130,9 +131,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._one_round = same_step and not seed_episodes and autoresets(venv)
         self._has_views = returns_views(venv)
         self._episodes = Episodes(n, seed_episodes)
-        # A subclass may change the halves of a step.
-        halves = type(self).step_async, type(self).step_wait
-        are_ours = halves == (GymnasiumVectorEnv.step_async, GymnasiumVectorEnv.step_wait)
+        are_ours = keeps(self, GymnasiumVectorEnv, "step_async", "step_wait")
         self._steps_plainly = steps_plainly(venv) and self._actions.takes_arrays and are_ours
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
         """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
@@ -408,25 +407,3 @@ def _render_mode(venv: Any) -> str | None:
     except AttributeError:
         return None
     return mode
-
-
-def check_arguments(
-    observation_mode: Any = "same",
-    autoreset_mode: Any = AutoresetMode.NEXT_STEP,
-    final_info_format: Any = "dict",
-    random_initial_steps: Any = 0,
-    **unchecked: Any,
-) -> None:
-    """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
-    check_observation_mode(observation_mode)
-    mode = AutoresetMode(autoreset_mode)
-    if final_info_format not in ("dict", "list"):
-        raise ValueError(f'final_info_format must be "dict" or "list", got {final_info_format!r}')
-    if final_info_format == "list" and mode is not AutoresetMode.SAME_STEP:
-        raise ValueError(
-            'final_info_format="list" is for code that expects the autoreset of gymnasium 0.29: '
-            f"pass autoreset_mode=AutoresetMode.SAME_STEP with it, got {mode}"
-        )
-    steps = random_initial_steps
-    if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
-        raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")

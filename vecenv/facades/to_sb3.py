@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
+from vecenv.checks import keeps
 from vecenv.errors import EnvContractError
 from vecenv.facades.engine import (
     OwnStep,
@@ -75,9 +76,7 @@ class SB3VecEnv(VecEnv):
         self._one_round = autoresets(self.venv)
         is_plain = steps_plainly(self.venv)
         self._owns_obs = is_plain and not returns_views(self.venv)
-        # A subclass of this class may change the halves of a step.
-        halves = type(self).step_async, type(self).step_wait
-        self._steps_plainly = is_plain and halves == (SB3VecEnv.step_async, SB3VecEnv.step_wait)
+        self._steps_plainly = is_plain and keeps(self, SB3VecEnv, "step_async", "step_wait")
         self._all_ids = range(self.venv.env_num)
         self._plain_infos = [{"TimeLimit.truncated": False}] * self.venv.env_num
         self._actions: Any = None

@@ -1,0 +1,32 @@
+"""The arguments of GymnasiumVectorEnv that can be checked before there is a vector env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv.facades.batched_spaces import check_observation_mode
+
+
+def check_arguments(
+    observation_mode: Any = "same",
+    autoreset_mode: Any = AutoresetMode.NEXT_STEP,
+    final_info_format: Any = "dict",
+    random_initial_steps: Any = 0,
+    **unchecked: Any,
+) -> None:
+    """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
+    check_observation_mode(observation_mode)
+    mode = AutoresetMode(autoreset_mode)
+    if final_info_format not in ("dict", "list"):
+        raise ValueError(f'final_info_format must be "dict" or "list", got {final_info_format!r}')
+    if final_info_format == "list" and mode is not AutoresetMode.SAME_STEP:
+        raise ValueError(
+            'final_info_format="list" is for code that expects the autoreset of gymnasium 0.29: '
+            f"pass autoreset_mode=AutoresetMode.SAME_STEP with it, got {mode}"
+        )
+    steps = random_initial_steps
+    if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
+        raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
