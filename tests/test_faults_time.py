@@ -227,8 +227,9 @@ def receive_all(venv: Any) -> None:
 
 @columns("async", dummy=False)
 @pytest.mark.usefixtures("hasty_close")
-def test_a_hung_env_does_not_hold_up_the_others_nor_close(column: Column) -> None:
-    venv = column.backend(counters(N, env1=HangsOnStep), **column.options)
+def test_a_hung_env_does_not_hold_up_the_others_nor_close(column: Column, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    venv = column.backend(counters(N, env1=partial(HangsOnStep, seen=str(seen))), **column.options)
     ledger = Ledger(venv)
     ledger.begin()
     ledger.send()
@@ -238,13 +239,16 @@ def test_a_hung_env_does_not_hold_up_the_others_nor_close(column: Column) -> Non
         ledger.send([0, 2, 3])
     while set(venv.waiting_id) != {1}:
         ledger.check(*venv.recv())
+    appears(seen)  # a worker that has not begun the step yet would close instead
     check_forced_close(venv, [1])
 
 
 @columns("blocks", dummy=False)
 @pytest.mark.usefixtures("hasty_close")
-def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column) -> None:
-    venv = column.backend(counters(N, env1=HangsOnStep), timeout=0.2, num_workers=N)
+def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    hangs = partial(HangsOnStep, seen=str(seen))
+    venv = column.backend(counters(N, env1=hangs), timeout=0.2, num_workers=N)
     ledger = Ledger(venv)
     ledger.begin()
     begin = time.monotonic()
@@ -252,6 +256,7 @@ def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column) -> Non
     while set(venv.waiting_id) != {1}:
         ledger.check(*venv.recv())
     assert time.monotonic() - begin < TOLD
+    appears(seen)
     check_forced_close(venv, [1])
 
 
