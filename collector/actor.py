@@ -15,6 +15,7 @@ from collector.calling import Memory, PolicyCall, first_leaf, signature_of
 from collector.exploration import ExplorationType
 from collector.policy import Policy, RandomPolicy
 from vecenv.backends.rows import cast_exactly
+from vecenv.nest import as_array
 
 Outputs = dict[str, np.ndarray]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -100,7 +101,7 @@ class Actor:
 
     def _on_arrays(self, obs: Any) -> Outputs:
         outputs = self._call(obs)
-        return {name: value if value.__class__ is np.ndarray else _array(value) for name, value in outputs.items()}
+        return {name: value if value.__class__ is np.ndarray else as_array(value) for name, value in outputs.items()}
 
     def _on_tensors(
         self, policy: Policy, device: Any, env: Any, exploration: ExplorationType, graph: Any, compile: Any
@@ -168,16 +169,6 @@ class Actor:
         if cast is None:
             raise TypeError(f"the policy returned actions that do not fit the dtype {dtype} of the space: {action!r}")
         return cast.reshape(len(action), *shape)
-
-
-def _array(value: Any) -> np.ndarray:
-    """What a policy on arrays returned, as an array; it may have used torch for it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
-        return np.asarray(value)
-    from collector.tensors import as_array
-
-    return as_array(value)
 
 
 def _shape_text(rows: int, shape: tuple[int, ...]) -> str:

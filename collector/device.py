@@ -1,7 +1,4 @@
-"""The policy's device: asks a policy that works on tensors, with arrays in and arrays out.
-
-How the data gets there is in `collector.staging`; this file and what it re-exports is what the collectors use.
-"""
+"""A policy that works on tensors, with arrays in and arrays out; how the data gets there is in `collector.staging`."""
 
 from __future__ import annotations
 
@@ -14,18 +11,8 @@ import numpy as np
 from collector.exploration import ExplorationType
 from collector.policy import Policy, read_output
 from collector.prepare import prepare_policy
-from collector.staging import Direct as Direct
-from collector.staging import Staged as Staged
-from collector.tensors import as_tensor as as_tensor
-from collector.tensors import check_dtypes as check_dtypes
-from collector.tensors import one_thread as one_thread
-from collector.tensors import resolve_device as resolve_device
-from collector.tensors import to_device as to_device
-
-try:
-    import torch
-except ImportError as error:
-    raise ImportError("policies and batches on a device need PyTorch: pip install 'vecenv[torch]'") from error
+from collector.staging import Direct, Staged
+from collector.tensors import resolve_device, torch
 
 
 class TorchPolicy:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.flat import FlatRollout, host
+from collector.flat import FlatRollout
 from collector.rollout import Rollout
+from vecenv.nest import as_array
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def _rows(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndar
     """Environment, episode, reward and end of each step, by environment, then by time."""
     columns = batch.traj_ids, batch.reward, batch.terminated | batch.truncated
     if isinstance(batch, FlatRollout):
-        ids, reward, done = map(host, columns)
-        return host(batch.env_ids), ids, reward, done
-    mask = host(batch.mask)
-    ids, reward, done = (host(column)[mask] for column in columns)
-    return host(batch.env_ids)[np.nonzero(mask)[0]], ids, reward, done
+        ids, reward, done = map(as_array, columns)
+        return as_array(batch.env_ids), ids, reward, done
+    mask = as_array(batch.mask)
+    ids, reward, done = (as_array(column)[mask] for column in columns)
+    return as_array(batch.env_ids)[np.nonzero(mask)[0]], ids, reward, done

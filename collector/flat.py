@@ -42,7 +42,7 @@ class FlatRollout(Steps):
     _on_host = frozenset({"broken_ids"})
 
     def __repr__(self) -> str:
-        envs, ended = len(np.unique(host(self.env_ids))), int(self.done.sum())
+        envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
         return f"FlatRollout({envs} environments, {self.frames} frames, {ended} episode ends)"
 
     @property
@@ -127,11 +127,6 @@ def join(trees: Sequence[Any]) -> Any:
     return nest.merge(np.concatenate, trees)
 
 
-def host(array: Any) -> np.ndarray:
-    """An array or tensor as a numpy array."""
-    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
-
-
 def copy_of(rows: Any) -> Any:
     """A copy of an array or a tensor, with the same layout in memory."""
     return rows.copy(order="K") if isinstance(rows, np.ndarray) else rows.clone()
@@ -141,6 +136,6 @@ def like(index: np.ndarray, array: Any) -> Any:
     """An index array for `array`: a tensor on its device where that is a tensor."""
     if isinstance(array, np.ndarray):
         return index
-    from collector.device import to_device
+    from collector.tensors import to_device
 
     return to_device(index, array.device)

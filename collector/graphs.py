@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-import torch
-from torch.distributions import Distribution
-
 from collector.exploration import ExplorationType
 from collector.padding import PaddedPolicy
 from collector.policy import Policy
+from collector.tensors import torch
 from vecenv import nest
 
 Run = Callable[[], Any]
@@ -178,6 +176,7 @@ def _captured(run: Run, graph: torch.cuda.CUDAGraph, pool: Any) -> Any:
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
     """Distributions do not look at their arguments, for which they would have to wait for the device."""
+    Distribution = torch.distributions.Distribution
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:

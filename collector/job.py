@@ -235,7 +235,7 @@ def _device(config: JobConfig) -> str:
     """The device that the policy runs on."""
     if config.policy == "random":
         return "cpu"
-    from collector.device import resolve_device
+    from collector.tensors import resolve_device
 
     try:
         return str(resolve_device(config.device))
@@ -246,7 +246,7 @@ def _device(config: JobConfig) -> str:
 def _few_threads(config: JobConfig) -> AbstractContextManager[None]:
     if config.policy == "random":
         return nullcontext()
-    from collector.device import one_thread
+    from collector.tensors import one_thread
 
     return one_thread()
 

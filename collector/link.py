@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import torch
 
 from collector.page_lock import PageLock, lock_pages
+from collector.tensors import torch
 
 
 class Link(ABC):

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from collector.exploration import ExplorationType, choose
 from collector.policy import Policy
+from collector.tensors import torch
 from vecenv import nest
 
 

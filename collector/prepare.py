@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
-
 from collector.exploration import ExplorationType
 from collector.graphs import GraphedPolicy, unchecked_distributions
 from collector.padding import PaddedPolicy
 from collector.policy import Policy
-from collector.tensors import resolve_device
+from collector.tensors import resolve_device, torch
 
 Options = bool | dict[str, Any]
 

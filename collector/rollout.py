@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.flat import FlatRollout, copy_of, host, like
+from collector.flat import FlatRollout, copy_of, like
 from collector.steps import Next, Steps
 from vecenv import nest
 
@@ -89,7 +89,7 @@ class Rollout(Steps):
     @property
     def broken_ids(self) -> np.ndarray:
         """The `traj_ids` of the episodes that broke off here."""
-        return np.unique(host(self.traj_ids)[host(self.broken)])
+        return np.unique(nest.as_array(self.traj_ids)[nest.as_array(self.broken)])
 
     @property
     def next(self) -> Next:
@@ -100,13 +100,13 @@ class Rollout(Steps):
 
     def flatten(self) -> FlatRollout:
         """The steps that `mask` marks, `(frames, ...)`: by row, then by time. A copy."""
-        mask, ends = host(self.mask), _ends(host(self.mask))
-        ends[host(self.final_env), host(self.final_time)] = True
+        mask, ends = nest.as_array(self.mask), _ends(nest.as_array(self.mask))
+        ends[nest.as_array(self.final_env), nest.as_array(self.final_time)] = True
         row, time = np.nonzero(ends & mask)
         place = np.full(mask.shape, -1)
         place[row, time] = np.arange(len(row))
         tail_obs = nest.map(lambda rows: rows[like(row, rows), like(time + 1, rows)], self.all_obs)
-        final = place[host(self.final_env), host(self.final_time)]
+        final = place[nest.as_array(self.final_env), nest.as_array(self.final_time)]
         kept = final >= 0
         nest.put(tail_obs, final[kept], nest.map(lambda rows: rows[like(np.flatnonzero(kept), rows)], self.final_obs))
         at = np.nonzero(mask)

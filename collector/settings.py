@@ -31,7 +31,7 @@ def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> Devices
     if storing is None and env is not None and str(env) == str(policy):
         storing = env
     if storing is not None or policy is not None:
-        from collector.device import resolve_device
+        from collector.tensors import resolve_device
 
         storing, policy = (None if each is None else resolve_device(each) for each in (storing, policy))
     return Devices(storing, policy, None if env is None else "cpu")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.flat import FlatRollout, host, like
+from collector.flat import FlatRollout, like
 from collector.rollout import Rollout
 from vecenv import nest
 from vecenv.backends.rows import cast_exactly
@@ -17,7 +17,7 @@ def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
 
     A trajectory is a run of steps with one id; in a flat batch the steps of an environment stand together, in order.
     """
-    ids, done = host(flat.traj_ids), host(flat.done)
+    ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)
     lengths = np.diff(np.r_[starts, len(ids)])
     longest = int(lengths.max(initial=0))
@@ -32,7 +32,9 @@ def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
     last = starts + lengths - 1
     ended = done[last]
     final_row, final_time = np.flatnonzero(ended), lengths[ended] - 1
-    place = np.searchsorted(host(flat.tail_rows), last)  # each trajectory ends in a tail, or goes on below in no row
+    place = np.searchsorted(
+        nest.as_array(flat.tail_rows), last
+    )  # each trajectory ends in a tail, or goes on below in no row
     after = nest.map(lambda rows: rows[like(place, rows)], flat.tail_obs)
     order = np.lexsort((final_row, final_time))
     return Rollout(
@@ -56,7 +58,7 @@ def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
 
 def _padding(rows: Any, wanted: Any) -> Any:
     """What rows are padded with: `wanted`, or zero where their dtype has no such value."""
-    value = cast_exactly(np.asarray(wanted), host(rows[:0]).dtype)
+    value = cast_exactly(np.asarray(wanted), nest.as_array(rows[:0]).dtype)
     return 0 if value is None else value.item()
 
 

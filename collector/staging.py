@@ -16,11 +16,10 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import torch
 
 from collector.link import Link, link_to
 from collector.page_lock import PageLock, address_of
-from collector.tensors import as_array, as_tensor, as_tensors, to_device
+from collector.tensors import as_tensor, as_tensors, to_device, torch
 from vecenv import nest
 
 
@@ -37,7 +36,7 @@ class Direct:
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """Tensors (or what numpy reads as arrays) as arrays."""
-        return {name: as_array(value) for name, value in outputs.items()}
+        return {name: nest.as_array(value) for name, value in outputs.items()}
 
     def settle(self) -> None:
         """Nothing is ever on its way."""
@@ -131,7 +130,7 @@ class Staged:
 
     def _fetch(self, name: str, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor) or value.device != self.device or value.dim() == 0:
-            return as_array(value)
+            return nest.as_array(value)
         if value.dtype is torch.bfloat16:  # of which numpy has none
             value = value.float()
         buffer = self._outputs.get(name)

@@ -64,7 +64,7 @@ class Steps(ABC):
 
         Raises `TypeError` that names the entry for which torch has no dtype (Python objects, text).
         """
-        from collector.device import check_dtypes, to_device
+        from collector.tensors import check_dtypes, to_device
 
         names = [each.name for each in fields(self) if each.name not in self._on_host]  # type: ignore[arg-type]
         for name in names:

@@ -1,4 +1,7 @@
-"""Arrays as tensors and back, and which device is meant."""
+"""Arrays as tensors and back, and which device is meant.
+
+Whatever needs torch takes it from here, so that one message says what to install.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ import numpy as np
 from vecenv import nest
 
 try:
-    import torch
+    import torch as torch
 except ImportError as error:
-    raise ImportError("policies and batches on a device need PyTorch: pip install 'vecenv[torch]'") from error
+    raise ImportError(
+        "policies, batches and vector envs with tensors need PyTorch: pip install 'vecenv[torch]'"
+    ) from error
 
 
 def resolve_device(device: Any) -> torch.device:
@@ -86,18 +91,3 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError:
         raise TypeError(f"torch has no dtype for arrays of {array.dtype}; use them as numpy arrays") from None
-
-
-def as_array(value: Any) -> np.ndarray:
-    """A tensor, from wherever it is, or what numpy reads as an array; a tensor on the CPU shares its memory.
-
-    bfloat16 is cast to float32, which holds every value of it.
-    """
-    if not isinstance(value, torch.Tensor):
-        return np.asarray(value)
-    if not value.is_cpu or value.requires_grad:
-        value = value.detach().cpu()
-    try:
-        return value.numpy()
-    except TypeError:  # bfloat16, of which numpy has none
-        return value.float().numpy()

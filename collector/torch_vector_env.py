@@ -10,15 +10,11 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.staging import Direct, Staged, memory_of
-from collector.tensors import as_array, as_tensor, resolve_device
+from collector.tensors import as_tensor, resolve_device, torch
 from vecenv import nest
 from vecenv.backends.layout import Leaf, common_layout
+from vecenv.nest import tensor_on_host
 from vecenv.wrappers import VectorEnvWrapper
-
-try:
-    import torch
-except ImportError as error:
-    raise ImportError("tensors of a vector env need PyTorch: pip install 'vecenv[torch]'") from error
 
 TensorStep = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]
 """(obs, rew, terminated, truncated, info)"""
@@ -172,12 +168,12 @@ def _stacked(action: Any) -> Any:
 
 def _positional(id: Any) -> tuple[Any, ...]:
     """`id` as arguments: none where it was not given, for vector envs that know no ids."""
-    return () if id is None else (as_array(id) if isinstance(id, torch.Tensor) else id,)
+    return () if id is None else (tensor_on_host(id),)
 
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Ids and masks among keyword arguments as arrays."""
-    return {name: as_array(value) if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
+    return {name: tensor_on_host(value) for name, value in kwargs.items()}
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any]:

@@ -10,8 +10,10 @@ from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
-from collector.device import Direct, Staged, TorchPolicy, as_tensor, one_thread, resolve_device, to_device  # noqa: E402
+from collector.device import TorchPolicy  # noqa: E402
 from collector.policy import ExplorationType  # noqa: E402
+from collector.staging import Direct, Staged  # noqa: E402
+from collector.tensors import as_tensor, one_thread, resolve_device, to_device  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -288,11 +286,6 @@ class TestCapture:
 
 
 class TestPrepare:
-    @pytest.mark.parametrize("name", ["prepare", "padding"])
-    def test_the_examples_are_true(self, name: str) -> None:
-        failed, tried = doctest.testmod(importlib.import_module(f"collector.{name}"))
-        assert (failed, tried > 0) == (0, True)
-
     @pytest.mark.parametrize("off", [False, None])
     def test_without_options_it_is_the_policy_itself(self, off: Any) -> None:
         module = nn.Linear(4, 2)

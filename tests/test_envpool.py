@@ -171,6 +171,15 @@ def test_resets_in_mid_episode_in_the_round_of_steps(make):
         assert venv.stats()["steps"] == 3 + 2 + 1
 
 
+def test_stats_count_the_wait_for_rounds_of_all_envs(make):
+    with EnvPoolVectorEnv(make(3)) as venv:
+        venv.reset()
+        before = venv.stats()["wait_s"]
+        for _ in range(3):
+            venv.step(np.zeros(3, np.int32))
+        assert venv.stats()["wait_s"] > before
+
+
 def test_two_rounds_in_flight_come_back_together(make):
     with EnvPoolVectorEnv(make(4)) as venv:
         venv.reset()

@@ -30,10 +30,11 @@ print(json.dumps(sorted(Notes.names - sys.stdlib_module_names)))
 """
 TIME_IMPORT = """
 import time
-import numpy, gymnasium
 start = time.perf_counter()
+import numpy, gymnasium
+middle = time.perf_counter()
 import {modules}
-print(time.perf_counter() - start)
+print(middle - start, time.perf_counter() - middle)
 """
 
 
@@ -63,13 +64,45 @@ def test_the_note_of_imports_sees_those_that_fail_and_those_in_packages():
 
 
 def test_importing_vecenv_takes_at_most_50_ms_more_than_numpy_and_gymnasium(tmp_path):
-    """Noise only ever adds time, so the best run counts. The first one fills a cache of bytecode that all share."""
+    """Where these two take more than 150 ms, the machine is slow or busy, and it may take a third of what they take.
+
+    Noise only ever adds time, so the best run counts. The first one fills a cache of bytecode that all share.
+    """
     cache = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     fresh(TIME_IMPORT, "vecenv", **cache)
-    seconds = []
-    while len(seconds) < 5 or (min(seconds) > 0.05 and len(seconds) < 20):
-        seconds.append(float(fresh(TIME_IMPORT, "vecenv", **cache)))
-    assert min(seconds) <= 0.05
+    times: list[list[float]] = []
+    own, allowed = 1.0, 0.0
+    while len(times) < 5 or (own > allowed and len(times) < 20):
+        times.append([float(seconds) for seconds in fresh(TIME_IMPORT, "vecenv", **cache).split()])
+        core, own = map(min, zip(*times, strict=True))
+        allowed = max(0.05, core / 3)
+    assert own <= allowed
+
+
+@pytest.mark.parametrize("module", ["device", "tensors", "torch_vector_env", "prepare", "graphs", "mlp"])
+def test_without_torch_what_needs_it_says_what_to_install(module):
+    program = """
+import sys
+sys.modules["torch"] = None
+try:
+    import {modules}
+except ImportError as error:
+    print(error)
+"""
+    assert "PyTorch: pip install" in fresh(program, f"collector.{module}")
+
+
+def test_without_torch_a_device_says_what_to_install():
+    program = """
+import sys
+sys.modules["torch"] = None
+from collector.settings import resolve_devices
+try:
+    resolve_devices({modules}, None, None, None)
+except ImportError as error:
+    print(error)
+"""
+    assert "PyTorch: pip install 'vecenv[torch]'" in fresh(program, "'cpu'")
 
 
 def defined_in(package: str, value: object) -> bool:

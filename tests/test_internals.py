@@ -1,6 +1,5 @@
 """The parts of the engine, one by one and mostly without a process."""
 
-import doctest
 import importlib
 import os
 import pickle
@@ -24,23 +23,6 @@ from vecenv.backends.channel import HEADER, Channel
 from vecenv.backends.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.ids import as_ids
 from vecenv.seeding import next_seed, seed_chain, spread_seeds
-
-ENGINE = ["nest", "seeding", "running", "venvs", "ids", "checks", "actions", "wrappers", "base"]
-
-
-@pytest.mark.parametrize("name", ENGINE)
-def test_the_examples_in_docstrings_are_true(name):
-    module = importlib.import_module(f"vecenv.{name}")
-    failed, _ = doctest.testmod(module, extraglobs={"np": np}, verbose=False)
-    assert failed == 0
-
-
-def test_there_are_examples_to_run():
-    finder = doctest.DocTestFinder()
-    with_examples = [
-        name for name in ENGINE if any(t.examples for t in finder.find(importlib.import_module(f"vecenv.{name}")))
-    ]
-    assert {"nest", "seeding", "running", "venvs"} <= set(with_examples)
 
 
 def test_every_module_can_be_imported_alone():

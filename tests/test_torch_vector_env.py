@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import gymnasium
@@ -15,7 +14,6 @@ from cases import Writes, counting, playing  # noqa: E402
 from device_double import LateLink  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
-import collector.torch_vector_env as module  # noqa: E402
 from collector import TorchVectorEnv  # noqa: E402
 from collector.staging import Staged, memory_of  # noqa: E402
 from collector.tensors import resolve_device  # noqa: E402
@@ -286,10 +284,6 @@ class TestAround:
             assert (rew.dtype, rew.tolist()) == (torch.float32, [1, 1, 1])
             assert terminated.dtype == torch.bool
             assert isinstance(info, dict)
-
-    def test_the_example_is_true(self) -> None:
-        failed, tried = doctest.testmod(module)
-        assert (failed, tried > 0) == (0, True)
 
 
 class TestBadInput:

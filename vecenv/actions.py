@@ -10,6 +10,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import cast_exactly
+from vecenv.nest import tensor_on_host
 
 
 def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None, *, wide: bool = False) -> np.ndarray | list[Any]:
@@ -66,17 +67,6 @@ def _arrays(action: Any) -> Any:
     if action.__class__ in (list, tuple):
         return action.__class__(_arrays(part) for part in action)
     return tensor_on_host(action)
-
-
-def tensor_on_host(value: Any) -> Any:
-    """A torch tensor, wherever it is and whether or not it needs a gradient, as an array; anything else as it is."""
-    if not (hasattr(value, "detach") and hasattr(value, "cpu")):
-        return value
-    tensor = value.detach().cpu()
-    try:
-        return tensor.numpy()
-    except TypeError:  # a dtype that numpy does not have (bfloat16)
-        return tensor.float().numpy()
 
 
 def _tight(array: np.ndarray) -> np.ndarray:

@@ -89,3 +89,22 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
     for i, value in enumerate(values):
         array[i] = value
     return array
+
+
+def tensor_on_host(value: Any) -> Any:
+    """A torch tensor, wherever it is and whether or not it needs a gradient, as an array; anything else as it is.
+
+    A tensor on the CPU shares its memory; bfloat16 is cast to float32, which holds every value of it.
+    """
+    if value.__class__ is np.ndarray or not (hasattr(value, "detach") and hasattr(value, "cpu")):
+        return value
+    tensor = value if value.is_cpu and not value.requires_grad else value.detach().cpu()
+    try:
+        return tensor.numpy()
+    except TypeError:  # a dtype that numpy does not have (bfloat16)
+        return tensor.float().numpy()
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A tensor as `tensor_on_host` gives it, or what numpy reads as an array."""
+    return np.asarray(tensor_on_host(value))

@@ -22,7 +22,7 @@ class Recovery:
     """Keeps the error of every failed env until it is reset, and the budget of restarts.
 
     With on_error="restart" the failure of a step becomes a row that says truncated, and a reset that failed is tried
-    again: at most `max_restarts` times an env within a minute, the next failure is raised. `wait` is the vector env's.
+    again: at most `max_restarts` times an env within a minute, the next failure is raised.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any) -> None:

@@ -160,7 +160,7 @@ class Rounds(EnvAccess):
             raise
 
     def _begin_reset(self, args: dict[int, dict[str, Any]]) -> None:
-        """Start those again that are lost."""
+        """Note that these envs are being reset; those that failed begin anew, and lost ones are started again first."""
         self._recovery.start_again(args)
         self._recovery.forget(args)
         self._resets_in_flight.update(args)

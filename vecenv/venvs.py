@@ -9,6 +9,7 @@ from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
+from vecenv.backends.workers import START_TIMEOUT
 from vecenv.base import BaseVectorEnv
 from vecenv.checks import check_timeout
 
@@ -31,8 +32,8 @@ class DummyVectorEnv(BaseVectorEnv):
         super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend(), **options)
 
 
-class _ProcessVectorEnv(BaseVectorEnv):
-    """A vector env with worker processes.
+class ProcessVectorEnv(BaseVectorEnv):
+    """What SubprocVectorEnv and ShmemVectorEnv share: worker processes, and the arguments for them.
 
     Besides the arguments of BaseVectorEnv:
         context: "forkserver" (default), "fork" or "spawn". None of them needs an `if __name__ == "__main__"` guard.
@@ -53,14 +54,14 @@ class _ProcessVectorEnv(BaseVectorEnv):
         *,
         num_workers: int | None = None,
         context: str | None = None,
-        start_timeout: float = 120.0,
+        start_timeout: float = START_TIMEOUT,
         step_timeout: float | None = None,
         affinity: bool = False,
         **options: Any,
     ) -> None:
         backend = self.backend_class(
             context=context,
-            start_timeout=check_timeout(start_timeout, "start_timeout") or 120.0,
+            start_timeout=check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
             step_timeout=check_timeout(step_timeout, "step_timeout"),
             affinity=affinity,
         )
@@ -69,10 +70,11 @@ class _ProcessVectorEnv(BaseVectorEnv):
         )
 
 
-class SubprocVectorEnv(_ProcessVectorEnv):
+class SubprocVectorEnv(ProcessVectorEnv):
     """Envs in worker processes that exchange arrays through sockets: nothing is shared.
 
-    With `share_memory` they write into shared memory, as those of ShmemVectorEnv do (an argument of tianshou's).
+    Arguments: those of BaseVectorEnv and ProcessVectorEnv (`context`, `step_timeout`, ...). With `share_memory` they
+    write into shared memory, as those of ShmemVectorEnv do (an argument of tianshou's).
 
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
@@ -97,8 +99,10 @@ class SubprocVectorEnv(_ProcessVectorEnv):
         super().__init__(env_fns, wait_num, timeout, context=context, **options)
 
 
-class ShmemVectorEnv(_ProcessVectorEnv):
+class ShmemVectorEnv(ProcessVectorEnv):
     """Envs in worker processes that write their results into shared memory: the fastest.
+
+    Arguments: those of BaseVectorEnv and ProcessVectorEnv (`context`, `step_timeout`, ...).
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:

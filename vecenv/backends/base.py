@@ -33,10 +33,10 @@ class Backend(ABC):
         extras = backend.take(ids)                          # what does not fit a row; the post boxes are idle again
         backend.close(timeout)
 
-    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a post box that says DONE
-    or DONE_EXTRA, or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a worker, the
-    operations of that worker answered by failures and all its envs in `lost`; (3) `close` returns in bounded time,
-    whatever happened before.
+    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a post box that says so
+    (`arena.DONE` and what is above it), or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of
+    a worker, the operations of that worker answered by failures and all its envs in `lost`; (3) `close` returns in
+    bounded time, whatever happened before.
     """
 
     num_workers: int = 0

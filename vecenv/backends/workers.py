@@ -48,6 +48,7 @@ from vecenv.errors import WorkerTimeoutError
 FDS_PER_WORKER = 6  # channel, sentinel, what it watches, bell, and two more while it starts
 FDS_BESIDES = 24
 LONGEST_POLL = 3600.0
+START_TIMEOUT = 120.0
 
 
 class Workers(Backend):
@@ -62,7 +63,7 @@ class Workers(Backend):
     def __init__(
         self,
         context: str | None = None,
-        start_timeout: float = 120.0,
+        start_timeout: float = START_TIMEOUT,
         step_timeout: float | None = None,
         affinity: bool = False,
     ) -> None:
@@ -300,7 +301,7 @@ class Workers(Backend):
                 self._poller.unregister(fd)
 
     def kill(self, worker: WorkerProcess, reason: Hung | None) -> None:
-        """End a worker by force, and handle its end as of now; `reason` is the error to give for its envs."""
+        """End a worker by force, and handle its end as of now; `reason` says why, where a step took too long."""
         worker.reason = reason
         worker.kill()
         self._on_end(worker)

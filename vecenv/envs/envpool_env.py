@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,9 @@ class EnvPoolVectorEnv(BaseVectorEnv):
         # The pool resets those whose episode is over, and only those: they must be the ones to be reset.
         if True in (self._unreset if chosen is None else self._unreset != chosen).tobytes():
             return None
+        begin = perf_counter()
         obs, reward, terminated, truncated, info = self._backend.step_all(batch, self._all_ids)
+        self._wait_time += perf_counter() - begin
         resets = 0 if chosen is None else chosen.tobytes().count(True)
         self._rounds += 1
         self._resets += resets

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import (
 )
 
 from vecenv import nest
-from vecenv.actions import tensor_on_host
+from vecenv.nest import tensor_on_host
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 

@@ -1,11 +1,16 @@
 """What tests of vector envs need: envs that say who they are or misbehave, gates that hold them, the contract.
 
-with Gates(2) as gates, SubprocVectorEnv(gates.env_fns, wait_num=1) as venv:
-    venv.send(np.zeros(2), ...)
-    gates.open(1)                      # env 1 may go on, env 0 may not
-    obs, rew, terminated, truncated, info = venv.recv()
+    check_vector_env(lambda env_fns, **options: BaseVectorEnv(env_fns, backend=MyBackend(), **options))
 
-check_vector_env(lambda env_fns, **options: BaseVectorEnv(env_fns, backend=MyBackend(), **options))
+>>> from vecenv import SubprocVectorEnv
+>>> with Gates(2, ops=["step"]) as gates, SubprocVectorEnv(gates.env_fns, wait_num=1) as venv:
+...     obs, info = venv.reset()
+...     venv.send([0, 0])
+...     gates.open(1)  # env 1 may go on, env 0 may not
+...     obs, rew, terminated, truncated, info = venv.recv()
+...     gates.open(0)
+>>> info[0]["env_id"]
+1
 """
 
 from vecenv.testing.contract import CHECKS, check_vector_env

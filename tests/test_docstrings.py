@@ -1,0 +1,26 @@
+"""The examples in docstrings: each of them runs, and gives what it says."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = [
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    for package in ("vecenv", "collector")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+def test_there_are_examples_to_run():
+    assert {"vecenv.venvs", "vecenv.nest", "vecenv.facades.to_gymnasium", "collector.collector"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_are_true(name):
+    failed, tried = doctest.testmod(importlib.import_module(name))
+    assert failed == 0
+    assert tried > 0
