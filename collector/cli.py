@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from collector.dataset import DatasetError
-from collector.job import BACKENDS, DEVICES, POLICIES, JobConfig, JobError, run_job
+from collector.job import DEVICES, POLICIES, JobConfig, JobError, run_job
 from collector.settings import whole
+from vecenv.venvs import BACKENDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

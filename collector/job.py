@@ -28,12 +28,11 @@ from collector.episodes import EpisodeCutter
 from collector.interruptor import Interruptor
 from collector.policy import RandomPolicy
 from vecenv.envs.gym_env import find_spec
-from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.venvs import BACKENDS
 
 BATCH_BYTES = 64 * 2**20
 POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
 DEVICES = ("auto", "cpu", "cuda")
-BACKENDS = {"dummy": DummyVectorEnv, "subproc": SubprocVectorEnv, "shmem": ShmemVectorEnv}
 
 
 class JobError(RuntimeError):

@@ -24,8 +24,9 @@ from collector import Episode, SyncDataCollector, load_episodes
 from collector.cli import main
 from collector.dataset import DatasetError, DatasetWriter, prepare_folder, read_manifest, write_atomically
 from collector.episodes import EpisodeCutter
-from collector.job import BACKENDS, JobConfig, JobError, JobState, StopSignals, run_job
+from collector.job import JobConfig, JobError, JobState, StopSignals, run_job
 from vecenv import DummyVectorEnv
+from vecenv.venvs import BACKENDS
 
 NOTICE = "Ending after this round, and keeping what is whole; once more ends it at once."
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import numpy as np
 from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
-from vecenv.backends.failure import Failure
+from vecenv.backends.failure import died_failure
 from vecenv.backends.rows import Extra
 
 WINDOW = 60.0
@@ -123,7 +123,7 @@ class Recovery:
             if i in self._backend.lost:
                 self._restart(i)
         except Exception as error:
-            return Extra(failure=Failure(i, "reset", type(error).__name__, str(error), "", error=error))
+            return Extra(failure=died_failure(i, "reset", error))
         op = box.RESET_KWARGS if args else box.RESET
         self._backend.send(np.array([i]), op, self._backend.encode(args))
         self._backend.wait(lambda: self._arena.mail[i] >= box.DONE, None)

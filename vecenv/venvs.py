@@ -113,3 +113,11 @@ class ShmemVectorEnv(ProcessVectorEnv):
     """
 
     backend_class = ShmemBackend
+
+
+BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {
+    "dummy": DummyVectorEnv,
+    "subproc": SubprocVectorEnv,
+    "shmem": ShmemVectorEnv,
+}
+"""By the names that arguments give them."""

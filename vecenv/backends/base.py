@@ -112,7 +112,7 @@ class Backend(ABC):
 
     @abstractmethod
     def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Any:
-        """Start `host.OPERATIONS[op]` on idle envs, in all workers at once, with one tuple of arguments an env.
+        """Start `OPERATIONS[op]` on idle envs, in all workers at once, with one tuple of arguments an env.
 
         Returns what the next two take: the answers themselves where they are there at once.
         """

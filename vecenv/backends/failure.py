@@ -90,7 +90,7 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
 
 
 def died_failure(env_id: int, op: str, error: BaseException, began: bool = True) -> Failure:
-    """The failure of one env because its worker ended."""
+    """The failure of one env because its worker ended, or could not be started again."""
     return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
 
 

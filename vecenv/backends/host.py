@@ -6,8 +6,6 @@ It never raises for what an env does: a failure comes back as an `Extra`, so tha
 from __future__ import annotations
 
 import copy
-import resource
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ from vecenv.backends import arena as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.layout import Layout
+from vecenv.backends.operations import OPERATIONS, is_env
 from vecenv.backends.rows import FLAGS, NOTHING, RENEWED, REWARDS, Extra, RowWriter
 from vecenv.errors import EnvContractError, VectorEnvError
 
@@ -233,14 +232,10 @@ def _located(error: BaseException, env_id: int) -> BaseException:
     return error
 
 
-def _is_env(value: Any) -> bool:
-    return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
-
-
 def _refuse_what_is_no_env(env: Any, origin: str) -> None:
     if isinstance(env, type):
         raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
-    if not _is_env(env):
+    if not is_env(env):
         raise TypeError(f"{origin} returned {env!r}, expected an env with step and reset")
 
 
@@ -256,102 +251,3 @@ def own_report(parts: Sequence[Any]) -> EnvReport:
     one, and sampling from it must not move the generators of the envs.
     """
     return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])
-
-
-def layers(env: Any) -> list[Any]:
-    """The env and what it wraps, outermost first. An env that calls itself the innermost wraps nothing: what it keeps
-    under the name `env` is its own affair.
-    """
-    found = [env]
-    while getattr(found[-1], "unwrapped", None) is not found[-1]:
-        inner = getattr(found[-1], "__dict__", {}).get("env")
-        if not _is_env(inner) or any(inner is layer for layer in found):
-            break
-        found.append(inner)
-    return found
-
-
-def find_attr(env: Any, name: str) -> Any:
-    """The attribute `name` of the env or of the first wrapper that has it; AttributeError if none has."""
-    for layer in layers(env):
-        if hasattr(layer, name):
-            return getattr(layer, name)
-    raise AttributeError(f"{type(layers(env)[-1]).__name__} has no attribute {name!r}, nor has any wrapper around it")
-
-
-def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set the attribute where `find_attr` finds it; a new one goes to the innermost env."""
-    stack = layers(env)
-    target = next((layer for layer in stack if hasattr(layer, name)), stack[-1])
-    setattr(target, name, value)
-
-
-def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The attribute, called with the arguments if it can be called (as gymnasium's `call`)."""
-    value = find_attr(env, name)
-    return value(*args, **kwargs) if callable(value) else value
-
-
-def seed_env(env: Any, seed: int) -> None:
-    """Seed the env and its action space: by the env's own `seed` if it has one, else by a reset (as tianshou)."""
-    own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
-    if own_seed is not None:
-        own_seed(seed)
-    else:
-        env.reset(seed=seed)
-    action_space = getattr(env, "action_space", None)
-    if action_space is not None:
-        action_space.seed(seed)
-
-
-def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
-    """One frame, the caller's to keep."""
-    frame = env.render(**kwargs)
-    return frame.copy() if isinstance(frame, np.ndarray) else frame
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "get_env_attr": find_attr,
-    "set_env_attr": set_attr,
-    "call": call_attr,
-    "seed": seed_env,
-    "render": render_env,
-}
-
-
-class PaceMeter:
-    """Looks at the first rounds for envs that wait (sockets, sleep) but share a worker.
-
-    A process that waits gives the CPU up by itself; one that only has to share it does not.
-    """
-
-    MIN_WALL = 0.25
-    MAX_SHARE = 0.5
-
-    def __init__(self, envs: int) -> None:
-        self._envs = envs
-        self._wall = self._cpu = 0.0
-        self._rounds = self._waits = 0
-        self.measuring = envs > 1
-
-    def start(self) -> None:
-        """A round begins."""
-        self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-
-    def stop(self) -> str | None:
-        """A round ended: the warning to give, once, or None."""
-        begin, before = self._begin
-        now = resource.getrusage(resource.RUSAGE_SELF)
-        self._wall += time.perf_counter() - begin
-        self._cpu += now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
-        self._waits += now.ru_nvcsw - before.ru_nvcsw
-        self._rounds += 1
-        if self._wall < self.MIN_WALL:
-            return None
-        self.measuring = False
-        if self._cpu > self.MAX_SHARE * self._wall or self._waits < self._rounds:
-            return None
-        return (
-            f"a worker spent {self._wall:.2f} s stepping its {self._envs} envs but only {self._cpu:.2f} s of CPU: "
-            "they wait more than they compute, one after the other"
-        )

@@ -17,9 +17,9 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS
 from vecenv.backends.failure import Failure, died_failure
 from vecenv.backends.layout import Layout
+from vecenv.backends.pickles import dumps
 from vecenv.backends.request import Call
 from vecenv.backends.rows import RENEWED, Extra
-from vecenv.backends.worker import dumps
 from vecenv.backends.worker_process import WorkerProcess
 from vecenv.backends.workers import Workers
 
@@ -73,7 +73,7 @@ class ProcessBackend(Workers):
             i = mail.find(box.DONE_FINAL, i + 1)
         if box.DONE_EXTRA in mail or box.DONE_EXTRA_FINAL in mail:  # the extras may still be on their way
             asked = range(self._n) if ids is None else ids
-            missing = [i for i in asked if box.has_extra(mail[i]) and i not in self._extras]
+            missing = [i for i in asked if self._lacks_extra(i)]
             self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
     def _show_notes(self) -> None:
@@ -113,8 +113,7 @@ class ProcessBackend(Workers):
         payloads = []
         for w in sorted({int(self._worker_of[i]) for i in ids}):
             worker = self.workers[w]
-            mine = {i - worker.start: blobs[i] for i in ids if i in worker.ids}
-            payloads.append((worker, pickle.dumps((op, mine))))
+            payloads.append((worker, pickle.dumps((op, worker.own(blobs)))))
         return Call(ids, op, [self._request(worker, ch.CALL, payload) for worker, payload in payloads])
 
     def await_answers(self, asked: Call, deadline: float | None) -> bool:
@@ -139,11 +138,11 @@ class ProcessBackend(Workers):
             self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
     def _pending(self, worker: WorkerProcess) -> list[int]:
-        return [
-            i
-            for i in worker.ids
-            if box.IDLE < self._mail[i] < box.DONE or (box.has_extra(self._mail[i]) and i not in self._extras)
-        ]
+        return [i for i in worker.ids if box.IDLE < self._mail[i] < box.DONE or self._lacks_extra(i)]
+
+    def _lacks_extra(self, i: int) -> bool:
+        """Whether the env has answered, but for an extra that is still on its way."""
+        return box.has_extra(self._mail[i]) and i not in self._extras
 
     def restart(self, env_id: int) -> None:
         worker = self.workers[int(self._worker_of[env_id])]

@@ -52,7 +52,7 @@ LONG_ROUND = 5e-3
 
 
 @dataclass
-class Link:
+class SharedParts:
     """What a worker shares with the parent besides its channel."""
 
     memory: Descriptor
@@ -64,9 +64,9 @@ class Link:
 class ShmemServer(Server):
     """Serves rounds from the post boxes."""
 
-    def __init__(self, boot: Boot, host: EnvHost, link: Channel) -> None:
-        super().__init__(boot, host, link)
-        self._shared: Link = boot.link
+    def __init__(self, boot: Boot, host: EnvHost, channel: Channel) -> None:
+        super().__init__(boot, host, channel)
+        self._shared: SharedParts = boot.shared
         self._handled = 0
         self._payloads: dict[int, bytes] = {}
         control, w = Control(boot.workers, boot.control.fd), boot.index
@@ -79,7 +79,6 @@ class ShmemServer(Server):
         block = Arena.build(layout, self._shared.envs, self._memory).block(self.first_id, self.first_id + self.count)
         self._block = block
         self._mail: Any = block.mail.data
-        self._everyone = range(self.count)
         self.host.bind(layout, block)
 
     def serve(self) -> None:
@@ -114,7 +113,7 @@ class ShmemServer(Server):
 
     def _read_frame(self) -> bool:
         """Handle the next frame; returns True if it was CLOSE."""
-        frame = self.link.read()
+        frame = self.channel.read()
         self._handled += 1
         if frame.kind == ch.PAYLOADS:
             self._payloads.update(pickle.loads(frame.payload))
@@ -122,16 +121,7 @@ class ShmemServer(Server):
         return self.handle(frame)
 
     def _round(self) -> None:
-        """Do what the post boxes ask for."""
-        asked, action = self._mail.tobytes(), self._block.action
-        done = self._everyone if box.all_ask(asked) else [j for j, op in enumerate(asked) if box.IDLE < op < box.DONE]
-        if not done:
-            return
-        if not self.eager or len(done) == 1:
-            self._publish(done, self.run(asked, action, self._payload))
-            return
-        for j in done:
-            self._publish([j], self.run(box.only(j, asked), action, self._payload))
+        self.run_block(self._mail.tobytes(), self._block.action, self._payload, self._publish)
 
     def _payload(self, j: int, op: int) -> Any:
         while j not in self._payloads:
@@ -153,7 +143,7 @@ class ShmemServer(Server):
         fence()
         self._parent_bell.ring()
         if payload:
-            self.link.write(ch.ANSWERS, 0, payload)
+            self.channel.write(ch.ANSWERS, 0, payload)
 
 
 class ShmemBackend(ProcessBackend):
@@ -176,7 +166,7 @@ class ShmemBackend(ProcessBackend):
             self.own_fd(fd)
         return read, write
 
-    def _link(self, worker: WorkerProcess) -> Link:
+    def _shared_parts(self, worker: WorkerProcess) -> SharedParts:
         w, sleepers = worker.index, self.control.sleepers
         self.control.rounds[w] = self.control.line(w)[CALLS] = 0
         if w not in self._bells:
@@ -184,7 +174,9 @@ class ShmemBackend(ProcessBackend):
         bell = self._bells[w]
         sleepers[w] = 0
         bell.silence()
-        return Link(Descriptor(self._memory_fd), Descriptor(self._bell[1]), Descriptor(bell.read), len(self._makers))
+        return SharedParts(
+            Descriptor(self._memory_fd), Descriptor(self._bell[1]), Descriptor(bell.read), len(self._makers)
+        )
 
     def _reserve(self, layout: Layout) -> Arena:
         n = len(self._makers)
@@ -226,9 +218,8 @@ class ShmemBackend(ProcessBackend):
 
     def _send_payloads(self, payloads: Mapping[int, Any]) -> None:
         for worker in self.workers:
-            mine = {i - worker.start: payload for i, payload in payloads.items() if i in worker.ids}
-            if mine and worker.alive:
-                self._post(worker, ch.PAYLOADS, 0, pickle.dumps(mine))
+            if worker.alive and (mine := worker.pickle_own(payloads)):
+                self._post(worker, ch.PAYLOADS, 0, mine)
 
     def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         super()._post(worker, kind, number, *parts)
@@ -269,5 +260,5 @@ class ShmemBackend(ProcessBackend):
         Bell(fd, -1, None).silence()
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
-        late = {i - worker.start for i in worker.ids if box.has_extra(self._mail[i]) and i not in self._extras}
+        late = {i - worker.start for i in worker.ids if self._lacks_extra(i)}
         self._load_extras(worker, frame.payload, late)

@@ -40,12 +40,12 @@ class SubprocServer(Server):
     def bind(self, layout: Layout) -> None:
         self._block = Arena.build(layout, self.count)
         self._outputs, self._finals = self._block.outputs(), self._block.finals()
-        self._everyone, self._all_done = range(self.count), bytes([box.DONE]) * self.count
+        self._all_done = bytes([box.DONE]) * self.count
         self.host.bind(layout, self._block)
 
     def serve(self) -> None:
         while True:
-            frame = self.link.read(WORKER_SPINS)
+            frame = self.channel.read(WORKER_SPINS)
             if frame.kind != ch.ROUND:
                 if self.handle(frame):
                     return
@@ -63,26 +63,21 @@ class SubprocServer(Server):
         def load(j: int, op: int) -> Any:
             return self.load_payload(j, op, payloads[j])
 
-        done = self._everyone if box.all_ask(ops) else [j for j, op in enumerate(ops) if op]
-        if not self.eager or len(done) == 1:
-            self._answer(done, self.run(ops, action, load))
-            return
-        for j in done:
-            self._answer([j], self.run(box.only(j, ops), action, load))
+        self.run_block(ops, action, load, self._answer)
 
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
-        if done is self._everyone and not extras:
-            self.link.write(ch.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
+        if done is self.everyone and not extras:
+            self.channel.write(ch.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
             return
         payload = self.extras_payload(extras)
         mail = bytearray(self.count)
         for j in done:
             mail[j] = answer_of(extras.get(j))
-        rows = slice(None) if done is self._everyone else list(done)
+        rows = slice(None) if done is self.everyone else list(done)
         parts = [array[rows].tobytes() for array in self._outputs]
         if final := [j for j in done if mail[j] & box.FINAL]:
             parts += [array[final].tobytes() for array in self._finals]
-        self.link.write(ch.ANSWERS, 0, bytes(mail), *parts, payload)
+        self.channel.write(ch.ANSWERS, 0, bytes(mail), *parts, payload)
 
 
 class Port(NamedTuple):
@@ -102,7 +97,7 @@ class SubprocBackend(ProcessBackend):
 
     server = SubprocServer
 
-    def _link(self, worker: WorkerProcess) -> None:
+    def _shared_parts(self, worker: WorkerProcess) -> None:
         return None
 
     def _reserve(self, layout: Layout) -> Arena:
@@ -133,7 +128,7 @@ class SubprocBackend(ProcessBackend):
                 if ids is not None and not any(mine):
                     continue
                 if worker.alive:
-                    rest = _block_of(payloads, worker) if payloads else b""
+                    rest = worker.pickle_own(payloads) if payloads else b""
                     self._post(worker, ch.ROUND, 0, mine, port.action, rest)
                 if ids is None:
                     port.mail[:] = mine
@@ -180,11 +175,6 @@ class SubprocBackend(ProcessBackend):
             start, end = end, end + len(ids) * size
             array[ids] = _rows(payload[start:end], array, len(ids))
         return payload[end:]
-
-
-def _block_of(payloads: Mapping[int, Any], worker: WorkerProcess) -> bytes:
-    mine = {i - worker.start: payloads[i] for i in worker.ids if i in payloads}
-    return pickle.dumps(mine) if mine else b""
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -7,21 +7,12 @@ so that what its envs started ends too.
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import faulthandler
 import gc
-import os
 import pickle
-import select
-import signal
-import sys
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from typing import Any
 
 import cloudpickle
@@ -32,12 +23,14 @@ from vecenv.backends import channel as ch
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, Control
 from vecenv.backends.failure import Failure, capture
-from vecenv.backends.generators import seed_generators
-from vecenv.backends.host import EnvHost, EnvReport, PaceMeter
+from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
 from vecenv.backends.luggage import Luggage
+from vecenv.backends.pace import PaceMeter
+from vecenv.backends.pickles import dumps, dumps_or_none
 from vecenv.backends.rows import RENEWED, Extra
+from vecenv.backends.take_off import end_children, take_off
 
 
 @dataclass
@@ -56,7 +49,7 @@ class Boot:
     seeds: tuple[bytes, bytes]
     """Of the global random generators, numpy's and Python's."""
     server: type[Server]
-    link: Any
+    shared: Any
     """What the kind of backend needs besides."""
     starter: int
     """The parent, if its main thread starts the worker; else 0."""
@@ -70,11 +63,11 @@ class Boot:
 class Server(ABC):
     """Serves rounds in a worker; one for each kind of process backend."""
 
-    def __init__(self, boot: Boot, host: EnvHost, link: Channel) -> None:
+    def __init__(self, boot: Boot, host: EnvHost, channel: Channel) -> None:
         self.host = host
-        self.link = link
+        self.channel = channel
         self.first_id = boot.first_id
-        self.count = boot.count
+        self.count, self.everyone = boot.count, range(boot.count)
         self.eager = boot.eager
         self.line = boot.line
         self._pace = PaceMeter(boot.count)
@@ -103,8 +96,24 @@ class Server(ABC):
         self._pace.start()
         extras = self.host.run(ops, action, payload)
         if (note := self._pace.stop()) is not None:
-            self.link.write(ch.NOTE, 0, pickle.dumps(note))
+            self.channel.write(ch.NOTE, 0, pickle.dumps(note))
         return extras
+
+    def run_block(
+        self,
+        asked: bytes,
+        action: np.ndarray | None,
+        payload: Callable[[int, int], Any],
+        answer: Callable[[Sequence[int], dict[int, Extra]], None],
+    ) -> None:
+        """Do what the post boxes ask for and answer: for all at once, or for each env as soon as it is done."""
+        done = self.everyone if box.all_ask(asked) else [j for j, op in enumerate(asked) if box.IDLE < op < box.DONE]
+        if not self.eager or len(done) == 1:
+            if done:
+                answer(done, self.run(asked, action, payload))
+            return
+        for j in done:
+            answer([j], self.run(box.only(j, asked), action, payload))
 
     def handle(self, frame: Frame) -> bool:
         """Do what a frame other than a round asks for; returns True if it was CLOSE."""
@@ -112,13 +121,13 @@ class Server(ABC):
             self.line[DOING] = A_CALL
             reply = self._call(*cloudpickle.loads(frame.payload))
             self.line[DOING] = NOTHING
-            self.link.write(ch.REPLY, frame.number, reply)
+            self.channel.write(ch.REPLY, frame.number, reply)
         elif frame.kind == ch.RESEND:
-            blobs = {j: _dumps_or_none(extra) for j, extra in self.last_extras.items()}
-            self.link.write(ch.REPLY, frame.number, pickle.dumps(blobs))
+            blobs = {j: dumps_or_none(extra) for j, extra in self.last_extras.items()}
+            self.channel.write(ch.REPLY, frame.number, pickle.dumps(blobs))
         elif frame.kind == ch.CLOSE:
             problems = self.host.close()
-            self.link.write(ch.CLOSED, 0, pickle.dumps(problems))
+            self.channel.write(ch.CLOSED, 0, pickle.dumps(problems))
             return True
         return False
 
@@ -184,46 +193,29 @@ def answer_of(extra: Extra | None) -> int:
     return box.DONE_EXTRA if extra.final is None else box.DONE_EXTRA_FINAL
 
 
-def dumps(value: Any) -> bytes:
-    """Pickle; with cloudpickle where the faster one cannot (classes and functions of the user's script)."""
-    try:
-        return pickle.dumps(value, protocol=5)
-    except RecursionError:
-        raise
-    except Exception:
-        return cloudpickle.dumps(value)
-
-
-def _dumps_or_none(value: Any) -> bytes | None:
-    try:
-        return dumps(value)
-    except BaseException:
-        return None
-
-
 def main(boot: Boot) -> None:
     """Entry point of the process."""
-    _take_off(boot)
-    link = Channel(boot.socket)
+    take_off(boot)
+    channel = Channel(boot.socket)
     boot.line = Control(boot.workers, boot.control.fd).line(boot.index)
     try:
-        _live(boot, link)
+        _live(boot, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone; the watch ends this process
     finally:
-        _end_children()
+        end_children()
 
 
-def _live(boot: Boot, link: Channel) -> None:
+def _live(boot: Boot, channel: Channel) -> None:
     boot.luggage.unpack()
     host = EnvHost(boot.luggage.makers, boot.first_id, local=False)
     host.progress = boot.line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
-    link.write(ch.READY, 0, pickle.dumps(_pickled_reports(reports, boot.first_id)))
+    channel.write(ch.READY, 0, pickle.dumps(_pickled_reports(reports, boot.first_id)))
     if isinstance(reports, Failure):
         return
-    server = boot.server(boot, host, link)
-    frame = link.read()
+    server = boot.server(boot, host, channel)
+    frame = channel.read()
     if frame.kind == ch.SETUP:
         server.bind(pickle.loads(frame.payload))
         gc.collect()
@@ -247,69 +239,3 @@ def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[
             )
             blobs.append(dumps(capture(told, first_id + j, "__init__", local=False)))
     return blobs
-
-
-def _take_off(boot: Boot) -> None:
-    """Become a process of its own: group, signals, the watch for the parent's end."""
-    for fd in boot.parent_fds:
-        os.close(fd)
-    if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
-        # Held open by a worker, it would keep the forkserver running after the parent is gone.
-        os.close(alive)
-        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    if boot.method == "fork":
-        atexit._clear()  # the parent's exit functions are not ours
-    faulthandler.register(signal.SIGUSR1, file=boot.stacks.fd, all_threads=True)
-    threading.Thread(target=_watch_parent, args=(boot.socket,), name="vecenv-parent-watch", daemon=True).start()
-    if boot.method == "forkserver" or boot.starter:
-        _signal_at_end_of_starter(signal.SIGKILL)
-    if boot.method != "forkserver" and boot.starter:
-        if os.getppid() != boot.starter:  # it ended before we asked to be told
-            os.killpg(0, signal.SIGKILL)
-        _start_guard()
-    seed_generators(boot.seeds)
-
-
-def _watch_parent(sock: Any) -> None:
-    """Wait for the end of the parent: nobody else holds the other end of our channel."""
-    poller = select.poll()
-    poller.register(sock, 0)  # nothing but the hang-up
-    poller.poll()
-    os.killpg(0, signal.SIGKILL)
-
-
-def _signal_at_end_of_starter(number: int) -> None:
-    """Have the kernel signal this process when what started it ends: also while an env holds the interpreter lock.
-
-    The forkserver ends with the parent. Where the parent itself starts workers, it is the end of the starting *thread*
-    that counts for the kernel, so that this is for its main thread only.
-    """
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
-
-
-def _start_guard() -> None:
-    """Start a process that outlives this one for a moment, to kill what the envs have started.
-
-    Without the forkserver, which does that, nobody else is left when the kernel kills this process.
-    """
-    worker = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    if os.fork() == 0:
-        os.closerange(3, 1 << 16)  # held open here, they would hide the end of the worker
-        _signal_at_end_of_starter(signal.SIGTERM)
-        if os.getppid() == worker:
-            signal.sigwait({signal.SIGTERM})
-        os.killpg(0, signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _end_children() -> None:
-    """End what the envs started and left running in our process group."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)

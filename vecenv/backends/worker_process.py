@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from vecenv.backends.channel import Channel
@@ -64,6 +66,15 @@ class WorkerProcess:
             theirs.close()  # so that the end of the worker is the end of the stream
         self.alive = True
 
+    def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
+        """The part for its envs of what is there by env id, by their place in its block."""
+        return {i - self.start: by_id[i] for i in self.ids if i in by_id}
+
+    def pickle_own(self, by_id: Mapping[int, Any]) -> bytes:
+        """The same pickled; empty where there is nothing."""
+        mine = self.own(by_id)
+        return pickle.dumps(mine) if mine else b""
+
     def fds(self) -> tuple[int, int]:
         """The channel and the sentinel, to poll."""
         return self.channel.fileno(), self.process.sentinel
@@ -79,21 +90,14 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the process and all that its envs started; returns once it is gone."""
         self.kill_group()
-        self.signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self.process.join(1.0)
 
     def kill_group(self) -> None:
         """Kill the process group that the worker leads, if there is one."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-
-    def signal(self, number: int) -> bool:
-        """Send a signal; returns False if the process is gone."""
-        try:
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
 
     def death(self, env_id: int, running: int | None) -> WorkerDiedError:
         """The error that tells an env of the end of its worker, which was using the env `running`, or idle."""
@@ -112,8 +116,10 @@ class WorkerProcess:
 
 def _cause(exitcode: int | None) -> str:
     """How a process ended, in words."""
-    if exitcode is None or exitcode == 255:
-        return "ended (its exit status was taken by somebody else)" if exitcode is None else "exited with code 255"
+    if exitcode is None:
+        return "ended (its exit status was taken by somebody else)"
+    if exitcode == 255:
+        return "exited with code 255"
     if exitcode >= 0:
         return f"exited with code {exitcode} (the env called os._exit?)"
     name = signal.Signals(-exitcode).name

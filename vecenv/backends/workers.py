@@ -133,7 +133,7 @@ class Workers(Backend):
             seeds=worker_seeds(worker.index),
             server=self.server,
             starter=os.getpid() if threading.current_thread() is threading.main_thread() else 0,
-            link=self._link(worker),
+            shared=self._shared_parts(worker),
         )
         worker.launch(boot)
         for fd in worker.fds():
@@ -141,7 +141,7 @@ class Workers(Backend):
             self._poller.register(fd, select.POLLIN)
 
     @abstractmethod
-    def _link(self, worker: WorkerProcess) -> Any:
+    def _shared_parts(self, worker: WorkerProcess) -> Any:
         """What the server in the worker needs to be started with."""
 
     def _await_ready(self, workers: Sequence[WorkerProcess]) -> None:

@@ -17,13 +17,8 @@ from vecenv.envs.agent_spaces import AgentSpaces, as_env_fns
 from vecenv.errors import ClosedError, Partial
 from vecenv.ids import as_ids
 from vecenv.seeding import spread_seeds
-from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.venvs import BACKENDS
 
-BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {
-    "dummy": DummyVectorEnv,
-    "subproc": SubprocVectorEnv,
-    "shmem": ShmemVectorEnv,
-}
 NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
 NEXT_EPISODE = frozenset({"obs", "mask", "agent", "alive"})

@@ -1,4 +1,4 @@
-"""What a facade needs of a vector env beyond its public methods: the one place that looks inside."""
+"""What facades and collectors need of a vector env beyond its public methods."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
+from vecenv.checks import keeps
 from vecenv.results import OwnStep as OwnStep
 from vecenv.results import Step
 from vecenv.wrappers import VectorEnvWrapper
@@ -23,14 +24,12 @@ def wait_for_all(venv: Any, timeout: float) -> bool:
 
 def autoresets(venv: Any) -> bool:
     """Whether `step(..., autoreset=True)` works: the backend can, and `step` is that of the engine."""
-    if not isinstance(venv, BaseVectorEnv) or type(venv).step is not BaseVectorEnv.step:
-        return False
-    return venv._backend.autoresets
+    return isinstance(venv, BaseVectorEnv) and keeps(venv, BaseVectorEnv, "step") and venv._backend.autoresets
 
 
 def steps_plainly(venv: Any) -> bool:
     """Whether `exchange` is worth a try: `step` is that of the engine, which may do without `send` and `recv`."""
-    return type(venv).step is BaseVectorEnv.step and venv._steps_plainly
+    return keeps(venv, BaseVectorEnv, "step") and venv._steps_plainly
 
 
 def rounds_begun(venv: Any) -> int:
@@ -48,11 +47,11 @@ class PendingCall:
     """A call of a method of every env that has been started."""
 
     def __init__(self, venv: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        while isinstance(venv, VectorEnvWrapper) and type(venv).call is VectorEnvWrapper.call:
+        while isinstance(venv, VectorEnvWrapper) and keeps(venv, VectorEnvWrapper, "call"):
             venv = venv.venv
         self._venv = venv
         # A `call` of its own, of a wrapper or a vector env of another kind, has no halves: it is made at once.
-        self._has_halves = type(venv).call is BaseVectorEnv.call
+        self._has_halves = keeps(venv, BaseVectorEnv, "call")
         if self._has_halves:
             self._call = venv._begin_call(None, "call", (name, args, kwargs))
         else:
@@ -88,7 +87,7 @@ def exchange(venv: Any, actions: Any, reset: Any, autoreset: bool) -> OwnStep | 
 
 def receive(venv: Any, ids: Sequence[int]) -> OwnStep:
     """The batch of `recv`, which is of `ids`."""
-    if type(venv).recv is BaseVectorEnv.recv:  # without an info for each env
+    if keeps(venv, BaseVectorEnv, "recv"):  # without an info for each env
         rows, _, extras = venv._receive()
         own: OwnStep = venv._hand_over.own_rows(rows, extras)
         return own

@@ -70,7 +70,7 @@ class SyncVectorEnv(_OwningVectorEnv):
     ) -> None:
         self.env_fns = env_fns
         self.envs: list[Any] = []
-        fns = [_keeps(self.envs, env_fn) for env_fn in check_env_fns(env_fns)]
+        fns = [_noted_in(self.envs, env_fn) for env_fn in check_env_fns(env_fns)]
         arguments = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
         self._open(DummyVectorEnv, fns, options, **arguments)
 
@@ -127,7 +127,7 @@ class AsyncVectorEnv(_OwningVectorEnv):
         self._open(kind, fns, {**options, "context": context}, **arguments)
 
 
-def _keeps(envs: list[Any], env_fn: Callable[[], Any]) -> Callable[[], Any]:
+def _noted_in(envs: list[Any], env_fn: Callable[[], Any]) -> Callable[[], Any]:
     """`env_fn` that also appends its env to `envs`."""
 
     def make() -> Any:

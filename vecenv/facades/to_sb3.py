@@ -72,7 +72,7 @@ class SB3VecEnv(VecEnv):
         self.venv: Any = SameStepEnvs(venv) if isinstance(venv, VectorEnv) else _checked(venv)
         # A subclass or wrapper may change `step` alone, as those written for tianshou do: `send` and `recv` would
         # pass it by.
-        self._has_own_step = type(self.venv).step is not BaseVectorEnv.step
+        self._has_own_step = not keeps(self.venv, BaseVectorEnv, "step")
         self._one_round = autoresets(self.venv)
         is_plain = steps_plainly(self.venv)
         self._owns_obs = is_plain and not returns_views(self.venv)

@@ -1,0 +1,74 @@
+"""Operations on one env besides step and reset: attributes through its wrappers, seeds, frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def is_env(value: Any) -> bool:
+    """Whether it can be stepped and reset."""
+    return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
+
+
+def layers(env: Any) -> list[Any]:
+    """The env and what it wraps, outermost first. An env that calls itself the innermost wraps nothing: what it keeps
+    under the name `env` is its own affair.
+    """
+    found = [env]
+    while getattr(found[-1], "unwrapped", None) is not found[-1]:
+        inner = getattr(found[-1], "__dict__", {}).get("env")
+        if not is_env(inner) or any(inner is layer for layer in found):
+            break
+        found.append(inner)
+    return found
+
+
+def find_attr(env: Any, name: str) -> Any:
+    """The attribute `name` of the env or of the first wrapper that has it; AttributeError if none has."""
+    for layer in layers(env):
+        if hasattr(layer, name):
+            return getattr(layer, name)
+    raise AttributeError(f"{type(layers(env)[-1]).__name__} has no attribute {name!r}, nor has any wrapper around it")
+
+
+def set_attr(env: Any, name: str, value: Any) -> None:
+    """Set the attribute where `find_attr` finds it; a new one goes to the innermost env."""
+    stack = layers(env)
+    target = next((layer for layer in stack if hasattr(layer, name)), stack[-1])
+    setattr(target, name, value)
+
+
+def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The attribute, called with the arguments if it can be called (as gymnasium's `call`)."""
+    value = find_attr(env, name)
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def seed_env(env: Any, seed: int) -> None:
+    """Seed the env and its action space: by the env's own `seed` if it has one, else by a reset (as tianshou)."""
+    own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
+    if own_seed is not None:
+        own_seed(seed)
+    else:
+        env.reset(seed=seed)
+    action_space = getattr(env, "action_space", None)
+    if action_space is not None:
+        action_space.seed(seed)
+
+
+def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
+    """One frame, the caller's to keep."""
+    frame = env.render(**kwargs)
+    return frame.copy() if isinstance(frame, np.ndarray) else frame
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "get_env_attr": find_attr,
+    "set_env_attr": set_attr,
+    "call": call_attr,
+    "seed": seed_env,
+    "render": render_env,
+}

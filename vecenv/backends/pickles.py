@@ -1,0 +1,25 @@
+"""Pickles of whatever users have."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import cloudpickle
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle; with cloudpickle where the faster one cannot (classes and functions of the user's script)."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except RecursionError:
+        raise
+    except Exception:
+        return cloudpickle.dumps(value)
+
+
+def dumps_or_none(value: Any) -> bytes | None:
+    try:
+        return dumps(value)
+    except BaseException:
+        return None
