@@ -42,6 +42,7 @@ class Actor:
         self._space = _common_space(env.action_space)
         self._checked: Layout = {}
         self._needs_cast = False
+        self._close: Callable[[], None] = _nothing
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy has been asked."""
         self._reads: Callable[[Any], Outputs]
@@ -63,6 +64,11 @@ class Actor:
             self._reads = lambda obs: reads((obs, rows()))
         self._direct = policy if isinstance(policy, RandomPolicy) else None
         self._seconds = 0.0
+
+    def close(self) -> None:
+        """Let go of the memory that is kept for the way to the policy and back; it is not asked again."""
+        self._close()
+        self._reads = _closed  # what was there refers to this object: both would stay until garbage is collected
 
     @property
     def transfer_seconds(self) -> float:
@@ -112,7 +118,7 @@ class Actor:
         torch_policy = TorchPolicy(
             policy, device, env.env_num, exploration, memory=memory_of(env), cudagraph=graph, compile=compile
         )
-        self.module = torch_policy.module
+        self.module, self._close = torch_policy.module, torch_policy.close
         self._call.policy = torch_policy.policy
         if self._call.memory is not None:
             self._call.memory = Memory(policy if self.module is None else self.module, env.env_num)
@@ -169,6 +175,14 @@ class Actor:
         if cast is None:
             raise TypeError(f"the policy returned actions that do not fit the dtype {dtype} of the space: {action!r}")
         return cast.reshape(len(action), *shape)
+
+
+def _nothing() -> None:
+    """What a policy on arrays has to let go."""
+
+
+def _closed(obs: Any) -> Outputs:
+    raise RuntimeError("the collector is shut down; make a new one")
 
 
 def _shape_text(rows: int, shape: tuple[int, ...]) -> str:

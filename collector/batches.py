@@ -79,6 +79,8 @@ class BatchCollector(ABC):
         self._batches = self._steps = 0
         self._clock = Clock()
         self._closed = False
+        self._actor: Any = None
+        self._random: Actor | None = None
         self.env = make_vector_env(create_env_fn, create_env_kwargs, self._make_env)
         """The vector environment."""
         try:
@@ -95,7 +97,6 @@ class BatchCollector(ABC):
         self._episodes, self._tracker = Episodes(self._env_num), EpisodeTracker(self._env_num)
         self._obs: Any = None
         self.policy: Any = policy
-        self._random: Actor | None = None
         self._actor = self._random_actor() if policy is None else self._make_actor(policy)
         self._weights = PolicyWeights(policy, self._actor.module)
         if self.init_random_frames or policy is None:
@@ -279,6 +280,11 @@ class BatchCollector(ABC):
     def _make_actor(self, policy: Policy) -> Actor:
         return Actor(policy, self.policy_device, self.env, self.exploration_type, **self._faster)
 
+    def _actors(self) -> list[Actor]:
+        """Those that have been made: one where random actions are all that was asked for."""
+        own = [] if self._actor is None or self._actor is self._random else [self._actor]
+        return own if self._random is None else [*own, self._random]
+
     def _random_actor(self) -> Actor:
         if self._random is None:
             self._random = Actor(RandomPolicy(self.env.action_space), None, self.env, ExplorationType.RANDOM)
@@ -384,8 +390,7 @@ class BatchCollector(ABC):
 
     def stats(self) -> CollectorStats:
         """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
-        actors = {id(actor): actor for actor in (self._actor, self._random) if actor is not None}.values()
-        transfer = sum(actor.transfer_seconds for actor in actors)
+        transfer = sum(actor.transfer_seconds for actor in self._actors())
         seconds = self._clock.seconds
         return CollectorStats(
             env=seconds["env"],
@@ -401,8 +406,13 @@ class BatchCollector(ABC):
 
     def shutdown(self) -> None:
         """Close the environments. Safe to call again, and after any failure."""
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for actor in self._actors():
+                actor.close()
+        finally:
             self.env.close()
 
     def __enter__(self: Self) -> Self:

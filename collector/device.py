@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from collector.exploration import ExplorationType
+from collector.graphs import GraphedPolicy
 from collector.policy import Policy, read_output
 from collector.prepare import prepare_policy
 from collector.staging import Direct, Staged
@@ -50,6 +51,12 @@ class TorchPolicy:
         """What `ask`, called with the observations on the device, returns; valid until the next call."""
         with self._inference:
             return self._transfer.to_numpy(ask(self._transfer.to_device(obs)))
+
+    def close(self) -> None:
+        """Let go of what was kept for the next calls: page-locked memory, buffers on the device, graphs."""
+        self._transfer.close()
+        if isinstance(self.policy, GraphedPolicy):
+            self.policy.close()
 
 
 def _tensors_of(policy: Policy) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ What the policy does in Python happens while it is recorded, and never again.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,8 +33,8 @@ class GraphedPolicy(PaddedPolicy):
     1. Random numbers go on from call to call, as without graphs: those of the device's default generator, and of the
        ones in `generators`.
     2. Weights that are changed in place take effect. Where a parameter or buffer moved in memory (`module.to`,
-       `param.data = ...`), or `module.training` changed, the graphs are recorded again. New `Parameter` objects in
-       place of old ones are not noticed: load weights in place.
+       `param.data = ...`), or `module.training` or autocast changed, the graphs are recorded again. New `Parameter`
+       objects in place of old ones are not noticed: load weights in place.
     3. Recording moves no random stream, and leaves the caller's stream the current one.
 
     Outputs carry no gradient, and are valid until the next call. Neither recording nor replaying waits for the device.
@@ -73,7 +74,8 @@ class GraphedPolicy(PaddedPolicy):
         if [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
             self._programs.clear()
         training = self._module is not None and self._module.training
-        key = (size, training, _form(inputs))
+        autocast = torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda")
+        key = (size, training, autocast, _form(inputs))
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._record(inputs, size)
@@ -81,6 +83,10 @@ class GraphedPolicy(PaddedPolicy):
             if static is not None:
                 static[:rows].copy_(given)
         return program.run()
+
+    def close(self) -> None:
+        """Let the graphs and their memory go."""
+        self._programs.clear()
 
     def _record(self, inputs: Any, size: int) -> _Program:
         if self._module is not None:
@@ -108,14 +114,17 @@ class CudaCapture:
     def __init__(self, generators: Sequence[torch.Generator] = (), warmup: int = 3) -> None:
         self._generators = list(generators)
         self._warmup = warmup
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: list[torch.cuda.Stream] = []
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def __call__(self, run: Run) -> Run:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        self._warm_up(run, self._stream)
-        return self._record(run, self._stream)
+        if not self._streams:
+            # Two: what libraries allocate for a stream in the warm-up is no memory of the graph, and may be freed.
+            self._streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        warm_up, record = self._streams
+        with unchecked_distributions():
+            self._warm_up(run, warm_up)
+            return self._record(run, record)
 
     def _warm_up(self, run: Run, stream: torch.cuda.Stream) -> None:
         """Libraries set themselves up in their first calls, which no graph may contain; no random stream moves."""
@@ -131,13 +140,11 @@ class CudaCapture:
 
     def _record(self, run: Run, stream: torch.cuda.Stream) -> Run:
         # Only a pool that a graph still uses can be shared.
-        pool = next((other.pool() for other in self._graphs), None)
+        pool = next((other.pool() for other in self._graphs), None) or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        for generator in self._generators:  # the default one is registered by the capture itself
-            graph.register_generator_state(generator)
         try:
-            with unchecked_distributions(), torch.cuda.stream(stream):
-                outputs = _captured(run, graph, pool)
+            with torch.cuda.stream(stream), _no_collection():
+                outputs = _captured(run, graph, pool, self._generators)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -155,22 +162,62 @@ class CudaCapture:
         return replay
 
 
-def _captured(run: Run, graph: torch.cuda.CUDAGraph, pool: Any) -> Any:
+def _captured(run: Run, graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.Generator]) -> Any:
     """Record a run on the current stream, and return its outputs.
 
     `torch.cuda.graph` would wait for the whole device first, to give back the memory that PyTorch keeps for later: a
     learner that uses the device beside would stand still, and have to ask for its memory again.
     """
-    # thread_local: a learner in another thread may allocate meanwhile.
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    _begin(graph, pool, generators)
     try:
         outputs = run()
+        graph.capture_end()
     except BaseException:
-        with suppress(RuntimeError):  # of a capture that failed, CUDA only says so again
-            graph.capture_end()
+        _abandon(graph, pool, generators)
         raise
-    graph.capture_end()
     return outputs
+
+
+def _begin(graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.Generator]) -> None:
+    with torch.inference_mode(False):  # the state of a generator is made here, and others write to it later
+        for generator in generators:  # the default one is registered by the capture itself
+            graph.register_generator_state(generator)
+        # thread_local: a learner in another thread may allocate meanwhile.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.Generator]) -> None:
+    """Undo what a recording that failed has begun.
+
+    PyTorch up to 2.11 leaves the memory pool and the random generators as if it still went on, and the next random
+    number on the device would be an error: the pool is closed by hand, and a recording that ends well frees the
+    generators. Whatever fails here, the error that led here is the one to tell.
+    """
+    with suppress(Exception):
+        graph.capture_end()
+    with suppress(Exception):
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+    with suppress(Exception):
+        graph.reset()
+    with suppress(Exception):
+        spare = torch.cuda.CUDAGraph()
+        _begin(spare, torch.cuda.graph_pool_handle(), generators)
+        try:
+            torch.zeros(1, device="cuda")
+        finally:
+            spare.capture_end()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector away: giving memory or graphs back to CUDA would end a recording."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def prepare_policy(
         )
     faster = policy
     if compile_options is not None:
-        if graph_options is not None and compile_options.get("mode") in ("reduce-overhead", "max-autotune"):
+        if graph_options is not None and _makes_graphs(compile_options):
             raise ValueError(
                 f"compile_policy={compile_options} makes CUDA graphs by itself: leave cudagraph_policy out, "
                 "or compile in another mode"
@@ -60,6 +60,12 @@ def prepare_policy(
     if graph_options is not None:
         return GraphedPolicy(policy, rows, exploration, faster=faster, **graph_options)
     return PaddedPolicy(policy, rows, exploration, faster=faster)
+
+
+def _makes_graphs(options: dict[str, Any]) -> bool:
+    """Whether torch.compile with these options makes CUDA graphs by itself."""
+    wanted = options.get("options") or {}
+    return options.get("mode") in ("reduce-overhead", "max-autotune") or bool(wanted.get("triton.cudagraphs"))
 
 
 def _compiled(policy: Policy, options: dict[str, Any]) -> Policy:

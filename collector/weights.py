@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,7 @@ class PolicyWeights:
         with self._lock:
             if self._collecting:
                 self._waiting = copy.deepcopy(weights)
+                _wait_for(self._waiting.values())
             else:
                 self._apply(weights)
 
@@ -77,7 +78,20 @@ class PolicyWeights:
         for name, value in weights.items():
             if not _is_extra_state(name):
                 own[name].copy_(value)
+        _wait_for([*own.values(), *weights.values()])
         self.version += 1
+
+
+def _wait_for(values: Iterable[Any]) -> None:
+    """Wait until what this thread has queued on the devices of these tensors has run: another goes on with them, on a
+    stream of its own.
+    """
+    devices = {value.device for value in values if getattr(value, "is_cuda", False)}
+    if devices:
+        import torch
+
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
 
 
 def _as_weight(name: str, value: Any, own: Any) -> Any:

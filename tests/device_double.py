@@ -127,19 +127,25 @@ class FakeStreams:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.log: list[str] = []
+        self._made = 0
         self.fails = False
         """Whether something during the capture was not allowed."""
         self.current = FakeStream("caller's", self)
         for name, value in {
-            "Stream": lambda: FakeStream("side", self),
+            "Stream": self._new_stream,
             "current_stream": lambda device=None: self.current,
             "stream": self._stream,
             "CUDAGraph": lambda: FakeGraph(self),
+            "graph_pool_handle": lambda: "new",
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         for name in ("synchronize", "empty_cache", "graph"):
             monkeypatch.setattr(torch.cuda, name, self._refuse)
         monkeypatch.setattr(torch.random, "fork_rng", self._fork_rng)
+
+    def _new_stream(self) -> FakeStream:
+        self._made += 1
+        return FakeStream(f"side {self._made}", self)
 
     @contextmanager
     def _stream(self, stream: FakeStream) -> Iterator[None]:
@@ -178,7 +184,7 @@ class FakeGraph:
 
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         self._streams.log.append(f"capture on {self._streams.current.name}, pool {pool}, {capture_error_mode}")
-        self.shared = pool or self.shared
+        self.shared = self.shared if pool == "new" else pool
 
     def capture_end(self) -> None:
         self._streams.log.append("captured")
@@ -187,6 +193,9 @@ class FakeGraph:
 
     def register_generator_state(self, generator: Any) -> None:
         self._streams.log.append("register generator")
+
+    def reset(self) -> None:
+        self._streams.log.append("reset")
 
     def pool(self) -> str:
         return self.shared

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,12 +16,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from collector_envs import arrays, assert_equal, backends, cartpoles, lean  # noqa: E402
-from device_double import LateLink  # noqa: E402
+from device_double import FakeCudart, LateLink  # noqa: E402
 from faulty import Counter  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
+from collector.page_lock import lock_pages  # noqa: E402
 from collector.staging import Staged, memory_of  # noqa: E402
 from collector.tensors import resolve_device  # noqa: E402
+from vecenv import ShmemVectorEnv  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
@@ -116,8 +120,38 @@ def test_batches_are_tensors_on_the_storing_device(kind: type, device: Device, b
     assert_equal({name: column.cpu().numpy() for name, column in arrays(stored).items()}, arrays(plain))
 
 
+def test_after_the_shutdown_nothing_is_locked_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while somebody still holds the collector, and before any garbage is collected."""
+
+    class Registers(LateLink):
+        def register(self, array: np.ndarray) -> Any:
+            return lock_pages(array, cudart, cudart.clear_error)
+
+    cudart, link = FakeCudart(), Registers()
+    with monkeypatch.context() as patch:
+        venv = ShmemVectorEnv(cartpoles(3), copy=False)
+        patch.setattr("collector.device.Direct", partial(Staged, rows=3, memory=memory_of(venv), link=link))
+        collector = SyncDataCollector(venv, Lean(link.kernel), policy_device="cpu", frames_per_batch=30)
+    actor = weakref.ref(collector._actor)
+    gc.disable()
+    try:
+        collector.rollout()
+        assert len(cudart.locked) == 1
+        collector.shutdown()
+        assert not cudart.locked
+        assert collector.stats().frames == 30
+        assert collector.state_dict()["policy_state_dict"].keys() == {"bound"}
+        del collector
+        assert actor() is None
+    finally:
+        gc.enable()
+
+
 @backends
 @kinds
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning", "ignore:TensorFloat32 tensor cores"
+)
 @pytest.mark.parametrize(
     ("name", "faster"),
     [

@@ -119,7 +119,7 @@ class TestCuda:
             assert int(cudart.cudaHostUnregister(memory.ctypes.data)) == 0
 
     def test_the_device_is_never_synchronised(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        policy = TorchPolicy(torch.nn.Flatten().cuda(), None, 8, ExplorationType.RANDOM)
+        policy = TorchPolicy(torch.nn.Flatten(), "cuda", 8, ExplorationType.RANDOM)
         policy(rows(8))
 
         def refuse(*args: Any) -> None:

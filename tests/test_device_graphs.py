@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,19 @@ torch = pytest.importorskip("torch")
 
 from device_double import FakeGraph, FakeGraphs, FakeStreams  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributions import Categorical, Distribution, Normal  # noqa: E402
+from torch.distributions import (  # noqa: E402
+    Categorical,
+    Distribution,
+    Independent,
+    LogNormal,
+    MultivariateNormal,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+)
 
 from collector.device import TorchPolicy  # noqa: E402
-from collector.exploration import ExplorationType  # noqa: E402
+from collector.exploration import ExplorationType, choose  # noqa: E402
 from collector.graphs import CudaCapture, GraphedPolicy, unchecked_distributions  # noqa: E402
 from collector.mlp import MLPPolicy  # noqa: E402
 from collector.padding import PaddedPolicy, batch_sizes  # noqa: E402
@@ -27,6 +37,12 @@ needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 RANDOM, MODE, MEAN = ExplorationType.RANDOM, ExplorationType.MODE, ExplorationType.MEAN
 
 Make = Callable[..., Any]
+
+
+def loud_compiler(test: Any) -> Any:
+    """PyTorch's own compiler loads modules of PyTorch that call what is deprecated, and has advice on precision."""
+    deprecated = "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+    return pytest.mark.filterwarnings(deprecated, "ignore:TensorFloat32 tensor cores")(test)
 
 
 def graphed(policy: Any, rows: int = 8, exploration: ExplorationType = RANDOM, **options: Any) -> Any:
@@ -216,15 +232,15 @@ class TestCapture:
         generator = torch.Generator().manual_seed(3)
         replay = CudaCapture([generator], warmup=2)(run)
         assert streams.log == [
-            "side waits for caller's",
+            "side 1 waits for caller's",
             "fork",
-            "run on side",
-            "run on side",
+            "run on side 1",
+            "run on side 1",
             "join",
-            "caller's waits for side",
+            "caller's waits for side 1",
             "register generator",
-            "capture on side, pool None, thread_local",
-            "run on side",
+            "capture on side 2, pool new, thread_local",
+            "run on side 2",
             "captured",
         ]
         assert streams.current.name == "caller's"
@@ -247,11 +263,11 @@ class TestCapture:
         del one
         three = capture(lambda: torch.ones(3))
         assert [entry for entry in streams.log if "pool" in entry][1:] == [
-            "capture on side, pool of graph 1, thread_local"
+            "capture on side 2, pool of graph 1, thread_local"
         ] * 2
         del two, three
         capture(lambda: torch.ones(3))
-        assert streams.log[-2] == "capture on side, pool None, thread_local"
+        assert streams.log[-2] == "capture on side 2, pool new, thread_local"
 
     def test_what_cannot_be_recorded_is_an_error_and_the_stream_is_the_callers_again(
         self, streams: FakeStreams
@@ -262,11 +278,25 @@ class TestCapture:
                 raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
             return torch.ones(3)
 
+        generator = torch.Generator()
         with pytest.raises(RuntimeError, match="cannot be recorded as a CUDA graph") as caught:
-            CudaCapture()(run)
+            CudaCapture([generator], warmup=0)(run)
         assert "not permitted" in str(caught.value.__cause__)
-        assert streams.log[-1] == "captured"
+        # What it began is ended, and a recording of nothing lets the generators go.
+        begun = ["register generator", "capture on side 2, pool new, thread_local", "captured"]
+        assert streams.log[-7:] == [*begun, "reset", *begun]
         assert streams.current.name == "caller's"
+
+    def test_no_garbage_is_collected_while_it_records(self, streams: FakeStreams) -> None:
+        collects = []
+        CudaCapture(warmup=1)(lambda: collects.append(gc.isenabled()))
+        assert (collects, gc.isenabled()) == ([True, False], True)
+        gc.disable()
+        try:
+            CudaCapture()(lambda: torch.ones(3))
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
 
     def test_no_memory_for_it_is_an_error_of_its_own(self, streams: FakeStreams) -> None:
         def run() -> Any:
@@ -283,6 +313,44 @@ class TestCapture:
 
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
             CudaCapture()(run)
+
+
+class Clipped(Normal):
+    def sample(self, sample_shape: Any = ()) -> torch.Tensor:
+        return super().sample(torch.Size(sample_shape)).clamp(-0.1, 0.1)
+
+
+class TestDraws:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            Normal,
+            LogNormal,
+            lambda loc, scale: Independent(Normal(loc, scale), 1),
+            lambda loc, scale: TransformedDistribution(Independent(Normal(loc, scale), 1), [TanhTransform()]),
+            lambda loc, scale: MultivariateNormal(loc, torch.diag(scale[0])),
+            lambda loc, scale: Categorical(logits=loc),
+            Clipped,
+            lambda loc, scale: Independent(Clipped(loc, scale), 1),
+        ],
+    )
+    def test_what_is_drawn_is_what_sample_would_have_drawn(self, make: Make) -> None:
+        distribution = make(obs(8).requires_grad_(), torch.full((8, 4), 0.5))
+        torch.manual_seed(3)
+        drawn = choose(distribution, RANDOM)
+        torch.manual_seed(3)
+        assert torch.equal(drawn, distribution.sample())
+        assert not drawn.requires_grad
+
+    @pytest.mark.parametrize("make", [Normal, LogNormal, lambda loc, scale: Independent(Normal(loc, scale), 1)])
+    def test_drawing_from_a_normal_looks_at_no_value(self, make: Make) -> None:
+        """On a device, that would be a wait for it, and the end of a recording."""
+        distribution = make(obs(8), torch.ones(8, 4))
+        with torch.profiler.profile() as profile:
+            choose(distribution, RANDOM)
+        names = {event.name for event in profile.events()}
+        assert "aten::normal_" in names
+        assert names.isdisjoint({"aten::item", "aten::_local_scalar_dense"})
 
 
 class TestPrepare:
@@ -337,8 +405,7 @@ class TestPrepare:
             module.bias.fill_(5)
         np.testing.assert_array_equal(asked(obs(3).numpy())["action"], np.full((3, 2), 5, np.float32))
 
-    # PyTorch's own compiler loads modules of PyTorch that call what is deprecated.
-    @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+    @loud_compiler
     @pytest.mark.slow
     def test_it_is_compiled_by_the_default_compiler(self) -> None:
         module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -348,10 +415,11 @@ class TestPrepare:
                 expected = module(obs(k)).numpy()
             np.testing.assert_allclose(asked(obs(k).numpy())["action"], expected, rtol=1e-5, atol=1e-6)
 
-    def test_two_kinds_of_graphs_are_one_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
+    def test_two_kinds_of_graphs_are_one_too_many(self, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
         monkeypatch.setattr("collector.prepare.resolve_device", lambda device: torch.device("cuda", 0))
         with pytest.raises(ValueError, match="makes CUDA graphs by itself"):
-            prepare_policy(nn.Linear(4, 2), "cuda", True, {"mode": "reduce-overhead"}, rows=8)
+            prepare_policy(nn.Linear(4, 2), "cuda", True, options, rows=8)
 
     def test_both_together_record_the_compiled_policy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("collector.prepare.resolve_device", lambda device: torch.device("cuda", 0))
@@ -423,6 +491,23 @@ class TestCudaGraphs:
         torch.testing.assert_close(policy(given), module.bias.detach().expand(8, 2))
         assert len(held) == 2
 
+    @pytest.mark.parametrize("squash", [False, True])
+    def test_a_normal_is_sampled_inside(self, squash: bool) -> None:
+        def act(x: Any) -> Any:
+            normal = Independent(Normal(x, torch.ones_like(x)), 1)
+            return TransformedDistribution(normal, [TanhTransform()]) if squash else normal
+
+        policy = GraphedPolicy(act, 8)
+        drawn = torch.stack([policy(torch.zeros(8, 4, device="cuda")).clone() for _ in range(50)])
+        assert (drawn.std(0) > 0.3).all()
+
+    def test_a_recording_under_autocast_is_not_used_without(self) -> None:
+        module, given = nn.Linear(4, 2).cuda(), obs(8).cuda()
+        policy = GraphedPolicy(module, 8)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert policy(given).dtype is torch.bfloat16
+        torch.testing.assert_close(policy(given), module(given).detach())
+
     def test_a_categorical_is_sampled_inside(self) -> None:
         policy = GraphedPolicy(lambda x: Categorical(logits=x), 8)
         drawn = torch.stack([policy(torch.zeros(8, 100, device="cuda")).clone() for _ in range(50)])
@@ -443,7 +528,11 @@ class TestCudaGraphs:
             policy(obs(8).cuda())
         assert torch.cuda.current_stream() == stream
         torch.testing.assert_close(obs(8).cuda() * 2, (obs(8) * 2).cuda())
+        assert torch.rand(100, device="cuda").std() > 0.1
+        asked = GraphedPolicy(Draws().cuda(), 8)
+        assert not torch.equal(asked(obs(8).cuda()).clone(), asked(obs(8).cuda()))
 
+    @loud_compiler
     @pytest.mark.parametrize("options", [{"cudagraph": True}, {"cudagraph": True, "compile": True}])
     def test_the_mlp_acts(self, options: Any) -> None:
         from gymnasium import spaces
