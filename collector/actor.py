@@ -46,6 +46,8 @@ class Actor:
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy has been asked."""
         self._reads: Callable[[Any], Outputs]
+        if not callable(policy):
+            raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
         signature = signature_of(policy, env.observation_space[0])
         self._call = PolicyCall(policy, signature, exploration, env.env_num)
         torch = sys.modules.get("torch")
@@ -92,7 +94,7 @@ class Actor:
         self._call.env_ids = env_ids
         outputs = self._reads(obs)
         layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
-        if layout != self._checked or outputs["action"].shape[:1] != env_ids.shape:
+        if layout != self._checked or {values.shape[:1] for values in outputs.values()} != {env_ids.shape}:
             self._check(outputs, layout, len(env_ids))
         if self._needs_cast:
             outputs = {**outputs, "action": self._as_in_space(outputs["action"])}
@@ -100,7 +102,9 @@ class Actor:
         return outputs
 
     def peek(self, obs: Any, env_ids: np.ndarray) -> None:
-        """Learn what the policy returns, as if it had not been asked: its answer is dropped, no random stream moves."""
+        """Learn what the policy returns, as if it had not been asked: its answer is dropped, and no random stream of
+        torch moves.
+        """
         with _unmoved_streams():
             self(obs, env_ids)
         self.begin(env_ids)

@@ -76,6 +76,10 @@ class AsyncDataCollector(BatchCollector):
     ) -> None:
         self._group_count = at_least_one("groups", groups)
         self._env_options: dict[str, Any] = {"wait_num": wait_num, "num_workers": num_workers}
+        if hasattr(create_env_fn, "step") and (wait_num is not None or num_workers is not None):
+            raise ValueError(
+                "wait_num and num_workers are for environments that are yet to be made: give them to yours"
+            )
         super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
 
     def _showing(self, pause: float, on_step: StepHook | None) -> StepHook:
@@ -120,7 +124,7 @@ class AsyncDataCollector(BatchCollector):
             else:
                 break  # every environment has ended as many episodes as it was to
             stopped = self._stopped()
-        return self._take(frames, on_step)
+        return self._take(frames if quota is None else self._logged(), on_step)
 
     def _queue_idle(self) -> None:
         """Queue the environments that neither step nor are queued."""
@@ -192,7 +196,7 @@ class AsyncDataCollector(BatchCollector):
         chunk = {
             "obs": nest.take(self._obs, ids),
             "action": self._acted["action"][ids],
-            "reward": reward,
+            "reward": self._as_paid(reward),
             "terminated": terminated,
             "truncated": truncated,
             "traj_ids": self._episodes.ids(ids),
@@ -226,6 +230,7 @@ class AsyncDataCollector(BatchCollector):
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
         for chunk in self._log:  # one from before this call may have what another hook returned
+            chunk["reward"] = self._as_paid(chunk["reward"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
         left = nest.take(log, slice(frames, None))
@@ -239,9 +244,14 @@ class AsyncDataCollector(BatchCollector):
         return with_tails(columns, next_obs, broken_ids)
 
     def _land(self) -> None:
-        """Wait for what is in flight; it is kept for the next batch."""
-        while self._flying.any():
-            self._receive()
+        """Wait for what is in flight; it is kept for the next batch. What fails shuts the collector down."""
+        self._check_open()
+        try:
+            while self._flying.any():
+                self._receive()
+        except BaseException:
+            self.shutdown()
+            raise
 
     def _forget(self) -> None:
         self._log, self._queue = [], deque()

@@ -77,6 +77,7 @@ class BatchCollector(ABC):
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._batches = self._steps = 0
+        self._reward_shape: tuple[int, ...] = ()
         self._clock = Clock()
         self._closed = False
         self._actor: Any = None
@@ -88,7 +89,10 @@ class BatchCollector(ABC):
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
         except BaseException:
-            self.shutdown()
+            self._closed = True
+            self._close_actors()
+            if self.env is not create_env_fn:  # one that was passed is the caller's until there is a collector
+                self.env.close()
             raise
 
     def _prepare(self, policy: Policy | None) -> None:
@@ -165,12 +169,16 @@ class BatchCollector(ABC):
         """Raises `StopIteration` after the last one."""
         if 0 <= self.total_frames <= self.frames:
             raise StopIteration
-        batch = self._collect_batch()
-        self.frames += batch.frames
-        self._batches += 1
-        if 0 <= self.total_frames <= self.frames:
-            self.shutdown()
-        return self._finishing.finish(batch)
+        try:
+            batch = self._collect_batch()
+            self.frames += batch.frames
+            self._batches += 1
+            if 0 <= self.total_frames <= self.frames:
+                self.shutdown()
+            return self._finishing.finish(batch)
+        except StopIteration as error:  # let through, it would end the iterator as if all had been collected
+            notes = "; ".join(getattr(error, "__notes__", ()))
+            raise RuntimeError(f"an environment, the policy or postproc raised StopIteration. {notes}") from error
 
     def rollout(self) -> Any:
         """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
@@ -240,8 +248,7 @@ class BatchCollector(ABC):
         reuse: bool = False,
     ) -> Any:
         """One batch of the loop, as numpy arrays; whatever fails shuts the collector down."""
-        if self._closed:
-            raise RuntimeError("the collector is shut down; make a new one")
+        self._check_open()
         self._clock.lap("idle")
         actor = self._random_actor() if random else self._actor
         try:
@@ -257,6 +264,21 @@ class BatchCollector(ABC):
         self._steps += batch.frames
         self._clock.lap("storage")
         return batch
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the collector is shut down; make a new one")
+        if getattr(self.env, "is_closed", False):
+            raise RuntimeError("the vector environment was closed, and the collector cannot go on; make new ones")
+
+    def _as_paid(self, reward: np.ndarray) -> np.ndarray:
+        """Rewards in the shape in which these environments pay: where all of a round failed, none said what that is."""
+        if reward.shape[1:] != self._reward_shape:
+            if reward.ndim > 1:
+                self._reward_shape = reward.shape[1:]
+            elif reward.dtype.kind == "f" and not reward.any():
+                return np.zeros((len(reward), *self._reward_shape))
+        return reward
 
     def _version(self, actor: Actor) -> int:
         """What is stored as the version of the policy that acted."""
@@ -410,10 +432,13 @@ class BatchCollector(ABC):
             return
         self._closed = True
         try:
-            for actor in self._actors():
-                actor.close()
+            self._close_actors()
         finally:
             self.env.close()
+
+    def _close_actors(self) -> None:
+        for actor in self._actors():
+            actor.close()
 
     def __enter__(self: Self) -> Self:
         return self

@@ -39,12 +39,14 @@ def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) ->
     except (TypeError, ValueError):  # written in C
         return Signature()
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    # The first is the observation, whatever its name.
-    state, env_id = ("state" in parameters and named[0].name != "state"), "env_id" in parameters
-    required = [p.name for p in named if p.default is p.empty and p.name not in ("state", "env_id")]
+    keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
+    # Entries of the observation go before; and the first parameter is the observation, whatever its name.
+    state = "state" in parameters and named[0].name != "state" and "state" not in keys
+    env_id = "env_id" in parameters and "env_id" not in keys
+    special = {name for name, is_special in (("state", state), ("env_id", env_id)) if is_special}
+    required = [p.name for p in named if p.default is p.empty and p.name not in special]
     if required in (["tensordict"], ["td"]) or (named and len(required) <= 1 and _is_tensordict(named[0])):
         return Signature(tensordict=True)
-    keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
     if required and keys.issuperset(required):
         return Signature(tuple(required), state, env_id)
     if len(required) > 1:
@@ -170,6 +172,8 @@ class Memory:
             )
         output = dict(output)
         state = nest.map(_without_graph, output.pop("state"))
+        if state is None and self._rows is None:  # as `predict` of Stable-Baselines3's models that have none
+            return output
         for leaf in nest.leaves(state):
             if len(leaf) != len(env_ids):
                 raise ValueError(

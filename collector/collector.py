@@ -49,7 +49,8 @@ class SyncDataCollector(BatchCollector):
 
     Args:
         create_env_fn: a vector environment; or a callable that makes one (or a single environment); or a list of
-            callables that make an environment each. The collector closes it in `shutdown`. One made with `copy=False`
+            callables that make an environment each. The collector closes it in `shutdown`; one that
+            was passed stays open where the arguments are refused. One made with `copy=False`
             spares large observations a copy; batches are the same, but a policy may not keep the array it is given.
         policy: see `collector.policy`; None takes random actions.
         frames_per_batch: steps in a batch, all environments together. Where the number of environments does not divide
@@ -76,7 +77,7 @@ class SyncDataCollector(BatchCollector):
         return_same_td: give the same object with every batch, recorded in the same memory: what was in it is
             overwritten. Batches of `collect` are the caller's all the same.
         reset_when_done: only True.
-        interruptor: asked after every round whether the batch ends now; what was not collected is masked.
+        interruptor: asked after every round whether the batch ends now; it is then as long as what was collected.
         set_truncated: mark the last step of each environment in a batch as truncated. Its episode goes on all the same.
         compile_policy, cudagraph_policy: ask the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
             of options. Weights that are replaced in place take effect all the same.
@@ -137,7 +138,11 @@ class SyncDataCollector(BatchCollector):
             if quota is not None:
                 ids = np.flatnonzero(quota)
             obs = tape.read("obs", time * n + ids)
-        self._obs = tape.read("obs", count * n + self._all_ids)
+        latest = tape.read("obs", count * n + self._all_ids)
+        if self._obs is None and not count.all():  # some were never reset: what is there may be anything
+            begun = count.nonzero()[0]
+            nest.put(latest, count == 0, nest.take(latest, begun[:1]))
+        self._obs = latest
         batch = tape.finish(count, self._episodes, self._version(actor))
         self._episodes.advance(batch.done, batch.step_count, count)
         return batch
@@ -169,7 +174,7 @@ class _Loop:
         self._quota, self._on_step = quota, on_step
         self._over = collector._episodes.over
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
-        self._stopped = collector._stopped
+        self._stopped, self._as_paid = collector._stopped, collector._as_paid
         self._lap = collector._clock.lap
         self._autoreset = autoresets(collector.env)
 
@@ -191,7 +196,7 @@ class _Loop:
             obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, time + 1 < tape.steps)
             if self._limit:
                 truncated = self._cut_long(ids, truncated)
-            tape.write_step(where, outputs, reward, terminated, truncated)
+            tape.write_step(where, outputs, self._as_paid(reward), terminated, truncated)
             done = terminated | truncated
             over = done.nonzero()[0]
             last_obs, begun = _last_obs(obs, over, info) if len(over) else (None, [])

@@ -41,6 +41,8 @@ class TorchPolicy:
         self.policy = prepare_policy(moved, target, cudagraph, compile, rows=rows, exploration=exploration)
         self._exploration = exploration
         self._inference = torch.inference_mode()  # one for all calls: making it costs as much as entering it
+        # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
+        self._guard: Any = torch.no_grad() if _is_lazy(policy) else self._inference
         self._transfer = Staged(target, rows, memory=memory) if target.type == "cuda" else Direct(target)
 
     def __call__(self, obs: Any) -> dict[str, np.ndarray]:
@@ -49,8 +51,10 @@ class TorchPolicy:
 
     def carry(self, ask: Callable[[Any], dict[str, Any]], obs: Any) -> dict[str, np.ndarray]:
         """What `ask`, called with the observations on the device, returns; valid until the next call."""
-        with self._inference:
-            return self._transfer.to_numpy(ask(self._transfer.to_device(obs)))
+        with self._guard:
+            outputs = self._transfer.to_numpy(ask(self._transfer.to_device(obs)))
+        self._guard = self._inference
+        return outputs
 
     def close(self) -> None:
         """Let go of what was kept for the next calls: page-locked memory, buffers on the device, graphs."""
@@ -61,6 +65,10 @@ class TorchPolicy:
 
 def _tensors_of(policy: Policy) -> list[torch.Tensor]:
     return [*policy.parameters(), *policy.buffers()] if isinstance(policy, torch.nn.Module) else []
+
+
+def _is_lazy(policy: Policy) -> bool:
+    return any(map(torch.nn.parameter.is_lazy, _tensors_of(policy)))
 
 
 def _home(policy: Policy) -> torch.device:

@@ -35,7 +35,12 @@ StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
 
 
 def check_policy_names(outputs: Iterable[str]) -> None:
-    """Raise `ValueError` where the policy returned something beside the action under a name of the batch's own."""
+    """Raise `ValueError` where the policy returned something beside the action under a name of the batch's own, and
+    `TypeError` where the name is no text.
+    """
+    for name in outputs:
+        if not isinstance(name, str):
+            raise TypeError(f"the policy returned something under {name!r}; names are text")
     _refuse("the policy", RESERVED.intersection(outputs) - {"action"})
 
 

@@ -25,7 +25,8 @@ What a policy is called with depends on the names of its parameters:
   where it has none, it gets None the very first time. The state may be a tree of `(k, ...)` arrays or tensors.
 
 How many rows there are changes from call to call: environments that are being reset have none. So a policy that draws
-from one random stream gives other data when other environments step together, as with another `frames_per_batch`.
+from one random stream gives other data when other environments step together: in `AsyncDataCollector`, or where it is
+asked for other numbers of episodes.
 `RandomPolicy` does not: it has a stream for each environment, which is what `env_id` is for.
 """
 
@@ -78,6 +79,12 @@ class RandomPolicy:
         for env_id, space in enumerate(action_spaces):
             if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
                 raise TypeError(f"random actions are drawn from array spaces; that of environment {env_id} is {space}")
+            first = action_spaces[0]
+            if (space.shape, space.dtype) != (first.shape, first.dtype):
+                raise TypeError(
+                    f"random actions need spaces of one shape and dtype; that of environment {env_id} is {space}, "
+                    f"that of environment 0 {first}"
+                )
         self._spaces = [copy.deepcopy(space) for space in action_spaces]
         self._ids = np.arange(len(self._spaces))
         self._block: np.ndarray | None = None
@@ -108,7 +115,7 @@ class RandomPolicy:
 
 def draw(space: spaces.Space[Any], size: int) -> np.ndarray:
     """What `size` calls of `space.sample()` give, stacked: `(size, ...)`; in one draw where the space allows it."""
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:  # smaller ones share a draw of 32 bits
         return space.start + space.np_random.integers(space.n, size=size, dtype=space.dtype.type)
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f" and space.is_bounded():
         return space.np_random.uniform(space.low, space.high, (size, *space.shape)).astype(space.dtype)

@@ -54,13 +54,18 @@ class Rollout(Steps):
     """int64 `(K,)`: the step with which each of them ended."""
     mask: Any
     """Bool `(N, T)`: False where there is no step, or one of an episode that broke off (see `broken`). What a step
-    records is zero where an interrupted collection left none; only the first such row of `obs` is not: it is what came
+    records is zero where an environment had all its episodes; only the first such row of `obs` is not: it is what came
     after the last step, as row T of `all_obs` is in a full batch."""
     broken: Any
     """Bool `(N, T)`: True for the steps of an episode that broke off because its environment failed (a vector
     environment with `on_error="restart"`). What came before in earlier batches has the same `traj_ids`."""
+    broken_ids: np.ndarray
+    """The `traj_ids` of the episodes that broke off here; those of `split_trajectories` too, which leaves their steps
+    out. A numpy array on every device."""
     extras: dict[str, Any] = field(default_factory=dict)
     """What the policy returned beside the action, by name: arrays `(N, T, ...)`."""
+
+    _on_host = frozenset({"broken_ids"})
 
     def __repr__(self) -> str:
         n, steps = self.shape
@@ -85,11 +90,6 @@ class Rollout(Steps):
     def obs(self) -> Any:
         """`(N, T, ...)`: the observation before each step (a view of `all_obs`)."""
         return nest.map(lambda rows: rows[:, :-1], self.all_obs)
-
-    @property
-    def broken_ids(self) -> np.ndarray:
-        """The `traj_ids` of the episodes that broke off here."""
-        return np.unique(nest.as_array(self.traj_ids)[nest.as_array(self.broken)])
 
     @property
     def next(self) -> Next:

@@ -103,6 +103,8 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
                     "pass lambda: make_env() instead of make_env()"
                 )
         return make([partial(each, **kwargs) for each in source])
+    if not callable(source) and not hasattr(source, "step"):
+        raise TypeError(f"create_env_fn must be a vector env, a callable that makes one, or a list; got {source!r}")
     if isinstance(source, type) or not hasattr(source, "step"):
         source = source(**kwargs)
         if other := _is_other_vector_env(source):

@@ -32,9 +32,8 @@ def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
     last = starts + lengths - 1
     ended = done[last]
     final_row, final_time = np.flatnonzero(ended), lengths[ended] - 1
-    place = np.searchsorted(
-        nest.as_array(flat.tail_rows), last
-    )  # each trajectory ends in a tail, or goes on below in no row
+    # Each trajectory ends in a tail, or goes on below in no row.
+    place = np.searchsorted(nest.as_array(flat.tail_rows), last)
     after = nest.map(lambda rows: rows[like(place, rows)], flat.tail_obs)
     order = np.lexsort((final_row, final_time))
     return Rollout(
@@ -52,6 +51,7 @@ def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
         final_time=like(final_time[order], flat.reward),
         mask=like(mask, flat.reward),
         broken=like(np.zeros_like(mask), flat.reward),
+        broken_ids=flat.broken_ids,
         extras=nest.map(pad, flat.extras),
     )
 

@@ -69,6 +69,9 @@ class Tape:
                 self._new_column(name, rows)
         for name, rows in outputs.items():
             columns[name][where] = rows
+        if reward.ndim > columns["reward"].ndim:  # all environments had failed until now: nobody had said what is paid
+            columns["reward"] = self._allocate(reward)
+            columns["reward"][...] = 0
         columns["reward"][where] = reward
         columns["terminated"][where] = terminated
         columns["truncated"][where] = truncated
@@ -128,6 +131,7 @@ class Tape:
             final_time=final_time,
             mask=recorded & ~broken,
             broken=broken,
+            broken_ids=np.unique(traj_ids[broken]),
             extras=columns,
         )
 
@@ -147,7 +151,7 @@ class Tape:
 
     def _view(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """Rows as `(N, steps + 1, ...)`."""
-        return rows.reshape(-1, self._env_num, *rows.shape[1:])[: steps + 1].swapaxes(0, 1)
+        return rows.reshape(self.steps + 1, self._env_num, *rows.shape[1:])[: steps + 1].swapaxes(0, 1)
 
     def _join_finals(self, all_obs: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """Environments, times and last observations of the episodes that ended, ordered by time and environment."""

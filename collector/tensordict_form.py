@@ -39,17 +39,24 @@ def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Seq
         return {name: column(getattr(of, name)) for name in ("terminated", "truncated", "done", "step_count")}
 
     start = column(torch.zeros_like(batch.terminated))  # after the reset of a finished environment no flag is up
-    root = {
-        **_observations(batch.obs),
+    step = {
         "action": batch.action,
         "terminated": start,
         "truncated": start.clone(),
         "done": start.clone(),
         "step_count": column(batch.step_count),
-        "next": {**_observations(after.obs), "reward": column(after.reward.to(torch.float32)), **flags(after)},
         "collector": {"traj_ids": batch.traj_ids, "mask": batch.mask, "policy_version": batch.policy_version},
         **batch.extras,
     }
+    paid = {"reward": column(after.reward.to(torch.float32)), **flags(after)}
+    seen = _observations(batch.obs)
+    for name in seen:
+        if name in ("next", *step, *paid):
+            raise ValueError(
+                f"the observation has an entry {name!r}, and so has the tensordict: rename it in a wrapper of the "
+                "environment, or in postproc"
+            )
+    root = {**seen, **step, "next": {**_observations(after.obs), **paid}}
     return TensorDict(root, batch_size=list(shape), names=[*names], device=batch.reward.device)
 
 

@@ -44,6 +44,27 @@ class Breaks(Countdown):
         raise OverflowError("the env broke")
 
 
+class Stops(Countdown):
+    def step(self, action: Any) -> Any:
+        raise StopIteration("the env stopped")
+
+
+class Empty(gymnasium.ObservationWrapper):
+    """A Countdown whose observations have an entry without elements."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(Countdown(length))
+        self.observation_space = spaces.Dict({"a": self.env.observation_space, "empty": spaces.Box(0, 1, (0,))})
+
+    def observation(self, observation: Any) -> Any:
+        return {"a": observation, "empty": np.zeros(0, np.float32)}
+
+
+class PaysTwo(gymnasium.RewardWrapper):
+    def reward(self, reward: Any) -> Any:
+        return np.array([1.0, 2.0])
+
+
 class BreaksOnce(Countdown):
     """Fails in step `at` of its episode `episode_at`."""
 

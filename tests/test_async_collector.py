@@ -36,6 +36,12 @@ def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]
     return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
 
 
+@pytest.mark.parametrize("options", [{"wait_num": 1}, {"num_workers": 1}])
+def test_options_for_environments_that_are_made_already_are_refused(options: Any) -> None:
+    with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="give them to yours"):
+        AsyncDataCollector(venv, zeros, frames_per_batch=3, **options)
+
+
 @backends
 @flights
 @cases

@@ -26,7 +26,7 @@ from collector_envs import (
     lean,
     zeros,
 )
-from countdown import Breaks, BreaksOnce, Countdown, DictObs
+from countdown import Breaks, BreaksOnce, Countdown, DictObs, Empty, Stops
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
 from collector.cli import make_parser
@@ -40,6 +40,8 @@ from vecenv import (
     VectorEnvNormObs,
     flatten_agents,
 )
+
+kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
 
 @backends
@@ -486,7 +488,45 @@ class TestEnvironments:
         venv = DummyVectorEnv(countdowns(3, 4), wait_num=1)
         with pytest.raises(ValueError, match="wait_num"):
             SyncDataCollector(venv, zeros, frames_per_batch=10)
-        assert venv.is_closed
+        assert venv.reset()[0].shape == (2, 2)
+        venv.close()
+
+    @pytest.mark.parametrize("policy", [3, lambda a, b: a])
+    def test_a_vector_env_that_was_passed_to_a_refused_collector_stays_open(self, policy: Any) -> None:
+        with DummyVectorEnv(countdowns(3, 4)) as venv:
+            with pytest.raises(TypeError, match=r"a policy is a function|incompatible"):
+                SyncDataCollector(venv, policy, frames_per_batch=10)
+            assert venv.reset()[0].shape == (2, 2)
+
+    def test_nothing_is_no_environment(self) -> None:
+        with pytest.raises(TypeError, match=r"create_env_fn must be a vector env, a callable .* got None"):
+            SyncDataCollector(None, zeros, frames_per_batch=10)
+
+    @kinds
+    def test_a_vector_env_that_was_closed_meanwhile_is_named(self, kind: Any) -> None:
+        venv = DummyVectorEnv(countdowns(3, 4))
+        collector = kind(venv, zeros, frames_per_batch=10)
+        collector.rollout()
+        venv.close()
+        with pytest.raises(RuntimeError, match="vector environment was closed"):
+            collector.rollout()
+
+    @kinds
+    def test_a_stop_iteration_is_no_end(self, kind: Any) -> None:
+        collector = kind(DummyVectorEnv([partial(Stops, 3)] * 2), zeros, frames_per_batch=10, total_frames=100)
+        with pytest.raises(RuntimeError, match=r"raised StopIteration. env 0, step"):
+            list(collector)
+        with collector, pytest.raises(RuntimeError, match="shut down"):
+            collector.next()
+
+    def test_observations_and_extras_without_elements(self) -> None:
+        def policy(obs: Any) -> Any:
+            return {"action": zeros(obs["a"]), "nothing": np.zeros((2, 0))}
+
+        with SyncDataCollector(DummyVectorEnv([partial(Empty, 3)] * 2), policy, frames_per_batch=8) as collector:
+            batch = collector.rollout()
+        assert batch.obs["empty"].shape == batch.next.obs["empty"].shape == (2, 4, 0)
+        assert batch.extras["nothing"].shape == (2, 4, 0)
 
     @backends
     def test_an_error_of_an_environment_is_raised_and_closes_the_collector(self, backend: Any) -> None:
@@ -504,7 +544,7 @@ class TestEnvironments:
             SyncDataCollector(countdowns(3), zeros, frames_per_batch=10, env_device="cuda")
 
 
-def test_an_interrupted_batch_is_masked_and_collection_goes_on_from_there() -> None:
+def test_an_interrupted_batch_is_shorter_and_collection_goes_on_from_there() -> None:
     interruptor = Interruptor()
 
     def stop_at_step_4(obs: np.ndarray) -> np.ndarray:
@@ -518,8 +558,6 @@ def test_an_interrupted_batch_is_masked_and_collection_goes_on_from_there() -> N
         assert short.mask.sum(1).tolist() == [4, 4]
         assert short.frames == 8
         assert short.shape == (2, 4)
-        assert not short.action[~short.mask].any()
-        assert not short.done[~short.mask].any()
         assert collector.rollout().frames in (1, 2), "while stopped, a batch is one round"
         interruptor.start_collection()
         rest = collector.rollout()

@@ -90,6 +90,15 @@ class TestEpisodes:
             assert sorted(stats.lens.tolist()) == [1, 1, 1, 100, 100, 100]
             assert resets(collector) == [3, 3], "and none is reset once more than it has episodes"
 
+    @pytest.mark.parametrize("n_episode", [3, 4])
+    def test_an_episode_that_ends_long_after_the_others_is_not_lost(self, kind: type, n_episode: int) -> None:
+        """Its last steps come after as many steps as would be enough for a batch."""
+        one_group = {"groups": 1} if kind is AsyncDataCollector else {}
+        with make(kind, 1, 96, 96, **one_group) as collector:
+            stats = collector.collect(n_episode=n_episode)
+        assert sorted(stats.lens.tolist()) == [1] * (n_episode - 2) + [96, 96]
+        assert stats.batch.frames == stats.lens.sum()
+
     def test_environments_that_are_not_needed_are_left_alone(self, kind: type) -> None:
         with make(kind, 3, 3, 3) as collector:
             collector.collect(n_episode=2)
@@ -241,6 +250,19 @@ class TestHooks:
             assert batch.random.all()
             assert len(np.unique(batch.action)) == 3
             assert (collector.collect(n_step=100).batch.flatten().action[-50:] == 1).all()
+
+    def test_the_policy_is_asked_about_nothing_that_was_never_observed(self, kind: type) -> None:
+        """It is asked once what it returns beside the action; not all environments have been reset by then."""
+        seen = []
+
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            seen.append(obs)
+            return {"action": ones(obs), "value": obs[:, 1]}
+
+        with make(kind, 3, 3, 3, policy=policy) as collector:
+            assert collector.collect(n_episode=1, random=True).n_collected_steps == 3
+        assert seen
+        assert {tuple(row) for obs in seen for row in obs.tolist()} <= {(0, taken) for taken in range(4)}
 
     def test_a_policy_with_state_begins_anew_where_episodes_ended_among_random_actions(self, kind: type) -> None:
         def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collector_envs import backends, countdowns, zeros
-from countdown import Breaks, BreaksOnce, Countdown
+from countdown import Breaks, BreaksOnce, Countdown, PaysTwo
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, SyncDataCollector
@@ -35,6 +35,31 @@ class NotANumber(Countdown):
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)
         return (obs, np.nan if self.taken == 3 else reward, *rest)
+
+
+def _two_rewards(episode: int) -> Any:
+    return PaysTwo(BreaksOnce(3, episode, 1))
+
+
+@backends
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda collector: collector.set_seed(0),
+        lambda collector: collector.reset(),
+        lambda collector: collector.collect(n_episode=2),
+        lambda collector: collector.load_state_dict(collector.state_dict()),
+    ],
+)
+def test_a_failure_of_an_environment_that_was_still_stepping_shuts_the_collector_down(backend: Any, call: Any) -> None:
+    venv = backend([partial(BreaksOnce, 100, 0, 2), partial(Countdown, 100)])
+    collector = AsyncDataCollector(venv, zeros, frames_per_batch=4)
+    collector.rollout()
+    with pytest.raises(OverflowError, match="the env broke"):
+        call(collector)
+    assert venv.is_closed
+    with pytest.raises(RuntimeError, match="shut down"):
+        collector.next()
 
 
 @both
@@ -122,6 +147,27 @@ class TestRestart:
         assert lengths == {0: [4] * 21, 1: [5] * 16}
         for episode in episodes:
             np.testing.assert_array_equal(episode.obs[:, 1], np.arange(len(episode) + 1))
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_split_batches_say_which_it_was(self, kind: type) -> None:
+        """Its first steps came in a batch before."""
+        venv = DummyVectorEnv(self.fns(), on_error="restart")
+        with kind(venv, zeros, frames_per_batch=8, split_trajs=True) as collector:
+            batches = [collector.next() for _ in range(5)]
+        assert sorted(broken for batch in batches for broken in batch.broken_ids.tolist()) == [5]
+
+    @backends
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @pytest.mark.parametrize(("envs", "episode"), [(1, 0), (1, 1), (3, 0), (3, 1)])
+    def test_rewards_that_are_vectors_where_all_that_answer_have_failed(
+        self, backend: Any, kind: type, envs: int, episode: int
+    ) -> None:
+        venv = backend([partial(_two_rewards, episode)] * envs, on_error="restart")
+        with kind(venv, zeros, frames_per_batch=12 * envs) as collector:
+            for _ in range(2):
+                batch = collector.rollout()
+                assert batch.reward.shape == (*batch.shape, 2)
+                assert (batch.reward[batch.mask] == [1, 2]).all()
 
     @backends
     @pytest.mark.parametrize("frames", [1, 6, 40])

@@ -96,10 +96,10 @@ class TestMaxFramesPerTraj:
                 super().__init__(env)
                 self.observation_space = spaces.Dict({"step_count": env.observation_space})
 
-        venv = DummyVectorEnv([lambda: Counts(Countdown(3))])
+        made = DummyVectorEnv([lambda: Counts(Countdown(3))])
         with pytest.raises(ValueError, match="environment 0 already has a 'step_count'"):
-            SyncDataCollector(venv, zeros, frames_per_batch=5, max_frames_per_traj=5)
-        assert venv.is_closed
+            SyncDataCollector(lambda: made, zeros, frames_per_batch=5, max_frames_per_traj=5)
+        assert made.is_closed
 
 
 class TestInitRandomFrames:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean, pendulums, zeros
@@ -95,6 +96,22 @@ class TestTorchPolicies:
         assert isinstance(batch.action, np.ndarray)
         assert_equal(arrays(batch), arrays(self.collect(lean)))
 
+    def test_a_lazy_module_can_be_trained_after_a_collection(self) -> None:
+        torch = self.torch
+        policy = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Tanh(), torch.nn.LazyLinear(2))
+
+        class Acts(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = policy
+
+            def forward(self, obs: Any) -> Any:
+                return self.net(obs.float()).argmax(-1)
+
+        batch = self.collect(Acts())
+        policy(torch.as_tensor(batch.obs).float()).sum().backward()
+        assert all(weight.grad is not None for weight in policy.parameters())
+
     @pytest.mark.parametrize("device", [{"device": "cpu"}, {"storing_device": "cpu"}])
     def test_batches_are_tensors_on_the_storing_device(self, device: dict[str, str]) -> None:
         batch = self.collect(None, **device)
@@ -181,7 +198,7 @@ class TestSignatures:
 
     def collect(self, policy: Any, **kwargs: Any) -> Rollout:
         fns = [lambda length=length: DictObs(Countdown(length)) for length in (3, 5)]
-        with SyncDataCollector(DummyVectorEnv(fns), policy, frames_per_batch=16, **kwargs) as collector:
+        with SyncDataCollector(lambda: DummyVectorEnv(fns), policy, frames_per_batch=16, **kwargs) as collector:
             return collector.rollout()
 
     def test_entries_of_a_dict_by_name(self) -> None:
@@ -191,6 +208,30 @@ class TestSignatures:
     def test_one_other_parameter_gets_the_whole(self) -> None:
         batch = self.collect(lambda obs: (zeros(obs["a"]), obs["a"][:, 1]))
         np.testing.assert_array_equal(batch.extras["output1"], batch.obs["a"][..., 1])
+
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            lambda state: zeros(state) + state[:, 1] // 9,
+            lambda state, b: zeros(state) + b[0][:, 1] // 9,
+            lambda b, state: zeros(state) + b[0][:, 1] // 9,
+            lambda b, state, env_id: zeros(state) + env_id[:, 1] // 9,
+        ],
+    )
+    def test_an_entry_called_state_or_env_id_is_an_entry(self, policy: Any) -> None:
+        class Renamed(gymnasium.ObservationWrapper):
+            def __init__(self, env: Any) -> None:
+                super().__init__(env)
+                inner = env.observation_space.spaces
+                names = {"state": inner["a"], "env_id": inner["a"], "b": inner["b"]}
+                self.observation_space = spaces.Dict(names)
+
+            def observation(self, observation: Any) -> Any:
+                return {"state": observation["a"], "env_id": observation["a"], "b": observation["b"]}
+
+        fns = [lambda: Renamed(DictObs(Countdown(3)))] * 2
+        with SyncDataCollector(DummyVectorEnv(fns), policy, frames_per_batch=16) as collector:
+            assert (collector.rollout().action == 0).all()
 
     def test_parameters_that_are_no_entries_are_an_error(self) -> None:
         with pytest.raises(
@@ -241,6 +282,17 @@ class TestRecurrentPolicies:
             return {"action": zeros(obs), "seen": state[:, 0], "state": state + 1}
 
         self.check(count, kind)
+
+    @pytest.mark.parametrize("form", [lambda action: (action, None), lambda action: {"action": action, "state": None}])
+    def test_no_state_at_all(self, form: Any) -> None:
+        """As `predict` of models of Stable-Baselines3."""
+
+        def predict(observation: Any, state: Any = None, episode_start: Any = None, deterministic: Any = False) -> Any:
+            assert state is None
+            return form(zeros(observation) + 1)
+
+        with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), predict, frames_per_batch=12) as collector:
+            assert (collector.rollout().action == 1).all()
 
     def test_a_tuple_of_action_and_state(self) -> None:
         seen: list[np.ndarray] = []
@@ -311,6 +363,30 @@ class TestWhatDoesNotFit:
     ) -> None:
         with pytest.raises(error, match=message):
             self.collect(lambda obs: action, fns)
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_extras_of_a_later_round_are_looked_at_too(self, kind: type, rows: int) -> None:
+        calls = []
+
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            calls.append(len(obs))
+            return {"action": zeros(obs), "value": np.zeros(len(obs) if len(calls) < 4 else rows)}
+
+        message = rf"'value' of shape \({rows},\) for 2 observations; it must be \(2, ...\)"
+        with (
+            kind(
+                DummyVectorEnv(countdowns(9, 9, 9, 9)[: 2 if kind is SyncDataCollector else 4]),
+                policy,
+                frames_per_batch=40,
+            ) as collector,
+            pytest.raises(ValueError, match=message),
+        ):
+            collector.rollout()
+
+    def test_names_are_text(self) -> None:
+        with pytest.raises(TypeError, match="something under 7; names are text"):
+            self.collect(lambda obs: {"action": zeros(obs), 7: zeros(obs)})
 
     def test_what_fits_is_stored_as_the_environment_gets_it(self) -> None:
         batch = self.collect(lambda obs: zeros(obs).astype(np.int32)[:, None])
@@ -428,6 +504,7 @@ class TestRandomPolicy:
     SPACES = (
         spaces.Discrete(5),
         spaces.Discrete(4, start=-2),
+        *(spaces.Discrete(5, dtype=dtype) for dtype in (np.int8, np.uint8, np.int16, np.int32, np.uint64)),
         spaces.Box(-2, 2, (3,), np.float32),
         spaces.Box(np.array([-1, 0, -np.inf]), np.array([1, np.inf, np.inf]), dtype=np.float64),
         spaces.Box(0, 255, (2, 2), np.uint8),
@@ -443,6 +520,18 @@ class TestRandomPolicy:
         drawn = np.concatenate([draw(space, 33), draw(space, 67)])
         assert drawn.dtype == space.dtype
         np.testing.assert_array_equal(drawn, expected)
+
+    @pytest.mark.parametrize(
+        "pair",
+        [
+            (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,))),
+            (spaces.Box(-1, 1, ()), spaces.Discrete(2)),
+            (spaces.Discrete(2), spaces.Discrete(2, dtype=np.int32)),
+        ],
+    )
+    def test_spaces_of_other_shapes_are_refused(self, pair: Any) -> None:
+        with pytest.raises(TypeError, match="need spaces of one shape and dtype; that of environment 2 is"):
+            RandomPolicy([pair[0], *pair])
 
     def test_each_environment_has_a_stream_of_its_own_whoever_else_is_asked(self) -> None:
         copies = [spaces.Discrete(1000, seed=seed) for seed in range(3)]

@@ -275,6 +275,17 @@ class TestTensordicts:
         assert not found["done"].any(), "a finished environment has been reset before its next step"
         assert found["done"].shape == (2, 7, 1)
 
+    @pytest.mark.parametrize("name", ["action", "step_count", "collector", "next", "reward", "value"])
+    def test_an_entry_of_the_observation_with_a_name_of_its_own_is_refused(self, name: str) -> None:
+        batch = collect(3, 5, steps=7, wrap=DictObs)
+        batch = replace(
+            batch,
+            all_obs={**batch.all_obs, name: batch.all_obs["a"]},
+            final_obs={**batch.final_obs, name: batch.final_obs["a"]},
+        )
+        with pytest.raises(ValueError, match=f"the observation has an entry '{name}', and so has the tensordict"):
+            batch.to_tensordict()
+
     def test_flat_batches_and_dict_observations(self) -> None:
         batch = collect(3, 5, steps=7, wrap=DictObs)
         found = batch.flatten().to_tensordict()
