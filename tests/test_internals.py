@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import vecenv
 from vecenv import SharedMemoryError, nest
-from vecenv.backends import arena as box
-from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve, used_bytes
+from vecenv.backends.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.channel import HEADER, Channel
 from vecenv.backends.layout import Leaf, ObjectLeaf, common_layout, space_tree
+from vecenv.backends.memory import PAGE, anonymous_file, reserve
 from vecenv.ids import as_ids
 from vecenv.seeding import next_seed, seed_chain, spread_seeds
 
@@ -140,7 +140,7 @@ class TestArena:
         arrays = [arena.mail, arena.action, *arena.outputs()]
         for value, array in enumerate(arrays, 1):
             array[...] = value if array.dtype != bool else True
-            assert array.size == 0 or (array.ctypes.data - buffer.ctypes.data) % box.PAGE == 0
+            assert array.size == 0 or (array.ctypes.data - buffer.ctypes.data) % PAGE == 0
         for value, array in enumerate(arrays, 1):
             assert (array == (value if array.dtype != bool else True)).all()
         assert arena.obs["t"].dtype == object

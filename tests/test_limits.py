@@ -5,7 +5,7 @@ from cases import playing
 from gymnasium import spaces
 
 from vecenv import SharedMemoryError, ShmemVectorEnv
-from vecenv.backends import arena, limits
+from vecenv.backends import limits, memory
 
 GIB = 2**30
 
@@ -72,7 +72,7 @@ class TestAvailableMemory:
 
     def test_more_than_there_is_is_refused_before_anything_is_reserved(self, backend, monkeypatch):
         """The system would go on giving until it has to kill somebody."""
-        monkeypatch.setattr(arena, "available_memory", lambda: 5 * 2**20)
+        monkeypatch.setattr(memory, "available_memory", lambda: 5 * 2**20)
         space = spaces.Box(0, 255, (3, 2**20), "uint8")
         env_fns = playing(space, *[[space.low]] * 2)
         if backend is not ShmemVectorEnv:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from vecenv import ShmemVectorEnv
-from vecenv.backends import arena as box
+from vecenv.backends import post_box as box
 from vecenv.backends.shmem import ShmemServer
 from vecenv.testing import CountingEnv
 

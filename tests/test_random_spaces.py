@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vecenv import DummyVectorEnv, ObservationError, ShmemVectorEnv, SubprocVectorEnv
-from vecenv.backends import arena as box
+from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.layout import common_layout, space_tree
 from vecenv.backends.rows import RowWriter

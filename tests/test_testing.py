@@ -8,8 +8,8 @@ from cases import custom
 from conftest import BACKENDS
 
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv
-from vecenv.backends.arena import AUTORESET, STEP, STEP_OBJECT
 from vecenv.backends.dummy import DummyBackend
+from vecenv.backends.post_box import AUTORESET, STEP, STEP_OBJECT
 from vecenv.testing import CHECKS, check_rounds, check_vector_env
 
 

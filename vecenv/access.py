@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vecenv.backends.arena import IDLE
 from vecenv.backends.failure import Failure
 from vecenv.backends.per_env import PerEnvBackend
+from vecenv.backends.post_box import IDLE
 from vecenv.seeding import check_seed, seed_chain, spread_seeds
 
 if TYPE_CHECKING:

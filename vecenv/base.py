@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import arena as box
+from vecenv.backends import post_box as box
 from vecenv.backends.base import Backend
 from vecenv.backends.layout import common_layout
 from vecenv.backends.per_env import PerEnvBackend

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import arena as box
+from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
 from vecenv.backends.failure import died_failure

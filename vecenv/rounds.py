@@ -11,7 +11,7 @@ import numpy as np
 
 from vecenv.access import EnvAccess
 from vecenv.actions import batch_actions
-from vecenv.backends import arena as box
+from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import REVIEW_ROUNDS
 from vecenv.backends.host import own_actions

@@ -1,23 +1,16 @@
 """The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared.
 
-    mail        (n,)  uint8     the post box of each env: what is asked of it, or that it has answered (see below)
-    reward      (n,)  float64
-    terminated  (n,)  bool
-    truncated   (n,)  bool
-    action      (n, *shape)     when the action is one array leaf
-    obs         (n, *shape)     for each array leaf of the observation
-    final       (n, *shape)     the last observation of an env that was reset in the round of its last step
-
-The post box of an env has one writer at a time: the parent writes an operation into an idle box, the host writes the
-answer.
+mail        (n,)  uint8     the post box of each env: what is asked of it, or that it has answered (see `post_box`)
+reward      (n,)  float64
+terminated  (n,)  bool
+truncated   (n,)  bool
+action      (n, *shape)     when the action is one array leaf
+obs         (n, *shape)     for each array leaf of the observation
+final       (n, *shape)     the last observation of an env that was reset in the round of its last step
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,42 +18,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.layout import Layout, Leaf
-from vecenv.backends.limits import available_memory
-from vecenv.errors import SharedMemoryError
-
-IDLE = 0
-STEP = 1  # with the action in the arena
-RESET = 2  # without arguments
-STEP_OBJECT = 3  # with the action in the payload of the round
-RESET_KWARGS = 4  # with the keyword arguments in the payload of the round
-WIDE = 32  # added to a step with the action in the arena: it is float64, though the space has a smaller float type
-AUTORESET = 64  # added to a step: reset the env as well if the step ends its episode
-STEP_RESET = STEP | AUTORESET
-PLAIN = ~(WIDE | AUTORESET) & 127  # what is left of an operation without what was added to it
-DONE = 128  # the row holds all there is
-EXTRA = 1  # added to DONE: there is an `Extra` besides the row
-FINAL = 2  # added to DONE: there is a last observation besides the row
-DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
-
-PAGE = 4096
-_ALL_OPS = bytes(range(IDLE + 1, DONE))
-NOT_DONE = bytes(range(DONE))
-"""What `mail.translate(None, ...)` takes away to leave the answers."""
-
-
-def all_ask(mail: bytes) -> bool:
-    """Whether every one of these post boxes asks for something."""
-    return not mail.translate(None, _ALL_OPS)
-
-
-def has_extra(answer: int) -> bool:
-    """Whether there is an `Extra` besides what the arena holds."""
-    return answer in (DONE_EXTRA, DONE_EXTRA_FINAL)
-
-
-def only(j: int, mail: bytes) -> bytes:
-    """What is asked of env j alone."""
-    return bytes(j) + mail[j : j + 1] + bytes(len(mail) - j - 1)
+from vecenv.backends.memory import PAGE
 
 
 @dataclass
@@ -146,45 +104,3 @@ def arena_bytes(layout: Layout, n: int) -> int:
 def used_bytes(layout: Layout, n: int) -> int:
     """How many of them every round uses: the last observations, which not everybody asks for, are behind those."""
     return _plan(layout, n)[1]
-
-
-def anonymous_file(name: str) -> int:
-    """The descriptor of an unnamed file in memory, or in the temporary folder where there is no memfd."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.mmap:
-    """Give the file `fd` `size` bytes, and map them. SharedMemoryError if there is not so much.
-
-    The first `used` (None: all) are really there: without that a full memory would kill whoever touches a page first
-    (SIGBUS) instead of failing here. The others are taken when they are written to.
-    """
-    used = size if used is None else used
-    available = available_memory()
-    if available is not None and used > available:
-        raise _refused(used, purpose, f"only {available / 2**20:.1f} MiB are available")
-    try:
-        os.ftruncate(fd, size)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, used)
-        memory = mmap.mmap(fd, size)
-    except OSError as error:
-        raise _refused(used, purpose, f"the system refused: {error}") from error
-    _seal(fd)
-    return memory
-
-
-def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
-    return SharedMemoryError(
-        f"{size / 2**20:.1f} MiB of shared memory are needed for {purpose}, but {reason}. "
-        "Use fewer envs, smaller observations, or SubprocVectorEnv."
-    )
-
-
-def _seal(fd: int) -> None:
-    """No process may change the size any more: shrinking it under another one would kill that one."""
-    if hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create"):
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import arena as box
+from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvReport
@@ -34,14 +34,14 @@ class Backend(ABC):
         backend.close(timeout)
 
     A backend promises: (1) the answer to every operation arrives exactly once, as a row and a post box that says so
-    (`arena.DONE` and what is above it), or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of
-    a worker, the operations of that worker answered by failures and all its envs in `lost`; (3) `close` returns in
+    (`post_box.DONE` and above), or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a
+    worker, the operations of that worker answered by failures and all its envs in `lost`; (3) `close` returns in
     bounded time, whatever happened before.
     """
 
     num_workers: int = 0
     autoresets: bool = False
-    """Whether it knows steps with `arena.AUTORESET`."""
+    """Whether it knows steps with `post_box.AUTORESET`."""
     lost: dict[int, BaseException]
     """Envs that do not exist any more, with the reason; `restart` brings them back."""
 

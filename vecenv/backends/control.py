@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-from vecenv.backends.arena import PAGE, anonymous_file, reserve
+from vecenv.backends.memory import PAGE, anonymous_file, reserve
 
 LINE = 8  # numbers of 8 bytes in a line of 64
 PROGRESS = (

@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 
-from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
+from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS
 from vecenv.backends.failure import Failure, died_failure

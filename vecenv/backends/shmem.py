@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
-from vecenv.backends.arena import Arena, anonymous_file, arena_bytes, reserve, used_bytes
+from vecenv.backends import post_box as box
+from vecenv.backends.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.bell import IN_ORDER, Bell, bell_fds, fence
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import CALLS, Control
@@ -34,6 +34,7 @@ from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
 from vecenv.backends.layout import Layout
 from vecenv.backends.limits import usable_cpus
+from vecenv.backends.memory import anonymous_file, reserve
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
+from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.channel import Frame
 from vecenv.backends.layout import Layout

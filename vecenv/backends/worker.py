@@ -18,8 +18,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from vecenv.backends import arena as box
 from vecenv.backends import channel as ch
+from vecenv.backends import post_box as box
 from vecenv.backends.channel import Channel, Frame
 from vecenv.backends.control import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, Control
 from vecenv.backends.failure import Failure, capture

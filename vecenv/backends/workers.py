@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends import channel as ch
-from vecenv.backends.arena import anonymous_file
 from vecenv.backends.base import Backend
 from vecenv.backends.channel import Frame
 from vecenv.backends.control import BUSY_NS, DOING, NOTHING, Control
@@ -37,6 +36,7 @@ from vecenv.backends.host import EnvReport
 from vecenv.backends.launch import ONE_THREAD, Descriptor, check_method
 from vecenv.backends.limits import check_descriptors
 from vecenv.backends.luggage import Luggage, packed, registered_by_user
+from vecenv.backends.memory import anonymous_file
 from vecenv.backends.placement import Placement
 from vecenv.backends.request import Request
 from vecenv.backends.shield import shield

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends import arena as box
+from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
 from vecenv.backends.failure import Failure, capture
