@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.calling import Memory, PolicyCall, first_leaf, signature_of
+from collector.calling import PolicyCall, RecurrentState, first_leaf, signature_of
 from collector.exploration import ExplorationType
 from collector.policy import Policy, RandomPolicy
 from vecenv.backends.rows import cast_exactly
@@ -125,7 +125,7 @@ class Actor:
         self.module, self._close = torch_policy.module, torch_policy.close
         self._call.policy = torch_policy.policy
         if self._call.memory is not None:
-            self._call.memory = Memory(policy if self.module is None else self.module, env.env_num)
+            self._call.memory = RecurrentState(policy if self.module is None else self.module, env.env_num)
         self._tensor = sys.modules["torch"].Tensor
         return partial(torch_policy.carry, self._call_on_device)
 

@@ -12,7 +12,8 @@ import numpy as np
 from collector.actor import Actor
 from collector.bookkeeping import Episodes
 from collector.collecting import collect, showing
-from collector.episode_stats import CollectStats, EpisodeTracker
+from collector.env_source import make_vector_env
+from collector.episode_stats import CollectStats, Ended, EpisodeTracker
 from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
 from collector.extras import CheckedHook, StepHook, check_policy_names
 from collector.finishing import Finishing, check_rewards, truncate_last
@@ -20,7 +21,7 @@ from collector.flat import FlatRollout
 from collector.interruptor import Interruptor
 from collector.policy import Policy, RandomPolicy
 from collector.rollout import Rollout
-from collector.settings import all_frames, at_least_one, check_step_count, limit, make_vector_env, resolve_devices
+from collector.settings import all_frames, at_least_one, check_step_count, limit, resolve_devices
 from collector.timing import Clock, CollectorStats
 from collector.weights import PolicyWeights
 from vecenv import nest
@@ -234,7 +235,7 @@ class BatchCollector(ABC):
         if self.reset_at_each_iter:
             self.reset()
         random = self.frames < self.init_random_frames
-        batch = self._gather_checked(self.frames_per_batch, random, reuse=self._reuse)
+        batch, _ = self._gather_checked(self.frames_per_batch, random, reuse=self._reuse)
         if self.set_truncated:
             truncate_last(batch)
         return batch
@@ -246,8 +247,10 @@ class BatchCollector(ABC):
         quota: np.ndarray | None = None,
         on_step: CheckedHook | None = None,
         reuse: bool = False,
-    ) -> Any:
-        """One batch of the loop, as numpy arrays; whatever fails shuts the collector down."""
+    ) -> tuple[Any, Ended]:
+        """One batch of the loop, as numpy arrays, and the episodes that ended in it; whatever fails shuts the collector
+        down.
+        """
         self._check_open()
         self._clock.lap("idle")
         actor = self._random_actor() if random else self._actor
@@ -257,13 +260,13 @@ class BatchCollector(ABC):
                 if self._replaces_policy(actor):
                     self._add_zeros(batch)
             check_rewards(batch)
-            self.last_episodes = self._tracker.update(batch)
+            ended = self._tracker.update(batch)
         except BaseException:
             self.shutdown()
             raise
         self._steps += batch.frames
         self._clock.lap("storage")
-        return batch
+        return batch, ended
 
     def _check_open(self) -> None:
         if self._closed:

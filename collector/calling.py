@@ -81,7 +81,7 @@ class PolicyCall:
         self._plain = signature == Signature()
         self._exploration = exploration
         self._in_order = False
-        self.memory = Memory(policy, env_num) if signature.state else None
+        self.memory = RecurrentState(policy, env_num) if signature.state else None
 
     def rows(self) -> tuple[np.ndarray, ...]:
         """What the next call has to know of its rows: whose they are, and which begin an episode; nothing where all
@@ -123,7 +123,7 @@ class PolicyCall:
         return read_output(output, self._exploration)
 
 
-class Memory:
+class RecurrentState:
     """The recurrent state of a policy: a row for each environment, on the policy's device.
 
     An environment that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`. Indices of

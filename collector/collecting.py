@@ -39,8 +39,8 @@ def collect(
     if reset_before_collect:
         collector.reset(**(gym_reset_kwargs or {}))
     if n_step is not None:
-        batch = collector._gather_checked(_whole_rounds(n_step, collector), random, None, hook)
-        steps, ended = batch.frames, collector.last_episodes
+        batch, ended = collector._gather_checked(_whole_rounds(n_step, collector), random, None, hook)
+        steps = batch.frames
     else:
         assert n_episode is not None
         batches, ended = _episodes(collector, n_episode, random, hook, on_episode, keep)
@@ -103,8 +103,8 @@ def _episodes(
     batches: list[Any] = []
     ends: list[Ended] = []
     while quota.any() and not (ends and collector._stopped()):
-        batch = collector._gather_checked(CHUNK * n, random, quota, on_step)
-        ends.append(collector.last_episodes)
+        batch, ended = collector._gather_checked(CHUNK * n, random, quota, on_step)
+        ends.append(ended)
         if keep:
             batches.append(batch.flatten())
         if on_episode is not None:
@@ -113,6 +113,6 @@ def _episodes(
     if on_step is not None:
         for batch in batches:
             on_step.fill(batch.extras, batch.shape)
-    ended = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
-    order = np.argsort(ended.env_ids, kind="stable")
-    return batches, Ended(*(column[order] for column in ended))
+    all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
+    order = np.argsort(all_ends.env_ids, kind="stable")
+    return batches, Ended(*(column[order] for column in all_ends))

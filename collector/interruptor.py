@@ -1,6 +1,12 @@
-"""The switch that ends a batch early."""
+"""The switch that ends a batch early, and the signals that may turn it."""
 
 from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
 
 
 class Interruptor:
@@ -20,3 +26,40 @@ class Interruptor:
     def collection_stopped(self) -> bool:
         """Whether batches are to end now."""
         return self._stopped
+
+
+class StopSignals(Interruptor):
+    """While entered, SIGINT and SIGTERM end a collection after its current round instead of killing the process.
+
+    The second one does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills. A signal that was ignored
+    before (as SIGINT is in a shell's background jobs) is left so. Outside the main thread, where Python allows no
+    handlers, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signum = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(signum) != signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        self.stop_collection()
+        self._restore()
+        # Not by print: a handler may run in the middle of one.
+        os.write(2, b"\nEnding after this round, and keeping what is whole; once more ends it at once.\n")
+
+    def _restore(self) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())

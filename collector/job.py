@@ -6,17 +6,13 @@ still going when the job ends are counted and left out; their length would depen
 
 from __future__ import annotations
 
-import os
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import gymnasium
@@ -25,7 +21,7 @@ import numpy as np
 from collector.collector import SyncDataCollector
 from collector.dataset import PICTURE, DatasetWriter, check_storable, prepare_folder
 from collector.episodes import EpisodeCutter
-from collector.interruptor import Interruptor
+from collector.interruptor import Interruptor, StopSignals
 from collector.policy import RandomPolicy
 from vecenv.envs.gym_env import find_spec
 from vecenv.venvs import BACKENDS
@@ -100,43 +96,6 @@ class JobState:
     def steps_per_second(self) -> float:
         """Steps collected a second, those of unfinished episodes too."""
         return (self.steps + self.unfinished_steps) / self.seconds if self.seconds else 0.0
-
-
-class StopSignals(Interruptor):
-    """While entered, SIGINT and SIGTERM end a collection after its current round instead of killing the process.
-
-    The second one does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills. A signal that was ignored
-    before (as SIGINT is in a shell's background jobs) is left so. Outside the main thread, where Python allows no
-    handlers, nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.signum = 0
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(signum) != signal.SIG_IGN:
-                    self._previous[signum] = signal.signal(signum, self._handle)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        self.stop_collection()
-        self._restore()
-        # Not by print: a handler may run in the middle of one.
-        os.write(2, b"\nEnding after this round, and keeping what is whole; once more ends it at once.\n")
-
-    def _restore(self) -> None:
-        while self._previous:
-            signal.signal(*self._previous.popitem())
 
 
 def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda state: None) -> JobState:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import operator
-import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gymnasium import Env, spaces
+from gymnasium import spaces
 
 
 class Devices(NamedTuple):
@@ -84,59 +82,3 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
                 f"environment {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
                 "rename it, or leave max_frames_per_traj out"
             )
-
-
-def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
-    """The vector environment that `source` is or makes; `make` puts single environments into one.
-
-    Raises `RuntimeError` for `kwargs` where there is nothing left to call with them, and `TypeError` for what is
-    neither, such as a vector environment with the methods of another library.
-    """
-    kwargs = kwargs or {}
-    if isinstance(source, Sequence) and len(source) == 1 and hasattr(source[0], "step") and not callable(source[0]):
-        source = source[0]
-    if isinstance(source, Sequence):
-        for env_id, each in enumerate(source):
-            if not callable(each):
-                raise TypeError(
-                    f"create_env_fn[{env_id}] must be a callable that makes an environment; got {each!r}: "
-                    "pass lambda: make_env() instead of make_env()"
-                )
-        return make([partial(each, **kwargs) for each in source])
-    if not callable(source) and not hasattr(source, "step"):
-        raise TypeError(f"create_env_fn must be a vector env, a callable that makes one, or a list; got {source!r}")
-    if isinstance(source, type) or not hasattr(source, "step"):
-        source = source(**kwargs)
-        if other := _is_other_vector_env(source):
-            source.close()
-            raise TypeError(other)
-    elif kwargs:
-        raise RuntimeError(
-            f"kwargs were passed to {source} but they can't be set, for it is already made: {kwargs}; "
-            "pass a callable that makes the environment"
-        )
-    elif other := _is_other_vector_env(source):
-        raise TypeError(other)
-    return source if hasattr(source, "env_num") else make([lambda: source])
-
-
-def _is_other_vector_env(source: Any) -> str | None:
-    """What to pass instead, where this is a vector environment that collectors cannot step."""
-    tensors = sys.modules.get("collector.torch_vector_env")
-    if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
-        return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"
-    if isinstance(source, Env) or hasattr(source, "env_num") or not hasattr(source, "num_envs"):
-        return None
-    multi_agent, rows = sys.modules.get("vecenv.envs.multi_agent"), getattr(source, "unwrapped", source)
-    if multi_agent is not None and isinstance(getattr(rows, "env", rows), multi_agent.MultiAgentVectorEnv):
-        return (
-            f"{type(source).__name__} steps many agents in each environment, and collectors step one agent an "
-            "environment: pass a list of functions that make a PettingZooEnv(...) each (of a ParallelEnv: "
-            "PettingZooEnv(pettingzoo.utils.parallel_to_aec(env)))"
-        )
-    inner = getattr(source, "venv", None)
-    instead = "its `.venv`" if hasattr(inner, "env_num") else "a list of callables that make one environment each"
-    return (
-        f"{type(source).__name__} is a vector env of another kind (gymnasium's or Stable-Baselines3's), which resets "
-        f"by itself: pass {instead}"
-    )

@@ -206,9 +206,9 @@ class TestRestart:
     def test_a_broken_episode_is_no_end_of_one(self) -> None:
         venv = DummyVectorEnv(self.fns(), on_error="restart")
         with SyncDataCollector(venv, zeros, frames_per_batch=40) as collector:
-            batch = collector.rollout()
-            assert collector.last_episodes.lens.tolist() == [4] * 5 + [5] * 3
-        assert len(batch.final_env) == 8
+            stats = collector.collect(n_step=40)
+        assert stats.lens.tolist() == [4] * 5 + [5] * 3
+        assert len(stats.batch.final_env) == 8
 
 
 @both

@@ -24,7 +24,8 @@ from collector import Episode, SyncDataCollector, load_episodes
 from collector.cli import main
 from collector.dataset import DatasetError, DatasetWriter, prepare_folder, read_manifest, write_atomically
 from collector.episodes import EpisodeCutter
-from collector.job import JobConfig, JobError, JobState, StopSignals, run_job
+from collector.interruptor import StopSignals
+from collector.job import JobConfig, JobError, JobState, run_job
 from vecenv import DummyVectorEnv
 from vecenv.venvs import BACKENDS
 
