@@ -99,7 +99,7 @@ def test_any_value_arrives_unchanged_or_is_an_observation_error(space, value):
     """Without any process: the value in the space's dtype and shape, or the error; nothing is written elsewhere."""
     layout = common_layout([space], [None])
     arena = Arena.build(layout, 3)
-    writer = RowWriter(layout, [space], arena.block(1, 2), copy_objects=False)
+    writer = RowWriter(layout, [space], arena.block(1, 2), keep=None)
     assert space_tree(space, "obs") == layout.obs
     try:
         extra = writer.write_reset(0, (value, {}))

@@ -75,10 +75,12 @@ class ForgetsSeeds(DummyBackend):
 class WrapsEnvErrors(DummyBackend):
     """Every failure becomes a plain RuntimeError."""
 
-    def answer(self, env_id, extra):
-        if extra is not None and extra.failure is not None:
-            extra.failure.error = RuntimeError("something failed")
-        super().answer(env_id, extra)
+    def take(self, ids):
+        extras = super().take(ids)
+        for extra in extras.values():
+            if extra.failure is not None:
+                extra.failure.error = RuntimeError("something failed")
+        return extras
 
 
 class IgnoresAutoreset(DummyBackend):

@@ -205,9 +205,10 @@ class EnvAccess:
         chosen = [i for i, s in enumerate(seeds) if s is not None]
         if not chosen:
             return
-        self._answers(self._ask(chosen, "seed", [(seeds[i],) for i in chosen]))
-        self._unreset[chosen] = False
-        for i in chosen:
+        were_reset = self._answers(self._ask(chosen, "seed", [(seeds[i],) for i in chosen]))
+        for i, was_reset in zip(chosen, were_reset, strict=True):
+            if was_reset is True:
+                self._unreset[i] = False
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
 

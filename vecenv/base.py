@@ -278,11 +278,13 @@ class BaseVectorEnv(Rounds):
         self.is_closed = True
         if self._finalizer.detach() is None or self._owner != os.getpid():
             return
-        for problem in self._backend.close(CLOSE_TIMEOUT):
-            warnings.warn(problem, RuntimeWarning, stacklevel=2)
-        # The memory goes with the last view of it that the caller holds, not with this object.
-        for name in ("_arena", "_mail", "_all_answered", "_hand_over", "_recovery", "_backend"):
-            self.__dict__.pop(name, None)
+        try:
+            for problem in self._backend.close(CLOSE_TIMEOUT):
+                warnings.warn(problem, RuntimeWarning, stacklevel=2)
+        finally:
+            # The memory goes with the last view of it that the caller holds, not with this object.
+            for name in ("_arena", "_mail", "_all_answered", "_hand_over", "_recovery", "_backend"):
+                self.__dict__.pop(name, None)
 
     def __enter__(self) -> Any:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Recovery:
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
         self.errors: dict[int, BaseException] = {}
+        self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
         self.restarts = 0
         """Of workers."""
         self.absorbed = 0
@@ -55,13 +57,16 @@ class Recovery:
         if error is not None:
             if hasattr(error, "partial"):
                 error.partial = None  # belonged to the call in which it happened
-            raise error
+            # Each raise lengthens the traceback, whose frames hold the arguments of the call: it stays as it was first.
+            first, trace = self._traces.get(i, (None, None))
+            if first is not error:
+                self._traces[i] = error, (trace := error.__traceback__)
+            raise error.with_traceback(trace)
 
     def start_again(self, asked: Iterable[int]) -> None:
         """Before a reset: bring the lost ones back. Raises what their constructors raise."""
         if not self._backend.lost:
             return
-        self.note_lost()  # before a restart lets the backend forget them: a whole block has to be reset
         for i in asked:
             while i in self._backend.lost:
                 try:
@@ -75,6 +80,7 @@ class Recovery:
         if self.errors:
             for i in asked:
                 self.errors.pop(i, None)
+                self._traces.pop(i, None)
 
     def answer_failed(self, ids: np.ndarray, ops: np.ndarray) -> np.ndarray:
         """on_error="restart": a failed env is not stepped, its row says that it has to be reset.
@@ -130,7 +136,10 @@ class Recovery:
         return self._backend.take([i]).get(i, Extra())
 
     def _restart(self, i: int) -> None:
-        """Start the worker of a lost env; the others of its block exist again too, but have to be reset."""
+        """Start the worker of a lost env; the others of its block exist again too, but have to be reset: their errors
+        are noted before the backend forgets them.
+        """
+        self.note_lost()
         self._backend.restart(i)
         self.restarts += 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
+from vecenv.backends.copies import own_copies, own_copy, plain_copy
 from vecenv.backends.failure import Failure
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.layout import Layout
@@ -28,6 +28,7 @@ class DummyBackend(Backend):
         self._host = EnvHost(env_fns, 0, local=True)
         reports = self._host.construct()
         if isinstance(reports, Failure):
+            self._host.close()
             raise reports.exception()
         _refuse_shared(self._host)
         return reports
@@ -38,22 +39,33 @@ class DummyBackend(Backend):
         return self.arena
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        return {i: own_copy(payload) for i, payload in payloads.items()}
+        return own_copies(payloads)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = time.perf_counter()
-        rows: Any = ... if ids is None else ids
-        asked = np.zeros(len(self.arena.mail), dtype=np.uint8)
-        asked[rows] = ops
-        extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
-        self.arena.mail[rows] = box.DONE
-        for i, extra in extras.items():
-            self.answer(i, extra)
+        host, rows, mail = self._host, ... if ids is None else ids, self.arena.mail
+        mask = np.zeros(len(mail), dtype=np.uint8)
+        mask[rows] = ops
+        asked, extras = bytearray(mask), self._extras
+        mail[rows] = ops  # a call from another thread is told that they are stepping
+        while True:
+            before = host.progress[0]
+            try:
+                host.run(bytes(asked), self.arena.action, lambda i, op: payloads[i], extras)
+                break
+            except BaseException as error:  # between two envs: the round goes on, and ends with it
+                begun = host.begun(before)
+                if not begun and not isinstance(error, KeyboardInterrupt):
+                    mail[rows] = box.IDLE
+                    raise
+                host.interrupt = error
+                asked[:begun] = bytes(begun)
+        mail[rows] = box.DONE
         self._busy += time.perf_counter() - begin
         self._raise_interrupt()
 
     def _raise_interrupt(self) -> None:
-        """A Ctrl-C that hit an env: the round was ended first, so that nothing is lost and `recv` returns it."""
+        """A Ctrl-C in the middle of a round: it was ended first, so that nothing is lost and `recv` returns it."""
         if self._host.interrupt is not None:
             interrupt, self._host.interrupt = self._host.interrupt, None
             raise interrupt
@@ -73,19 +85,6 @@ class DummyBackend(Backend):
         problems = self._host.close()
         self._raise_interrupt()
         return problems
-
-
-def own_copy(value: Any) -> Any:
-    """A copy, because the caller may go on changing what it passed; the value itself where it cannot be copied."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value
-
-
-def plain_copy(value: Any) -> Any:
-    """Data is the caller's to keep, as from a worker; any other object is the env's own, to look at while debugging."""
-    return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
 
 
 def _refuse_shared(host: EnvHost) -> None:

@@ -44,12 +44,13 @@ class Failure:
         where = f"env {self.env_id}, {self.op}()" + ("" if pid is None else f", worker pid {pid}")
         # Python 3.10 does not print notes.
         trace = self.trace if hasattr(error, "add_note") else f"{where}\n{self.trace}"
-        cause = error.__cause__ if self.error is not None else RemoteTraceback(trace)
         try:
-            error.__cause__, error.partial = cause, None  # type: ignore[attr-defined]
+            error.partial = None  # type: ignore[attr-defined]
+            if self.error is None:
+                error.__cause__ = RemoteTraceback(trace)
         except Exception:  # a class that takes no attributes could not carry the results of the others
             error = self._step_error()
-            error.__cause__ = cause or self.error
+            error.__cause__ = self.error or RemoteTraceback(trace)
         _add_note(error, where)
         if isinstance(error, VectorEnvError):
             error.env_id, error.op, error.pid = self.env_id, self.op, pid

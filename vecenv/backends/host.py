@@ -16,7 +16,7 @@ from vecenv.backends.arena import Arena
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.layout import Layout
 from vecenv.backends.operations import OPERATIONS, is_env
-from vecenv.backends.rows import FLAGS, NOTHING, RENEWED, REWARDS, Extra, RowWriter
+from vecenv.backends.rows import FLAGS, NOTHING, RENEWED, REWARDS, Extra, RowWriter, own_containers
 from vecenv.errors import EnvContractError, VectorEnvError
 
 
@@ -33,10 +33,10 @@ class EnvReport(NamedTuple):
 class EnvHost:
     """Hosts the envs of `makers`, the first of which has the id `first_id`.
 
-    `local` says that the host lives in the caller's process: exceptions are kept as objects, and object observations
-    are copied because the env goes on living with the original. Before an env is used, `progress[0]` becomes a new
-    number that is its index modulo the size of the block: whoever watches sees which env is running, and that the
-    host gets on.
+    `local` says that the host lives in the caller's process: exceptions are kept as objects. There, and where envs
+    share a worker, infos and object observations are copied, because envs go on living with the original. Before an env
+    is used, `progress[0]` becomes a new number that is its index modulo the size of the block: whoever watches sees
+    which env is running, and that the host gets on.
     """
 
     def __init__(self, makers: Sequence[Callable[[], Any]], first_id: int, local: bool) -> None:
@@ -46,11 +46,11 @@ class EnvHost:
         self.envs: list[Any] = []
         self.progress: Any = [0]
         self._used = 0
-        self.interrupt: KeyboardInterrupt | None = None
+        self.interrupt: BaseException | None = None
         """The user's own Ctrl-C, if it fell into an env's code: to be raised after the round."""
 
     def construct(self) -> list[EnvReport] | Failure:
-        """Call each maker once. The first failure ends it, and the envs made so far are closed."""
+        """Call each maker once. The first failure ends it; the envs made so far are left to be closed."""
         reports = []
         for j, maker in enumerate(self._makers):
             self._mark(j)
@@ -60,27 +60,32 @@ class EnvHost:
                 self.envs.append(env)
                 reports.append(_report(env))
             except BaseException as error:
-                failure = capture(error, self._first_id + j, "__init__", self._local)
-                self.close()
                 if self._local and isinstance(error, KeyboardInterrupt):
                     raise
-                return failure
+                return capture(error, self._first_id + j, "__init__", self._local)
         self._spaces = [report.observation_space for report in reports]
         return reports
 
     def bind(self, layout: Layout, block: Arena) -> None:
         """Write into `block` from now on."""
         self._action_dtype = None if layout.action is None else layout.action.dtype
-        self._rows = RowWriter(layout, self._spaces, block, copy_objects=self._local)
+        keep = copy.deepcopy if self._local else own_containers if len(self._makers) > 1 else None
+        self._rows = RowWriter(layout, self._spaces, block, keep=keep)
         self._steps = [env.step for env in self.envs]
 
-    def run(self, ops: bytes, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> dict[int, Extra]:
-        """A round of one operation an env (see `arena`), with a row of `action` for each env.
+    def run(
+        self,
+        ops: bytes,
+        action: np.ndarray | None,
+        payload: Callable[[int, int], Any],
+        extras: dict[int, Extra] | None = None,
+    ) -> dict[int, Extra]:
+        """A round of one operation an env (see `post_box`), with a row of `action` for each env; fills `extras`.
 
         The loop that decides how fast everything is: what a well-behaved env returns passes one test and is written
         here. Whatever else it is, `write_step` knows.
         """
-        extras: dict[int, Extra] = {}
+        extras = {} if extras is None else extras
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations = rows.terminated, rows.truncated
@@ -141,8 +146,8 @@ class EnvHost:
         return self._reset(j, loaded) if op == box.RESET_KWARGS else self._step(j, loaded, op)
 
     def _step(self, j: int, action: Any, op: int) -> Extra | None:
-        self._mark(j)
         try:
+            self._mark(j)
             extra = self._rows.write_step(j, self._steps[j](action))
             if op & box.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
                 return self._next_episode(j, extra)
@@ -171,8 +176,8 @@ class EnvHost:
         return first
 
     def _reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
-        self._mark(j)
         try:
+            self._mark(j)
             return self._rows.write_reset(j, self.envs[j].reset(**kwargs))
         except BaseException as error:
             return self._failed(error, j, "reset")
@@ -199,6 +204,10 @@ class EnvHost:
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
         self.envs = []
         return problems
+
+    def begun(self, before: int) -> int:
+        """How many envs of a round were used that began when `progress` was `before` and was interrupted."""
+        return 0 if self.progress[0] == before else int(self.progress[0] % len(self._makers)) + 1
 
     def _mark(self, j: int) -> None:
         self._used += len(self._makers)

@@ -47,8 +47,11 @@ def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     return value(*args, **kwargs) if callable(value) else value
 
 
-def seed_env(env: Any, seed: int) -> None:
-    """Seed the env and its action space: by the env's own `seed` if it has one, else by a reset (as tianshou)."""
+def seed_env(env: Any, seed: int) -> bool:
+    """Seed the env and its action space: by the env's own `seed` if it has one, else by a reset (as tianshou).
+
+    Returns whether it was reset.
+    """
     own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
     if own_seed is not None:
         own_seed(seed)
@@ -57,6 +60,7 @@ def seed_env(env: Any, seed: int) -> None:
     action_space = getattr(env, "action_space", None)
     if action_space is not None:
         action_space.seed(seed)
+    return own_seed is None
 
 
 def render_env(env: Any, kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ import numpy as np
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
-from vecenv.backends.dummy import own_copy, plain_copy
+from vecenv.backends.copies import own_copies, own_copy, plain_copy
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.host import EnvReport, own_actions, own_report
 from vecenv.backends.layout import Layout
@@ -121,12 +122,12 @@ class PerEnvBackend(Backend):
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, len(self.workers))
         self._action_dtype = None if layout.action is None else layout.action.dtype
-        self._rows = RowWriter(layout, self._spaces, self.arena, copy_objects=True)
+        self._rows = RowWriter(layout, self._spaces, self.arena, keep=copy.deepcopy)
         self._resetting = np.zeros(len(self.workers), dtype=np.bool_)
         return self.arena
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        return {i: own_copy(payload) for i, payload in payloads.items()}
+        return own_copies(payloads)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         env_ids = np.arange(len(self.workers)) if ids is None else ids
@@ -142,8 +143,10 @@ class PerEnvBackend(Backend):
                     assert self.arena.action is not None
                     action = self.arena.action[i]
                     self.workers[i].send(action.copy() if op & box.WIDE else own_actions(action, self._action_dtype))
-            except Exception as error:
+            except BaseException as error:  # also what ends a program: unanswered, the row would be that of before
                 self.answer(i, Extra(failure=self._failure(error, i)))
+                if isinstance(error, KeyboardInterrupt):
+                    raise
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         wait = type(self.workers[0]).wait
@@ -166,7 +169,7 @@ class PerEnvBackend(Backend):
         except Exception as error:
             return Extra(failure=self._failure(error, i))
 
-    def _failure(self, error: Exception, i: int) -> Failure:
+    def _failure(self, error: BaseException, i: int) -> Failure:
         return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
 
     def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
@@ -195,9 +198,11 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
         return value(*positional, **keywords) if callable(value) else value
     if op == "render":
         return worker.render(**args[0])
+    value = getattr(worker, op)(*args)
     if op == "seed" and getattr(worker.seed, "__func__", None) is EnvWorker.seed:
         worker.reset(seed=args[0])  # it seeds the action space only
-    return getattr(worker, op)(*args)
+        return True
+    return value
 
 
 def _report(worker: Any) -> EnvReport:

@@ -14,7 +14,7 @@ import cloudpickle
 from vecenv.backends import channel as ch
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
-from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS
+from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.failure import Failure, died_failure
 from vecenv.backends.layout import Layout
 from vecenv.backends.pickles import dumps
@@ -28,6 +28,7 @@ class ProcessBackend(Workers):
     """Blocks of envs in worker processes, and their arena."""
 
     autoresets = True
+    _bound = False
 
     def bind(self, layout: Layout) -> Arena:
         self._layout = layout
@@ -35,8 +36,9 @@ class ProcessBackend(Workers):
         self.arena = self._reserve(layout)
         self._mail: Any = self.arena.mail.data
         self._all_done = bytes([box.DONE]) * self._n
+        self._bound = True
         for worker in self.workers:
-            worker.channel.post(ch.SETUP, 0, pickle.dumps(layout))
+            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(layout))
         return self.arena
 
     @abstractmethod
@@ -105,6 +107,8 @@ class ProcessBackend(Workers):
     def review(self, waited: float) -> None:
         if self._placement is not None:
             self._placement.look(waited, self.workers)
+        if self._eager and self.watchdog.is_due():  # others get on, so nobody waits for long enough to look
+            self.watchdog.look(self._owing())
 
     # Calls.
 
@@ -127,13 +131,22 @@ class ProcessBackend(Workers):
 
     # The end of a worker.
 
+    def _answer_lost(self) -> None:
+        """Answer for those that were asked though their worker had ended: it was not seen before the round was sent."""
+        for i, error in self.lost.items():
+            if box.IDLE < self._mail[i] < box.DONE:
+                self.answer(i, Extra(failure=died_failure(i, "step", error, began=False)))
+
     def _note_loss(self, worker: WorkerProcess) -> None:
+        if not self._bound:  # it died while the vector env was made, which fails
+            return
         pending = self._pending(worker)
         line = self.control.line(worker.index)
-        began = line[DOING] == A_ROUND
-        running = None if line[DOING] == NOTHING else worker.start + line[PROGRESS] % len(worker.ids)
+        began = line[DOING] in (A_ROUND, SENDING)
+        running = None if line[DOING] in (NOTHING, SENDING) else worker.start + line[PROGRESS] % len(worker.ids)
+        idle = "sending what its envs returned" if line[DOING] == SENDING else "idle"
         for i in worker.ids:
-            self.lost[i] = worker.reason.told_to(i) if worker.reason is not None else worker.death(i, running)
+            self.lost[i] = worker.reason.told_to(i) if worker.reason is not None else worker.death(i, running, idle)
         for i in pending:
             self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
@@ -153,6 +166,6 @@ class ProcessBackend(Workers):
             except BaseException:
                 self._stop([worker], time.monotonic())
                 raise
-            worker.channel.post(ch.SETUP, 0, pickle.dumps(self._layout))
+            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(self._layout))
         for i in worker.ids:  # what they had answered before stays to be taken
             self.lost.pop(i, None)

@@ -19,6 +19,7 @@ from vecenv.backends.layout import Layout, Leaf, ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
 
 Put = Callable[[Any, "list[Any] | None"], None]
+Keep = Callable[[Any], Any]
 
 
 class Final(NamedTuple):
@@ -54,16 +55,16 @@ FLAGS = frozenset({bool, np.bool_})
 class RowWriter:
     """Writes results of the envs of a block.
 
-    `spaces` are their own observation spaces, `copy_objects` keeps object leaves apart.
+    `spaces` are their own observation spaces; `keep` copies object leaves, where envs or the caller could change them.
     """
 
-    def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, copy_objects: bool) -> None:
+    def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
         arrays = [leaf for leaf in nest.leaves(block.obs) if leaf.dtype != object]
         self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
-        self.own = _own_info if copy_objects else _as_it_is
+        self.own = _as_it_is if keep is None else own_containers
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
-            _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), copy_objects)
+            _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
             for j, space in enumerate(spaces)
         ]
         self._reward_shape: list[tuple[int, ...] | None] = [None] * len(spaces)
@@ -105,7 +106,7 @@ class RowWriter:
         """Keep what env j has just returned apart from its row, and from what the env may write into."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
-        return Final(copy.deepcopy(extra.objects), _own_info(extra.info or {}))
+        return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}))
 
     def restore(self, j: int) -> None:
         """Put the last observation of an episode back into the row."""
@@ -149,15 +150,15 @@ def _odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     return 0.0, array.astype(np.float64)
 
 
-def _compile(tree: Any, own: Any, rows: Any, copy_objects: bool) -> Put:
+def _compile(tree: Any, own: Any, rows: Any, keep: Keep | None) -> Put:
     """What writes an observation of one env, given the tree of the batch, the env's own, and its row of every leaf."""
     if isinstance(tree, Leaf):
         return _array_put(tree, rows.reshape(tree.shape))
     if isinstance(tree, ObjectLeaf):
-        return _object_put(own, copy_objects)
+        return _object_put(own, keep)
     if isinstance(tree, dict):
-        return _dict_put({key: _compile(child, own[key], rows[key], copy_objects) for key, child in tree.items()}, own)
-    return _tuple_put([_compile(child, own[i], rows[i], copy_objects) for i, child in enumerate(tree)], own)
+        return _dict_put({key: _compile(child, own[key], rows[key], keep) for key, child in tree.items()}, own)
+    return _tuple_put([_compile(child, own[i], rows[i], keep) for i, child in enumerate(tree)], own)
 
 
 def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
@@ -188,13 +189,13 @@ def _scalar_put(leaf: Leaf, row: np.ndarray) -> Put:
     return put
 
 
-def _object_put(own: Any, copy_objects: bool) -> Put:
+def _object_put(own: Any, keep: Keep | None) -> Put:
     def put(obs: Any, objects: list[Any] | None) -> None:
         assert objects is not None
         if isinstance(own, Leaf):  # an array in a batch whose envs differ
             objects.append(np.array(fit(obs, own)))
         else:
-            objects.append(copy.deepcopy(obs) if copy_objects else obs)
+            objects.append(obs if keep is None else keep(obs))
 
     return put
 
@@ -277,11 +278,12 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _own_info(info: Any) -> Any:
+def own_containers(value: Any) -> Any:
+    """The same containers and arrays, as copies: those of the env it may go on writing to."""
     try:
-        return _own_arrays(info)
+        return _own_arrays(value)
     except RecursionError:  # nested deeper than anybody looks
-        return info
+        return value
 
 
 def _own_arrays(value: Any) -> Any:

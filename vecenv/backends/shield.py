@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from _signal import getsignal  # that of `signal` makes an enum of what it finds, or tries to, for 20 times as long
 from types import FrameType
 from typing import Any
 
@@ -24,10 +25,14 @@ class Shield:
         self._missed = False
         self._users = 0
         self._previous: Any = None
+        self._ours = self._handle
         self._main = threading.main_thread().ident
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._main:
+            # Others set handlers of their own for a while, as notebooks do for each cell.
+            if not self._depth and self._users and getsignal(signal.SIGINT) is not self._ours:
+                self._put_up()
             self._depth += 1
 
     def __exit__(self, *exception: Any) -> None:
@@ -41,15 +46,19 @@ class Shield:
     def acquire(self) -> None:
         """Put the shield before the handler of SIGINT, if that is a Python function and this the main thread."""
         self._users += 1
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler) and handler != self._handle and threading.get_ident() == self._main:
+        if threading.get_ident() == self._main:
+            self._put_up()
+
+    def _put_up(self) -> None:
+        handler = getsignal(signal.SIGINT)
+        if callable(handler) and handler is not self._ours:
             self._previous = handler
-            signal.signal(signal.SIGINT, self._handle)
+            signal.signal(signal.SIGINT, self._ours)
 
     def release(self) -> None:
         """Put the old handler back once nobody needs the shield, if it is still ours that is there."""
         self._users -= 1
-        ours = signal.getsignal(signal.SIGINT) == self._handle
+        ours = getsignal(signal.SIGINT) is self._ours
         if self._users == 0 and ours and threading.get_ident() == self._main:
             signal.signal(signal.SIGINT, self._previous)
 

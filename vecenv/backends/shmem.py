@@ -197,6 +197,8 @@ class ShmemBackend(ProcessBackend):
         # does, and numpy): a worker that looks early, because of the round before, could answer in between.
         self.arena.mail[self._everyone if ids is None else ids] = ops
         self._announce(self._bells if ids is None else set(self._worker_of[ids].tolist()))
+        if self.lost:
+            self._answer_lost()
 
     def _announce(self, workers: Iterable[int]) -> None:
         """Tell these workers that their post boxes are written, and wake those that sleep. Told again, they do not look
@@ -246,7 +248,7 @@ class ShmemBackend(ProcessBackend):
         owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
         sleepers, parent = self.control.sleepers, self.num_workers
-        sleepers[parent] = 1
+        before, sleepers[parent] = sleepers[parent], 1  # one wait may be made inside another, to read what has come
 
         def fenced() -> bool:
             fence()
@@ -255,7 +257,7 @@ class ShmemBackend(ProcessBackend):
         try:
             super().poll_until(fenced, deadline, owing)
         finally:
-            sleepers[parent] = 0
+            sleepers[parent] = before
 
     def _on_signal(self, fd: int) -> None:
         Bell(fd, -1, None).silence()

@@ -134,6 +134,8 @@ class SubprocBackend(ProcessBackend):
                     port.mail[:] = mine
                 else:
                     np.copyto(self.arena.mail[port.block], asked[port.block], where=asked[port.block] > 0)
+            if self.lost:
+                self._answer_lost()
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         for _ in range(PARENT_SPINS):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vecenv.backends.control import PROGRESS
+from vecenv.backends.control import DOING, NOTHING, PROGRESS
 from vecenv.errors import WorkerTimeoutError
 
 if TYPE_CHECKING:
@@ -46,38 +46,63 @@ class Hung:
         return error
 
 
+@dataclass
+class _Seen:
+    """What a worker was doing when it was looked at, and for how long."""
+
+    progress: int
+    doing: int
+    spent: float
+    at: float = 0.0
+
+
 class Watchdog:
-    """Remembers, for each worker, when it last got on. `limit` is `step_timeout`."""
+    """Adds up, for each worker, how long it has not got on while an answer was owed. `limit` is `step_timeout`.
+
+    Waits may be short, one after another: what was seen in one counts in the next.
+    """
 
     def __init__(self, backend: Workers, limit: float | None) -> None:
         self._backend = backend
         self._kills = limit is not None
         self._limit = SILENCE if limit is None else limit
         self._interval = self._limit / 10
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._next = 0.0
+        self._seen: dict[int, _Seen] = {}
+
+    def is_due(self) -> bool:
+        """Whether it is time to look."""
+        return time.monotonic() >= self._next
 
     def start(self) -> float:
-        """A wait begins: forget what was seen in earlier ones; returns when to look (time.monotonic)."""
-        self._seen.clear()
-        return time.monotonic() + self._interval
+        """A wait begins; returns when to look (time.monotonic)."""
+        return max(self._next, time.monotonic() + self._interval / 2)
 
     def look(self, busy: Sequence[WorkerProcess]) -> float:
         """Check the workers that owe an answer, and end those that hang; returns when to look again."""
         now = time.monotonic()
+        before, self._seen = self._seen, {}
         for worker in busy:
-            progress = self._backend.control.line(worker.index)[PROGRESS]
-            # What is seen for the first time may have begun when the wait did.
-            seen, since = self._seen.get(worker.index, (progress, now - self._interval))
-            if progress != seen:
-                since = now
-            elif now - since >= self._limit and worker.alive:
-                self._hung(worker, progress)
-                since = time.monotonic()
-            self._seen[worker.index] = progress, since
-        return now + self._interval
+            line = self._backend.control.line(worker.index)
+            seen = before.get(worker.index)
+            if seen is None or (seen.progress, seen.doing) != (line[PROGRESS], line[DOING]):
+                seen = _Seen(line[PROGRESS], line[DOING], 0.0)
+            else:
+                # While nobody looked, one that has not begun may have owed nothing.
+                unseen = now - seen.at
+                seen.spent += min(unseen, self._interval) if seen.doing == NOTHING else unseen
+                if seen.spent >= self._limit and worker.alive:
+                    self._hung(worker, seen)
+                    seen.spent = 0.0
+            seen.at = now = time.monotonic()
+            self._seen[worker.index] = seen
+        self._next = now + self._interval
+        return self._next
 
-    def _hung(self, worker: WorkerProcess, progress: int) -> None:
-        env_id = worker.start + progress % len(worker.ids)
+    def _hung(self, worker: WorkerProcess, seen: _Seen) -> None:
+        env_id = worker.start + seen.progress % len(worker.ids)
+        if seen.doing == NOTHING:  # it has not begun: what it used last was another one, perhaps
+            env_id = next(iter(self._backend._pending(worker)), env_id)
         stack = self._stack(worker)
         if not self._kills:
             warnings.warn(

@@ -21,7 +21,7 @@ import numpy as np
 from vecenv.backends import channel as ch
 from vecenv.backends import post_box as box
 from vecenv.backends.channel import Channel, Frame
-from vecenv.backends.control import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, Control
+from vecenv.backends.control import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, SENDING, Control
 from vecenv.backends.failure import Failure, capture
 from vecenv.backends.host import EnvHost, EnvReport
 from vecenv.backends.launch import Descriptor
@@ -140,6 +140,7 @@ class Server(ABC):
         if not sent:
             return b""
         self.last_extras.update(sent)
+        self.line[DOING] = SENDING
         try:
             return dumps(sent)
         except BaseException:
@@ -213,6 +214,7 @@ def _live(boot: Boot, channel: Channel) -> None:
     reports = host.construct()
     channel.write(ch.READY, 0, pickle.dumps(_pickled_reports(reports, boot.first_id)))
     if isinstance(reports, Failure):
+        host.close()  # after the report: an env that hangs in it must not hide why
         return
     server = boot.server(boot, host, channel)
     frame = channel.read()

@@ -22,6 +22,7 @@ from vecenv.errors import WorkerDiedError
 
 _parent_fds: set[int] = set()
 """Our ends of all channels of this process, of every vector env: a forked worker closes them."""
+os.register_at_fork(after_in_child=_parent_fds.clear)  # a copy of the process that uses vector envs has its own
 
 
 class WorkerProcess:
@@ -99,10 +100,10 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def death(self, env_id: int, running: int | None) -> WorkerDiedError:
-        """The error that tells an env of the end of its worker, which was using the env `running`, or idle."""
+    def death(self, env_id: int, running: int | None, idle: str = "idle") -> WorkerDiedError:
+        """The error that tells an env of the end of its worker, which was using env `running`, or what `idle` says."""
         others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
-        doing = "while idle" if running is None else f"while running env {running}"
+        doing = f"while {idle}" if running is None else f"while running env {running}"
         if self.ready is None:
             doing = "while constructing its envs"
         hope = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""

@@ -151,8 +151,8 @@ class Workers(Backend):
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
-                if worker.ready is None and not worker.alive:
-                    raise worker.death(worker.start, worker.start)
+                if not worker.alive:
+                    raise worker.death(worker.start, worker.start if worker.ready is None else None)
             if time.monotonic() >= deadline:
                 late = [i for worker in workers if worker.ready is None for i in worker.ids]
                 raise WorkerTimeoutError(
@@ -162,6 +162,8 @@ class Workers(Backend):
         for worker in workers:
             if isinstance(worker.ready, Failure):
                 raise worker.ready.exception(worker.pid)
+            if not worker.alive:  # since
+                raise worker.death(worker.start, None)
 
     # Requests.
 
@@ -187,6 +189,10 @@ class Workers(Backend):
         return not owing()
 
     def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
+        """Send a frame that the worker reads while it serves."""
+        self._post_frame(worker, kind, number, *parts)
+
+    def _post_frame(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame; what does not fit goes out while we wait for the answer."""
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
@@ -207,9 +213,11 @@ class Workers(Backend):
             if deadline is not None and now >= deadline:
                 return
             if now >= look:
-                look = self.watchdog.look(
-                    owing() if owing else [worker for worker in self.workers if self._pending(worker)]
-                )
+                look = self.watchdog.look(owing() if owing else self._owing())
+
+    def _owing(self) -> list[WorkerProcess]:
+        """The workers of envs that have yet to answer."""
+        return [worker for worker in self.workers if self._pending(worker)]
 
     def _poll(self, deadline: float | None) -> None:
         """Wait for events until the deadline (None: without end), and handle them."""
@@ -321,18 +329,22 @@ class Workers(Backend):
     def close(self, timeout: float) -> list[str]:
         self._closing = True
         started = [worker for worker in self.workers if worker.process is not None]
-        problems = self._stop(started, time.monotonic() + timeout)
-        for worker in started:
-            problems += worker.problems or []
-            with contextlib.suppress(ValueError):  # killed, and not gone yet
-                worker.process.close()
-        for fd in self._own_fds:
-            os.close(fd)
-        if self._shielded:
-            shield.release()
-        # The memory goes with the last view of it that the caller holds, not with this object.
-        self.__dict__.clear()
-        return problems
+        try:
+            problems = self._stop(started, time.monotonic() + timeout)
+        finally:  # also after a Ctrl-C, which waits for nobody
+            with shield:
+                for worker in started:
+                    if worker.alive:
+                        self.kill(worker, None)
+                    with contextlib.suppress(ValueError):  # killed, and not gone yet
+                        worker.process.close()
+                for fd in self._own_fds:
+                    os.close(fd)
+            if self._shielded:
+                shield.release()
+            # The memory goes with the last view of it that the caller holds, not with this object.
+            self.__dict__.clear()
+        return problems + [problem for worker in started for problem in worker.problems or []]
 
     def _stop(self, workers: Sequence[WorkerProcess], deadline: float) -> list[str]:
         """Ask the workers to close, and kill those that have not by the deadline, with a line for each."""

@@ -21,7 +21,7 @@ def check_returned_arrays_stay(factory: Factory) -> None:
         with factory(twins.env_fns) as venv:
             kept: list[tuple[np.ndarray, np.ndarray]] = []
             for turn in range(4):
-                result = venv.reset() if turn % 2 else venv.step(np.arange(N))
+                result = venv.step(np.arange(N)) if turn % 2 else venv.reset()
                 partial = venv.step([1, 2], [2, 0])
                 arrays = [leaf for batch in (result, partial) for part in batch for leaf in nest.leaves(part)]
                 kept += [(array, array.copy()) for array in arrays]
