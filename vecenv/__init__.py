@@ -23,7 +23,7 @@ from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
 if TYPE_CHECKING:
-    from vecenv.envs.atari_env import AtariVectorEnv
+    from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
     from vecenv.envs.discretize import ContinuousToDiscrete, MultiDiscreteToDiscrete
     from vecenv.envs.dm_control_env import DMControlEnv
     from vecenv.envs.envpool_env import EnvPoolVectorEnv
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from vecenv.facades.make_vec import make_vec
     from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
-    from vecenv.facades.to_sb3 import SB3VecEnv
+    from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
 
+# `from vecenv import *` loads every name that stands here: AtariVectorEnv and SB3VecEnv are classes of other libraries,
+# which need not be installed.
 __all__ = [
     "AECVectorEnv",
     "AsyncVectorEnv",
-    "AtariVectorEnv",
     "Backend",
     "BaseVectorEnv",
     "ClosedError",
@@ -63,7 +64,6 @@ __all__ = [
     "PettingZooEnv",
     "RemoteTraceback",
     "RunningMeanStd",
-    "SB3VecEnv",
     "SharedMemoryError",
     "ShmemVectorEnv",
     "SubprocVectorEnv",

@@ -54,6 +54,18 @@ class Backend(ABC):
     def __init__(self) -> None:
         self.lost = {}
         self._extras: dict[int, Extra] = {}
+        self._shielded = False
+
+    def raise_shield(self) -> None:
+        """Hold Ctrl-C back while something is half done, from now until `lower_shield`: to be called by `start`."""
+        shield.acquire()
+        self._shielded = True
+
+    def lower_shield(self) -> None:
+        """To be called by `close`; the second time it does nothing."""
+        if self._shielded:
+            self._shielded = False
+            shield.release()
 
     @abstractmethod
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:

@@ -25,6 +25,7 @@ class DummyBackend(Backend):
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
         self.num_workers = 1
         self._busy = 0.0
+        self.raise_shield()
         self._host = EnvHost(env_fns, 0, local=True)
         reports = self._host.construct()
         if isinstance(reports, Failure):
@@ -83,6 +84,7 @@ class DummyBackend(Backend):
 
     def close(self, timeout: float) -> list[str]:
         problems = self._host.close()
+        self.lower_shield()
         self._raise_interrupt()
         return problems
 

@@ -106,6 +106,7 @@ class PerEnvBackend(Backend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
         self.num_workers = len(env_fns)
+        self.raise_shield()
         for env_fn in env_fns:
             worker = self._worker_fn(env_fn)
             self.workers.append(worker)
@@ -188,6 +189,7 @@ class PerEnvBackend(Backend):
                 worker.close()
             except Exception as error:
                 problems.append(f"the worker of env {i} failed in close(): {type(error).__name__}: {error}")
+        self.lower_shield()
         return problems
 
 

@@ -29,14 +29,14 @@ class Shield:
         self._main = threading.main_thread().ident
 
     def __enter__(self) -> None:
-        if threading.get_ident() == self._main:
+        if self._users and threading.get_ident() == self._main:
             # Others set handlers of their own for a while, as notebooks do for each cell.
-            if not self._depth and self._users and getsignal(signal.SIGINT) is not self._ours:
+            if not self._depth and getsignal(signal.SIGINT) is not self._ours:
                 self._put_up()
             self._depth += 1
 
     def __exit__(self, *exception: Any) -> None:
-        if threading.get_ident() != self._main:
+        if not self._depth or threading.get_ident() != self._main:
             return
         self._depth -= 1
         if self._missed and not self._depth:

@@ -78,7 +78,6 @@ class Workers(Backend):
         self._closing = False
         self._notes: list[str] = []
         self._own_fds: list[int] = []
-        self._shielded = False
         self.watchdog = Watchdog(self, step_timeout)
 
     # Start.
@@ -87,8 +86,7 @@ class Workers(Backend):
         self._forked = self._method == "fork"
         self._makers = [env_fn if self._forked else packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
         check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
-        shield.acquire()
-        self._shielded = True
+        self.raise_shield()
         self._eager = eager
         n = len(env_fns)
         self.num_workers = num_workers
@@ -340,8 +338,7 @@ class Workers(Backend):
                         worker.process.close()
                 for fd in self._own_fds:
                     os.close(fd)
-            if self._shielded:
-                shield.release()
+            self.lower_shield()
             # The memory goes with the last view of it that the caller holds, not with this object.
             self.__dict__.clear()
         return problems + [problem for worker in started for problem in worker.problems or []]

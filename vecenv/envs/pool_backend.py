@@ -85,8 +85,7 @@ class PoolBackend(Backend):
         metadata = {key: value for key, value in self._pool.metadata.items() if key != "autoreset_mode"}
         self._report = EnvReport(obs, action, metadata, None, None)
         self._some_action = np.asarray(copy.deepcopy(action).sample())
-        shield.acquire()
-        self._shielded = True
+        self.raise_shield()
         return [copy.deepcopy(self._report) for _ in env_fns]
 
     def bind(self, layout: Layout) -> Arena:
@@ -213,8 +212,7 @@ class PoolBackend(Backend):
 
     def close(self, timeout: float) -> list[str]:
         self._pool.close()
-        if self.__dict__.pop("_shielded", False):
-            shield.release()
+        self.lower_shield()
         self.__dict__.clear()  # the threads end with the last reference to the pool
         return []
 

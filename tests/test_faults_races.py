@@ -1,0 +1,506 @@
+"""Faults that meet another: a death during a restart, an interrupt between two envs, a hung env among quick ones."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tests.faulty import Counter, HangsOnStep, counters
+from tests.ledger import SEEN, gone, pids
+from tests.oddities import DiesAtPickle, RaisesAtUnpickle
+from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, EnvWorker, WorkerDiedError, WorkerTimeoutError
+from vecenv.backends import worker_process
+from vecenv.backends.shield import shield
+from vecenv.testing import Gates
+
+ACTIONS = np.zeros(2, np.int64)
+
+
+def end(pid: int) -> None:
+    """Kill a process, and return when it is gone."""
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([process], [], [])
+    os.close(process)
+
+
+class KillsWhenMade(Counter):
+    """Its constructor ends the process whose number is in the file, if there is one, and returns when it is gone."""
+
+    def __init__(self, id: int, path: Path) -> None:
+        super().__init__(id)
+        if path.exists():
+            pid = int(path.read_text())
+            path.unlink()
+            end(pid)
+
+
+@pytest.fixture
+def killing(process_backend: Any, tmp_path: Path) -> Iterator[Any]:
+    """Makes two envs in a worker each; the second one ends the worker of the first when it is made again."""
+
+    def make(**options: Any) -> Any:
+        venv = process_backend([partial(Counter, 0), partial(KillsWhenMade, 1, path)], num_workers=2, **options)
+        made.append(venv)
+        venv.reset()
+        first, second = pids(venv)
+        path.write_text(str(first))
+        end(second)
+        return venv
+
+    path, made = tmp_path / "pid", list[Any]()
+    yield make
+    for venv in made:
+        venv.close()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "restart"])
+def test_a_reset_in_which_a_worker_dies_while_another_is_started_again(killing: Any, on_error: str) -> None:
+    venv = killing(on_error=on_error)
+    obs, _ = venv.reset()
+    assert len(obs) == 2
+    assert venv.failed_id == []
+    assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+def test_a_step_in_which_a_worker_dies_while_another_is_started_again(killing: Any) -> None:
+    venv = killing()
+    assert venv.alive() == [True, False]
+    with pytest.raises(WorkerDiedError) as caught:
+        venv.step(ACTIONS, reset=[1])
+    assert caught.value.env_id == 0
+    assert caught.value.partial.env_id.tolist() == [1]
+    venv.reset(0)
+    assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+class Announces(Counter):
+    """Its constructor writes the number of its process to a pipe."""
+
+    def __init__(self, id: int, pipe: str) -> None:
+        super().__init__(id)
+        Path(pipe).write_text(f"{os.getpid()}\n")
+
+
+class KillsTheAnnounced(Counter):
+    def __init__(self, id: int, pipe: str) -> None:
+        super().__init__(id)
+        with Path(pipe).open() as other:
+            end(int(other.readline()))
+
+
+def test_a_worker_that_dies_while_others_construct(process_backend: Any, tmp_path: Path) -> None:
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    with pytest.raises(WorkerDiedError, match=r"env 0 .* was killed by SIGKILL"):
+        process_backend([partial(Announces, 0, pipe), partial(KillsTheAnnounced, 1, pipe)], num_workers=2)
+
+
+class ExitsInReset(Counter):
+    """Exits in the reset of `at`: the process that is the k-th to be made, for env k - 1."""
+
+    def __init__(self, id: int, path: Path) -> None:
+        super().__init__(id)
+        if id == 0:
+            path.write_text(path.read_text() + "x" if path.exists() else "x")
+        self.process, self.resets = len(path.read_text()), 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.process == self.id + 1:
+            os._exit(1)
+        self.resets += 1
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        assert self.resets, "stepped before its reset"
+        return super().step(action)
+
+
+def test_an_env_whose_worker_dies_again_for_another_is_no_fresh_one(process_backend: Any, tmp_path: Path) -> None:
+    fns = [partial(ExitsInReset, i, tmp_path / "processes") for i in range(2)]
+    with process_backend(fns, num_workers=1, on_error="restart") as venv:
+        venv.reset()
+        assert venv.failed_id == [0]
+        *_, truncated, info = venv.step(ACTIONS)
+        assert truncated.tolist() == [True, False]
+        assert info[0]["restarted"]
+        venv.reset(0)
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 2]
+
+
+def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with process_backend(counters(1)) as venv:
+        venv.reset()
+        end(pids(venv)[0])
+        backend = venv._backend
+        await_ready = backend._await_ready
+
+        def late(workers: Any) -> None:
+            assert select.select([workers[0].channel.fileno()], [], [], 20.0)[0]
+            end(workers[0].pid)
+            await_ready(workers)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "_await_ready", late)
+            with pytest.raises(WorkerDiedError, match="env 0"):
+                venv.reset()
+        venv.reset()
+        assert venv.step([0])[0][:, 2].tolist() == [1]
+
+
+class LongNames(Counter):
+    """A space whose description is larger than what a socket holds."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.observation_space = spaces.Dict({f"{'x' * 400}{k}": spaces.Discrete(5) for k in range(2000)})
+
+    def reset(self, **kwargs: Any) -> Any:
+        return dict.fromkeys(self.observation_space, 1), {}
+
+
+def test_a_layout_that_is_larger_than_a_socket(process_backend: Any) -> None:
+    with process_backend([partial(LongNames, 0)] * 2) as venv:
+        obs, _ = venv.reset()
+    assert all(leaf.tolist() == [1, 1] for leaf in obs.values())
+
+
+@pytest.mark.parametrize("mode", [{"wait_num": 1}, {"timeout": 0.01}])
+def test_a_hung_env_among_quick_ones_is_given_up(process_backend: Any, mode: dict[str, Any]) -> None:
+    """Each wait is far shorter than `step_timeout`."""
+    fns = [*counters(2), partial(HangsOnStep, 2)]
+    with process_backend(fns, step_timeout=0.5, **mode) as venv:
+        venv.reset()
+        deadline = time.monotonic() + 20
+        ids: Any = [0, 1, 2]
+        with pytest.raises(WorkerTimeoutError) as caught:  # noqa: PT012
+            while time.monotonic() < deadline:
+                *_, info = venv.step([0] * len(ids), ids)
+                ids = [row["env_id"] for row in info]
+        assert caught.value.env_id == 2
+
+
+def test_a_worker_that_never_begins_is_told_for_the_env_that_was_asked(process_backend: Any) -> None:
+    with process_backend(counters(4), num_workers=2, step_timeout=0.5) as venv:
+        venv.reset()
+        os.kill(pids(venv)[0], signal.SIGSTOP)
+        with pytest.raises(WorkerTimeoutError, match="env 0 has been busy") as caught:
+            venv.step([0], [0])
+        assert caught.value.env_id == 0
+
+
+class TellsOnce(Counter):
+    """The info of its first step is of the class `odd`."""
+
+    def __init__(self, id: int, odd: Any = dict) -> None:
+        super().__init__(id)
+        self.odd = odd
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        return (*result, {"odd": self.odd()})
+
+
+def test_a_process_that_ends_while_it_sends_blames_no_other_env(process_backend: Any) -> None:
+    with process_backend([partial(TellsOnce, 0, DiesAtPickle), *counters(4)[1:]], num_workers=2) as venv:
+        venv.reset()
+        with pytest.raises(WorkerDiedError, match="while sending what its envs returned") as caught:
+            venv.step([0] * 4)
+        assert caught.value.env_id == 0
+        assert not caught.value.bystander
+
+
+def test_a_wait_inside_another_leaves_the_bell_on(process_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An info that cannot be read here is asked for once more, while another worker is awaited."""
+    with Gates(2, ops=["step"]) as gates:
+        fns = [partial(TellsOnce, 0, RaisesAtUnpickle), gates.env_fn(1)]
+        with process_backend(fns, num_workers=2) as venv:
+            venv.reset()
+            backend = venv._backend
+            once_more = backend._extras_one_by_one
+
+            def then_open(*args: Any) -> Any:
+                try:
+                    return once_more(*args)
+                finally:
+                    opened.append(time.monotonic())
+                    threading.Timer(0.2, gates.open, [1]).start()  # by then the outer wait sleeps
+
+            opened: list[float] = []
+            with monkeypatch.context() as patch:
+                patch.setattr(backend, "_extras_one_by_one", then_open)
+                with pytest.raises(TypeError, match="cannot be read here"):
+                    venv.step(ACTIONS)
+            assert time.monotonic() - opened[0] < SEEN
+
+
+# Interrupts.
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_shield_is_put_before_handlers_that_come_later(process_backend: Any) -> None:
+    """Notebooks set the handler of Ctrl-C around each cell."""
+    with process_backend(counters(2)) as venv:
+        venv.reset()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            done = []
+            with pytest.raises(KeyboardInterrupt), shield:  # noqa: PT012
+                signal.raise_signal(signal.SIGINT)
+                done.append("to its end")
+            assert done == ["to its end"]
+            assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_between_two_envs_of_dummy_loses_no_step() -> None:
+    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+    interrupts, envs = 0, 32
+    try:
+        with DummyVectorEnv(counters(envs)) as venv:
+            venv.reset()
+            for _ in range(400):
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 4e-4))
+                        for _ in range(1000):
+                            venv.step([0] * envs)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                if venv.waiting_id:
+                    assert venv.waiting_id == list(range(envs))
+                    with suppress(EnvStepError):  # of the env whose code was interrupted
+                        venv.recv()
+                failed = set(venv.failed_id)
+                taken = {t for i, t in enumerate(venv.get_env_attr("t")) if i not in failed}
+                assert len(taken) == 1, "a round that was stepped in part"
+                venv.reset(sorted(failed) or None)
+                venv.reset()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupts == 400
+
+
+class InterruptsInClose(Counter):
+    """Sends Ctrl-C to the parent when it is closed, and hangs."""
+
+    def __init__(self, id: int, parent: int) -> None:
+        super().__init__(id)
+        self.parent = parent
+
+    def close(self) -> None:
+        os.kill(self.parent, signal.SIGINT)
+        time.sleep(1000)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_in_close_leaves_nothing_behind(process_backend: Any) -> None:
+    venv = process_backend([partial(InterruptsInClose, 0, os.getpid()), *counters(2)[1:]], num_workers=2)
+    venv.reset()
+    left = pids(venv)
+    with pytest.raises(KeyboardInterrupt):
+        venv.close()
+    assert all(gone(pid) for pid in left)
+    venv.close()
+
+
+class Local(EnvWorker):
+    """A worker of one's own, in this process."""
+
+    def __init__(self, env_fn: Any) -> None:
+        self.env = env_fn()
+        super().__init__(env_fn)
+
+    def get_env_attr(self, key: str) -> Any:
+        return getattr(self.env, key)
+
+    def set_env_attr(self, key: str, value: Any) -> None:
+        setattr(self.env, key, value)
+
+    def send(self, action: Any, **kwargs: Any) -> None:
+        self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
+
+    def render(self, **kwargs: Any) -> Any:
+        return None
+
+    def close_env(self) -> None:
+        self.env.close()
+
+
+class Ends(Counter):
+    def __init__(self, id: int, error: type[BaseException]) -> None:
+        super().__init__(id)
+        self.error = error
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if self.t == 2:
+            raise self.error
+        return result
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_leaves_no_old_row_in_workers_of_ones_own(error: type[BaseException]) -> None:
+    with BaseVectorEnv([partial(Ends, 0, error), partial(Counter, 1)], Local) as venv:
+        venv.reset()
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+        with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else EnvStepError):
+            venv.step(ACTIONS)
+        if venv.waiting_id:
+            with pytest.raises(EnvStepError, match="env 0 failed in step"):
+                venv.recv()
+        assert venv.failed_id == [0]
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_nothing_is_held_back_for_ever_by_a_shield_that_nobody_needs() -> None:
+    """Where no vector env is open, `with shield` does nothing: an interrupt in it could leave it half up."""
+    with shield, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+# What one call or env leaves to another.
+
+
+def test_refusals_do_not_pile_up_their_calls(backend: Any) -> None:
+    with backend([partial(Ends, 0, ValueError), partial(Counter, 1)]) as venv:
+        venv.reset()
+        venv.step(ACTIONS)
+        lengths = []
+        for _ in range(4):
+            with pytest.raises(ValueError) as caught:  # noqa: PT011
+                venv.step(ACTIONS)
+            trace, length = caught.value.__traceback__, 0
+            while trace is not None:
+                trace, length = trace.tb_next, length + 1
+            lengths.append(length)
+    assert lengths[2] == lengths[3]
+
+
+def test_the_context_of_an_envs_error_is_still_there() -> None:
+    class Chained(Counter):
+        def step(self, action: Any) -> Any:
+            try:
+                raise OSError("the real reason")
+            except OSError:
+                raise ValueError("what it led to")  # noqa: B904
+
+    with DummyVectorEnv([partial(Chained, 0)]) as venv:
+        venv.reset()
+        with pytest.raises(ValueError, match="what it led to") as caught:
+            venv.step([0])
+    assert isinstance(caught.value.__context__, OSError)
+    assert not caught.value.__suppress_context__
+
+
+class Shares(Counter):
+    """All envs of a process return one dict, and arrays that they share."""
+
+    shared: dict[str, Any] = {}
+    mask = np.ones(3, np.int8)
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        self.shared.update(who=self.id, mask=self.mask)
+        return (*result, self.shared)
+
+
+def test_envs_that_share_their_infos_do_not_share_ours(backend: Any) -> None:
+    options = {} if backend is DummyVectorEnv else {"num_workers": 1}
+    with backend([partial(Shares, i) for i in range(3)], **options) as venv:
+        venv.reset()
+        *_, info = venv.step([0] * 3)
+    assert [row["who"] for row in info] == [0, 1, 2]
+    info[0]["mask"][:] = 7
+    assert info[1]["mask"].tolist() == [1, 1, 1]
+
+
+def test_a_forked_copy_of_a_program_closes_no_channels_of_the_original(process_backend: Any) -> None:
+    with process_backend(counters(2)):
+        assert worker_process._parent_fds
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(worker_process._parent_fds))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+class HangsInClose(Counter):
+    def close(self) -> None:
+        time.sleep(1000)
+
+
+class NeverMade(Counter):
+    def __init__(self, id: int) -> None:
+        raise ValueError("it cannot be made")
+
+
+def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vecenv.base.CLOSE_TIMEOUT", 0.5)
+    with pytest.raises(ValueError, match="it cannot be made"):
+        process_backend([partial(HangsInClose, 0), partial(NeverMade, 1)], num_workers=1, start_timeout=60)
+
+
+class SeedsItself(Counter):
+    def seed(self, seed: int) -> None:
+        """Nothing is reset."""
+
+
+def test_a_seed_that_resets_nothing_is_no_reset(backend: Any) -> None:
+    with backend([partial(SeedsItself, 0), partial(Counter, 1)], strict=True) as venv:
+        venv.seed(3)
+        with pytest.raises(RuntimeError, match="env 0 has not been reset"):
+            venv.step(ACTIONS)
+        venv.step([0], [1])
+
+
+class Waits(Counter):
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def step(self, action: Any) -> Any:
+        self.arrived.set()
+        assert self.go_on.wait(30)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda venv: venv.step(ACTIONS), lambda venv: venv.seed(1), lambda venv: venv.reset()]
+)
+def test_another_thread_is_told_that_the_envs_of_dummy_are_stepping(call: Any) -> None:
+    Waits.arrived.clear(), Waits.go_on.clear()
+    with DummyVectorEnv([partial(Waits, 0), partial(Counter, 1)]) as venv:
+        venv.reset()
+        rewards: list[Any] = []
+        stepping = threading.Thread(target=lambda: rewards.append(venv.step(ACTIONS)[0][:, 2].tolist()))
+        stepping.start()
+        assert Waits.arrived.wait(30)
+        with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+            call(venv)
+        Waits.go_on.set()
+        stepping.join()
+        assert rewards == [[1, 1]]
