@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.faulty import Counter, HangsOnStep, counters
+from tests.faulty import Counter, HangsOnStep, WaitsForFile, counters
 from tests.ledger import SEEN, gone, pids
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, EnvWorker, WorkerDiedError, WorkerTimeoutError
 from vecenv.backends import worker_process
 from vecenv.backends.shield import shield
-from vecenv.testing import Gates
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -151,6 +150,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
         def late(workers: Any) -> None:
             assert select.select([workers[0].channel.fileno()], [], [], 20.0)[0]
             end(workers[0].pid)
+            assert select.select([workers[0].process.sentinel], [], [], 20.0)[0]
             await_ready(workers)
 
         with monkeypatch.context() as patch:
@@ -223,28 +223,29 @@ def test_a_process_that_ends_while_it_sends_blames_no_other_env(process_backend:
         assert not caught.value.bystander
 
 
-def test_a_wait_inside_another_leaves_the_bell_on(process_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_inside_another_leaves_the_bell_on(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """An info that cannot be read here is asked for once more, while another worker is awaited."""
-    with Gates(2, ops=["step"]) as gates:
-        fns = [partial(TellsOnce, 0, RaisesAtUnpickle), gates.env_fn(1)]
-        with process_backend(fns, num_workers=2) as venv:
-            venv.reset()
-            backend = venv._backend
-            once_more = backend._extras_one_by_one
+    go = tmp_path / "go"
+    fns = [partial(TellsOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 2, 1, str(go))]
+    with process_backend(fns, num_workers=2) as venv:
+        venv.reset()
+        once_more = venv._backend._extras_one_by_one
 
-            def then_open(*args: Any) -> Any:
-                try:
-                    return once_more(*args)
-                finally:
-                    opened.append(time.monotonic())
-                    threading.Timer(0.2, gates.open, [1]).start()  # by then the outer wait sleeps
+        def then_go(*args: Any) -> Any:
+            try:
+                return once_more(*args)
+            finally:
+                asked.append(time.monotonic())
+                threading.Timer(0.2, go.touch).start()  # by then the outer wait sleeps
 
-            opened: list[float] = []
-            with monkeypatch.context() as patch:
-                patch.setattr(backend, "_extras_one_by_one", then_open)
-                with pytest.raises(TypeError, match="cannot be read here"):
-                    venv.step(ACTIONS)
-            assert time.monotonic() - opened[0] < SEEN
+        asked: list[float] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(venv._backend, "_extras_one_by_one", then_go)
+            with pytest.raises(TypeError, match="cannot be read here"):
+                venv.step(ACTIONS)
+        assert time.monotonic() - asked[0] < SEEN
 
 
 # Interrupts.
