@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.faulty import Counter, HangsOnStep, WaitsForFile, counters
+from tests.faulty import AGES, Counter, HangsOnStep, WaitsForFile, counters
 from tests.ledger import SEEN, gone, pids
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, EnvWorker, WorkerDiedError, WorkerTimeoutError
@@ -84,6 +84,37 @@ def test_a_step_in_which_a_worker_dies_while_another_is_started_again(killing: A
     assert caught.value.partial.env_id.tolist() == [1]
     venv.reset(0)
     assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+class Forks(Counter):
+    """Has a child that holds what the worker holds."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        if os.fork() == 0:
+            time.sleep(AGES)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside another thread
+def test_the_end_of_a_worker_is_seen_also_where_its_children_hold_its_descriptors(
+    process_backend: Any, context: str
+) -> None:
+    """Nobody kills them for a worker that was started by a thread."""
+
+    def body() -> None:
+        with process_backend([partial(Forks, i) for i in range(2)], num_workers=2, context=context) as venv:
+            venv.reset()
+            os.kill(pids(venv)[1], signal.SIGKILL)
+            with pytest.raises(WorkerDiedError, match="env 1"):
+                venv.step(ACTIONS)
+            told.append(True)
+
+    told: list[bool] = []
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert told
 
 
 class Announces(Counter):

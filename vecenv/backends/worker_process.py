@@ -36,6 +36,7 @@ class WorkerProcess:
         self.ids = range(start, stop)
         self.process: Any = None
         self.channel: Channel = None  # type: ignore[assignment]
+        self._pidfd: int | None = None
         self.alive = False
         self.requests: dict[int, Request] = {}
         """What it has not replied to yet, by number."""
@@ -65,6 +66,9 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()  # so that the end of the worker is the end of the stream
+        if boot.method != "forkserver" and hasattr(os, "pidfd_open"):
+            # A process that the env forked holds the other two open beyond the end of the worker.
+            self._pidfd = os.pidfd_open(self.pid)
         self.alive = True
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
@@ -76,17 +80,20 @@ class WorkerProcess:
         mine = self.own(by_id)
         return pickle.dumps(mine) if mine else b""
 
-    def fds(self) -> tuple[int, int]:
-        """The channel and the sentinel, to poll."""
-        return self.channel.fileno(), self.process.sentinel
+    def fds(self) -> list[int]:
+        """To poll: the channel, and what tells of the end of the process."""
+        return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
     def bury(self) -> None:
         """Close our ends, reap the process, end what its envs left running."""
         self.alive = False
         _parent_fds.discard(self.channel.fileno())
         self.channel.close()
-        self.process.join(1.0)
         self.kill_group()
+        self.process.join(1.0)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     def kill(self) -> None:
         """Kill the process and all that its envs started; returns once it is gone."""

@@ -45,7 +45,7 @@ from vecenv.backends.worker import Boot, Server
 from vecenv.backends.worker_process import WorkerProcess
 from vecenv.errors import WorkerTimeoutError
 
-FDS_PER_WORKER = 6  # channel, sentinel, what it watches, bell, and two more while it starts
+FDS_PER_WORKER = 7  # channel, sentinel, what it watches, bell, its pidfd, and two more while it starts
 FDS_BESIDES = 24
 LONGEST_POLL = 3600.0
 START_TIMEOUT = 120.0
@@ -226,14 +226,14 @@ class Workers(Backend):
     def _handle(self, events: Sequence[tuple[int, int]]) -> None:
         """Handle what `poll` has found."""
         with shield:
-            for fd, event in events:
-                worker = self._by_fd.get(fd)
+            # Found out first: the end of a worker, which several of its descriptors may tell, makes them nobody's.
+            for worker, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
                 if worker is None:
                     self._on_signal(fd)
-                elif worker.alive and fd == worker.process.sentinel:
-                    self._on_end(worker)
-                elif worker.alive:
+                elif worker.alive and fd == worker.channel.fileno():
                     self._on_channel(worker, event)
+                elif worker.alive:
+                    self._on_end(worker)
 
     def _on_signal(self, fd: int) -> None:
         """Something that is neither a channel nor a sentinel."""
