@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,23 @@ def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) ->
     return SyncDataCollector(
         DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
     )
+
+
+def test_iterators_go_on_where_others_have_stopped() -> None:
+    with make(3, steps=5, total_frames=20) as collector:
+        first, second = iter(collector), collector.iterator()
+        batches = [next(first), next(second)]
+        for batch in collector:
+            batches.append(batch)
+            break
+        batches += list(collector)
+    assert [batch.step_count[0, 0] for batch in batches] == [0, 2, 1, 0]
+
+
+def test_a_rollout_is_neither_counted_nor_processed() -> None:
+    with make(3, steps=5, total_frames=10, split_trajs=True, postproc=lambda batch: None) as collector:
+        assert collector.rollout().shape == (1, 5)
+        assert (collector.frames, list(collector)) == (0, [None, None])
 
 
 def test_collector_is_its_newer_name() -> None:
@@ -351,6 +369,17 @@ class TestState:
         assert [batch.frames for batch in rest] == [5, 5]
         assert min(batch.traj_ids.min() for batch in rest) > ids.max()
 
+    def test_a_collector_that_is_shut_down_still_takes_a_state(self) -> None:
+        with make(3, steps=5) as collector:
+            collector.next()
+            state = collector.state_dict()
+        other = make(3, steps=5)
+        other.shutdown()
+        other.load_state_dict(state)
+        assert (other.frames, other.state_dict()["iter"]) == (5, 1)
+        with pytest.raises(RuntimeError, match="shut down"):
+            other.next()
+
     def test_a_finished_state_yields_nothing(self) -> None:
         collector = make(3, steps=5, total_frames=10)
         assert len(list(collector)) == 2
@@ -428,6 +457,32 @@ class TestWeights:
                 return self.inner.value.long().expand(len(obs))
 
         return Constant()
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_an_update_from_another_thread_waits_for_the_end_of_the_batch(self, kind: type) -> None:
+        """It comes when the batch has begun, and returns at once."""
+        asked, updated = threading.Event(), threading.Event()
+
+        def hook() -> None:
+            asked.set()
+            assert updated.wait(20)
+
+        def learn() -> None:
+            assert asked.wait(20)
+            collector.update_policy_weights_(self.constant(1))
+            updated.set()
+
+        learner = threading.Thread(target=learn)
+        venv = DummyVectorEnv(countdowns(3, 4))
+        with kind(
+            venv, self.constant(0, hook), frames_per_batch=20, **({} if kind is SyncDataCollector else {"groups": 1})
+        ) as collector:
+            learner.start()
+            first, second = collector.rollout(), collector.rollout()
+            learner.join()
+        assert (first.action == 0).all()
+        assert (second.action[second.policy_version == 1] == 1).all()
+        assert (second.policy_version == 1).any()
 
     def test_weights_come_from_a_module_a_state_dict_or_nested_names(self) -> None:
         with make(3, 4, policy=self.constant(0)) as collector:

@@ -122,6 +122,20 @@ class TestTorchPolicies:
             np.testing.assert_array_equal(tensor.numpy(), array)
         assert batch.frames == 200
 
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @pytest.mark.parametrize("wanted", [ExplorationType.MEAN, ExplorationType.MODE])
+    def test_what_a_distribution_stands_for_depends_on_the_exploration_type(self, kind: type, wanted: Any) -> None:
+        torch = self.torch
+
+        class Push(torch.nn.Module):
+            def forward(self, obs: Any) -> Any:
+                return torch.distributions.Independent(torch.distributions.Normal(obs[:, :1], 0.5), 1)
+
+        venv = DummyVectorEnv(pendulums(2))
+        with kind(venv, Push(), frames_per_batch=26, exploration_type=wanted) as collector:
+            batch = collector.rollout().flatten()
+        np.testing.assert_array_equal(batch.action, batch.obs[:, :1])
+
     def test_a_distribution_is_sampled_or_asked_for_its_mode(self) -> None:
         torch = self.torch
 
