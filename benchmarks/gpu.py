@@ -42,6 +42,7 @@ from collector.device import TorchPolicy
 from collector.graphs import GraphedPolicy
 from collector.link import link_to
 from collector.staging import Staged, memory_of
+from collector.tensors import resolve_device
 from vecenv import ShmemVectorEnv
 
 PATH_TARGET = 0.85
@@ -177,8 +178,8 @@ def frames(bench: Bench, envs: int, say: Callable[[str], None]) -> list[Figure]:
         }
         try:
             lanes["torchrl"] = bench.timed(torchrl(bench, envs, opened))
-        except ImportError as error:
-            say(f"torchrl is left out: {error}")
+        except Exception as error:  # not installed, or broken here: that must not cost the other figures
+            say(f"torchrl is left out: {type(error).__name__}: {error}")
         rates = bench.measure(lanes)
     against = "torchrl" if "torchrl" in rates else "collector"
     return [
@@ -310,7 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
         return NO_CUDA
     seconds, rounds = (0.02, 1) if options.fast else (options.seconds, options.rounds)
     steps, iterations = (2, 0) if options.fast else (32, calibrate())
-    bench = Bench(device, seconds, rounds, steps, iterations)
+    bench = Bench(resolve_device(device), seconds, rounds, steps, iterations)
     figures: list[Figure] = []
     for envs in options.envs or ([2] if options.fast else [8, 32, 128]):
         figures += frames(bench, envs, console.print)
