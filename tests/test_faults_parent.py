@@ -52,10 +52,18 @@ def family_of(program: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(program.pid).children(recursive=True)
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs: one that has ended may wait to be reaped, by somebody who does it while we ask."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def survivors(processes: list[psutil.Process], within: float) -> list[int]:
     """The processes that are still running after so many seconds; they are killed then."""
     _, alive = psutil.wait_procs(processes, timeout=within)
-    alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    alive = [process for process in alive if is_alive(process)]
     for process in alive:
         process.kill()
     return [process.pid for process in alive]
