@@ -42,7 +42,7 @@ class Actor:
         self._space = _common_space(env.action_space)
         self._checked: Layout = {}
         self._needs_cast = False
-        self._close: Callable[[], None] = _nothing
+        self._close: Callable[[], None] | None = None
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy has been asked."""
         self._reads: Callable[[Any], Outputs]
@@ -69,8 +69,9 @@ class Actor:
 
     def close(self) -> None:
         """Let go of the memory that is kept for the way to the policy and back; it is not asked again."""
-        self._close()
-        self._reads = _closed  # what was there refers to this object: both would stay until garbage is collected
+        if self._close is not None:
+            self._close()
+        del self._reads  # it refers to this object: both would stay until garbage is collected
 
     @property
     def transfer_seconds(self) -> float:
@@ -179,14 +180,6 @@ class Actor:
         if cast is None:
             raise TypeError(f"the policy returned actions that do not fit the dtype {dtype} of the space: {action!r}")
         return cast.reshape(len(action), *shape)
-
-
-def _nothing() -> None:
-    """What a policy on arrays has to let go."""
-
-
-def _closed(obs: Any) -> Outputs:
-    raise RuntimeError("the collector is shut down; make a new one")
 
 
 def _shape_text(rows: int, shape: tuple[int, ...]) -> str:
