@@ -33,8 +33,18 @@ Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-200)
 OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
 
-# Workers that unpickle a class of a test import the file that it is in, and with it pytest: once, not in each of them.
-launch.PRELOAD.insert(0, "pytest")
+# What nearly all workers of the tests import, with the classes of their envs or for CartPole: once, not in each of them.
+launch.PRELOAD[:0] = [
+    "psutil",
+    "pytest",
+    "gymnasium.envs.classic_control",
+    "gymnasium.envs.toy_text",
+    "vecenv.facades.sync_and_async",
+    "vecenv.testing",
+    "cases",
+    "countdown",
+    "tests.oddities",
+]
 
 # Started in the background or under nohup, a program ignores these, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
