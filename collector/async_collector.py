@@ -141,14 +141,14 @@ class AsyncDataCollector(BatchCollector):
         if not len(ids):
             return
         obs = nest.take(self._obs, ids)
-        if self._replaces_policy(actor) and not self._actor.layout:
-            self._actor.peek(obs, ids)
+        if self._actors.stands_in(actor):
+            self._actors.layout_from(obs, ids)
         self._note_outputs(actor(obs, ids), ids)
         self._acted_version[ids] = self._version(actor)
         self._clock.lap("act")
 
     def _note_outputs(self, outputs: Outputs, ids: np.ndarray) -> None:
-        layout = self._actor.layout or {name: (rows.shape[1:], rows.dtype) for name, rows in outputs.items()}
+        layout = self._actors.own.layout or {name: (rows.shape[1:], rows.dtype) for name, rows in outputs.items()}
         for name, (shape, dtype) in layout.items():
             if name not in self._acted:
                 check_policy_names(layout)
@@ -165,7 +165,7 @@ class AsyncDataCollector(BatchCollector):
         else:
             self.env.send(self._acted["action"][ids], ids, reset=ids[reset] if reset.any() else None)
         self._flying[ids], self._resetting[ids] = True, reset
-        self._actor.begin(ids[reset])
+        self._actors.own.begin(ids[reset])
         self._clock.lap("env")
 
     def _receive(self, quota: np.ndarray | None = None, on_step: CheckedHook | None = None) -> None:

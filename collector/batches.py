@@ -10,16 +10,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collector.actor import Actor
+from collector.actors import Actors
 from collector.bookkeeping import Episodes
 from collector.collecting import collect, showing
 from collector.env_source import make_vector_env
 from collector.episode_stats import CollectStats, Ended, EpisodeTracker
 from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
-from collector.extras import CheckedHook, StepHook, check_policy_names
+from collector.extras import CheckedHook, StepHook
 from collector.finishing import Finishing, check_rewards, truncate_last
 from collector.flat import FlatRollout
 from collector.interruptor import Interruptor
-from collector.policy import Policy, RandomPolicy
+from collector.policy import Policy
 from collector.rollout import Rollout
 from collector.settings import all_frames, at_least_one, check_step_count, limit, resolve_devices
 from collector.timing import Clock, CollectorStats
@@ -81,8 +82,7 @@ class BatchCollector(ABC):
         self._reward_shape: tuple[int, ...] = ()
         self._clock = Clock()
         self._closed = False
-        self._actor: Any = None
-        self._random: Actor | None = None
+        self._actors: Actors = None  # type: ignore[assignment]  # until the environments are known
         self.env = make_vector_env(create_env_fn, create_env_kwargs, self._make_env)
         """The vector environment."""
         try:
@@ -91,7 +91,8 @@ class BatchCollector(ABC):
             self._prepare(policy)
         except BaseException:
             self._closed = True
-            self._close_actors()
+            if self._actors is not None:
+                self._actors.close()
             if self.env is not create_env_fn:  # one that was passed is the caller's until there is a collector
                 self.env.close()
             raise
@@ -102,10 +103,10 @@ class BatchCollector(ABC):
         self._episodes, self._tracker = Episodes(self._env_num), EpisodeTracker(self._env_num)
         self._obs: Any = None
         self.policy: Any = policy
-        self._actor = self._random_actor() if policy is None else self._make_actor(policy)
-        self._weights = PolicyWeights(policy, self._actor.module)
-        if self.init_random_frames or policy is None:
-            self._random_actor()
+        self._actors = Actors(policy, self.policy_device, self.env, self.exploration_type, self._faster)
+        self._weights = PolicyWeights(policy, self._actors.own.module)
+        if self.init_random_frames:
+            self._actors.pick(random=True)  # now, because it refuses spaces from which it cannot draw
 
     # What a loop defines.
 
@@ -253,11 +254,11 @@ class BatchCollector(ABC):
         """
         self._check_open()
         self._clock.lap("idle")
-        actor = self._random_actor() if random else self._actor
+        actor = self._actors.pick(random)
         try:
             with set_exploration_type(self.exploration_type), self._weights.kept():
                 batch = self._gather(frames, actor, quota, on_step, reuse)
-                if self._replaces_policy(actor):
+                if self._actors.stands_in(actor):
                     self._add_zeros(batch)
             check_rewards(batch)
             ended = self._tracker.update(batch)
@@ -285,35 +286,13 @@ class BatchCollector(ABC):
 
     def _version(self, actor: Actor) -> int:
         """What is stored as the version of the policy that acted."""
-        return -1 if self._replaces_policy(actor) else self._weights.version
-
-    def _replaces_policy(self, actor: Actor) -> bool:
-        """Whether its random actions take the place of a policy's."""
-        return actor is self._random and self.policy is not None
+        return -1 if self._actors.stands_in(actor) else self._weights.version
 
     def _add_zeros(self, batch: Rollout | FlatRollout) -> None:
         """What the policy would have returned beside the action is zero in a batch of random actions."""
-        if not self._actor.layout:
-            self._actor.peek(self._obs, self._all_ids)
-            check_policy_names(self._actor.layout)
-        for name, (shape, dtype) in self._actor.layout.items():
+        for name, (shape, dtype) in self._actors.layout_from(self._obs, self._all_ids).items():
             if name != "action":
                 batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
-
-    # Actors.
-
-    def _make_actor(self, policy: Policy) -> Actor:
-        return Actor(policy, self.policy_device, self.env, self.exploration_type, **self._faster)
-
-    def _actors(self) -> list[Actor]:
-        """Those that have been made: one where random actions are all that was asked for."""
-        own = [] if self._actor is None or self._actor is self._random else [self._actor]
-        return own if self._random is None else [*own, self._random]
-
-    def _random_actor(self) -> Actor:
-        if self._random is None:
-            self._random = Actor(RandomPolicy(self.env.action_space), None, self.env, ExplorationType.RANDOM)
-        return self._random
 
     # Episodes and seeds.
 
@@ -332,7 +311,7 @@ class BatchCollector(ABC):
             obs, _ = self.env.reset(ids, **kwargs)
             self._put_obs(ids, obs)
             self._episodes.over[ids] = False
-            self._actor.begin(ids)
+            self._actors.own.begin(ids)
 
     def _leave_started(self) -> np.ndarray:
         """Leave the episodes of which a step has been taken; returns their ids."""
@@ -361,10 +340,7 @@ class BatchCollector(ABC):
         """
         self._land()
         following: int = self.env.set_seed(seed, static_seed)
-        if self._random is not None:
-            own = self._actor is self._random
-            self._random = None
-            self._actor = self._random_actor() if own else self._actor
+        self._actors.draw_anew()
         self.reset()
         return following
 
@@ -380,7 +356,7 @@ class BatchCollector(ABC):
             "policy_version": self._weights.version,
         }
         if hasattr(self.policy, "state_dict"):
-            state["policy_state_dict"] = (self._actor.module or self.policy).state_dict()
+            state["policy_state_dict"] = (self._actors.own.module or self.policy).state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
@@ -391,7 +367,7 @@ class BatchCollector(ABC):
         if missing := [name for name in ("env_state_dict", "frames", "iter") if name not in state_dict]:
             raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         if "policy_state_dict" in state_dict:
-            policy = self._actor.module or self.policy
+            policy = self._actors.own.module or self.policy
             if not hasattr(policy, "load_state_dict"):
                 raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
             policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
@@ -415,7 +391,7 @@ class BatchCollector(ABC):
 
     def stats(self) -> CollectorStats:
         """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
-        transfer = sum(actor.transfer_seconds for actor in self._actors())
+        transfer = self._actors.transfer_seconds
         seconds = self._clock.seconds
         return CollectorStats(
             env=seconds["env"],
@@ -435,13 +411,9 @@ class BatchCollector(ABC):
             return
         self._closed = True
         try:
-            self._close_actors()
+            self._actors.close()
         finally:
             self.env.close()
-
-    def _close_actors(self) -> None:
-        for actor in self._actors():
-            actor.close()
 
     def __enter__(self: Self) -> Self:
         return self

@@ -34,7 +34,7 @@ def collect(
     _check(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
     n_step = None if n_step is None else at_least_one("n_step", n_step)
     n_episode = None if n_episode is None else at_least_one("n_episode", n_episode)
-    hook = None if on_step is None else CheckedHook(on_step, lambda: collector._actor.layout)
+    hook = None if on_step is None else CheckedHook(on_step, lambda: collector._actors.own.layout)
     begin = time.perf_counter()
     if reset_before_collect:
         collector.reset(**(gym_reset_kwargs or {}))

@@ -170,7 +170,7 @@ class _Loop:
     ) -> None:
         self._env, self._env_num = collector.env, collector._env_num
         self._tape, self._actor = tape, actor
-        self._begin = collector._actor.begin  # the policy's, also where random actions take its place
+        self._begin = collector._actors.own.begin  # the policy's, also where random actions take its place
         self._quota, self._on_step = quota, on_step
         self._over = collector._episodes.over
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit

@@ -33,7 +33,7 @@ Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-200)
 OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
 
-# What nearly all workers of the tests import, with the classes of their envs or for CartPole: once, not in each of them.
+# What nearly all workers import, with the classes of their envs or for CartPole: once, not in each of them.
 launch.PRELOAD[:0] = [
     "psutil",
     "pytest",

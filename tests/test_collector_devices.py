@@ -132,7 +132,7 @@ def test_after_the_shutdown_nothing_is_locked_or_kept(monkeypatch: pytest.Monkey
         venv = ShmemVectorEnv(cartpoles(3), copy=False)
         patch.setattr("collector.device.Direct", partial(Staged, rows=3, memory=memory_of(venv), link=link))
         collector = SyncDataCollector(venv, Lean(link.kernel), policy_device="cpu", frames_per_batch=30)
-    actor = weakref.ref(collector._actor)
+    actor = weakref.ref(collector._actors.own)
     gc.disable()
     try:
         collector.rollout()

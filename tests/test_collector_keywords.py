@@ -505,7 +505,7 @@ class TestWeights:
         policy = self.constant(1)
         with make(3, policy=policy) as collector:
             copy = self.constant(0)
-            collector._actor.module, collector._weights._module = copy, copy
+            collector._actors.own.module, collector._weights._module = copy, copy
             collector.update_policy_weights_()
             assert copy.inner.value == 1
 
