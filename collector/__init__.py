@@ -1,10 +1,11 @@
 """From a vector environment and a policy to data: batches for a learner, or episodes on disk."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from collector.async_collector import AsyncDataCollector
 from collector.collector import SyncDataCollector
-from collector.dataset import load_episodes
+from collector.dataset import DatasetError, load_episodes
 from collector.episode_stats import CollectStats, SequenceSummaryStats
 from collector.episodes import Episode
 from collector.exploration import ExplorationType, exploration_type, set_exploration_type
@@ -26,6 +27,7 @@ __all__ = [
     "CollectStats",
     "Collector",
     "CollectorStats",
+    "DatasetError",
     "Episode",
     "ExplorationType",
     "FlatRollout",
@@ -42,14 +44,17 @@ __all__ = [
     "set_exploration_type",
 ]
 
+# The names that need torch, which takes seconds to import, with the module of each.
+_LOADED_WHEN_USED = {"MLPPolicy": "collector.mlp", "TorchVectorEnv": "collector.torch_vector_env"}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "MLPPolicy":  # the one name that needs torch, which takes seconds to import
-        from collector.mlp import MLPPolicy
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module 'collector' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
+    globals()[name] = value  # the next use finds it at once
+    return value
 
-        return MLPPolicy
-    if name == "TorchVectorEnv":  # and this one
-        from collector.torch_vector_env import TorchVectorEnv
 
-        return TorchVectorEnv
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return list(__all__)

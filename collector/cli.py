@@ -65,16 +65,30 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m collector",
         description="Collect whole episodes of a gymnasium environment into a folder.",
         epilog="Ctrl-C and SIGTERM end a job cleanly: whole episodes so far are kept. Read them with "
-        "collector.load_episodes(folder), or with np.load.",
+        "collector.load_episodes(folder), or with np.load. Exit status: 0 all collected, 1 failed, 2 wrong arguments, "
+        "130 and 143 ended by a signal.",
     )
     unset, default = argparse.SUPPRESS, JobConfig
     add = parser.add_argument
     add("--env", required=True, metavar="ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
-    add("--steps", type=_count, default=default.steps, metavar="N", help="end with this many [%(default)s]")
+    add(
+        "--steps",
+        type=_count,
+        default=default.steps,
+        metavar="N",
+        help="stop once whole episodes have so many [%(default)s]",
+    )
     add("--out", type=Path, default=unset, metavar="FOLDER", help="folder for the episodes [data/ID]")
     add("--overwrite", action="store_true", help="replace what an earlier job left there")
-    add("--num-envs", type=_count, default=default.num_envs, metavar="N", help="environments [%(default)s]")
-    add("--backend", choices=BACKENDS, default=default.backend, help="dummy: in this process [%(default)s]")
+    add(
+        "--num-envs", type=_count, default=default.num_envs, metavar="N", help="environments side by side [%(default)s]"
+    )
+    add(
+        "--backend",
+        choices=BACKENDS,
+        default=default.backend,
+        help="where environments run; dummy: in this process [%(default)s]",
+    )
     add("--workers", type=_count, default=unset, metavar="N", help="worker processes [one for each CPU]")
     add("--policy", choices=POLICIES, default=default.policy, help="mlp: a network with random weights [%(default)s]")
     add("--device", choices=DEVICES, default=default.device, help="where the network runs [%(default)s]")
@@ -84,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_count,
         default=unset,
         metavar="N",
-        help="truncate episodes [as the environment says]",
+        help="cut episodes off after so many [as the environment says]",
     )
     add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
     return parser

@@ -17,6 +17,8 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
     neither, such as a vector environment with the methods of another library.
     """
     kwargs = kwargs or {}
+    if isinstance(source, str):
+        raise TypeError(f"create_env_fn is the text {source!r}; pass [lambda: gymnasium.make({source!r})] * 8")
     if isinstance(source, Sequence) and len(source) == 1 and hasattr(source[0], "step") and not callable(source[0]):
         source = source[0]
     if isinstance(source, Sequence):

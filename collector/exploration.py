@@ -12,7 +12,11 @@ from typing import Any
 
 
 class ExplorationType(enum.Enum):
-    """What is taken from a distribution that a policy returns (names as in torchrl)."""
+    """What is taken from a distribution that a policy returns (names as in torchrl).
+
+    RANDOM is a sample, MODE the most likely action, and MEAN the mean, which is an action only where actions are
+    continuous.
+    """
 
     RANDOM = "random"
     MODE = "mode"

@@ -18,17 +18,28 @@ RESERVED = frozenset({each.name for each in fields(Rollout)} | {"obs", "next", "
 
 
 class StepBatch(NamedTuple):
-    """One round: the environments that stepped, and what came of it; arrays `(k, ...)`."""
+    """One round, as a step hook gets it: the k environments that stepped, and what came of it.
+
+    def distance(step: StepBatch) -> dict[str, np.ndarray]:
+        return {"distance": np.abs(step.next_obs[:, 0])}          # stored as batch.extras["distance"]
+
+    stats = collector.collect(n_step=1000, on_step=distance)
+    """
 
     env_id: np.ndarray
+    """int64 `(k,)`."""
     obs: Any
+    """What the policy was asked about: `(k, ...)`, or a dict or tuple of such."""
     action: np.ndarray
     reward: np.ndarray
+    """float64 `(k,)`, or `(k, m)` of environments that pay vectors."""
     terminated: np.ndarray
+    """bool `(k,)`, as `truncated`."""
     truncated: np.ndarray
     next_obs: Any
+    """What came of the step: at an episode's end its true last observation."""
     info: np.ndarray
-    """An object array of dicts."""
+    """An object array of dicts `(k,)`."""
 
 
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]

@@ -218,6 +218,10 @@ class TestReadiness:
         with pytest.raises(RuntimeError, match=text):
             call(stepping)
 
+    def test_a_step_of_all_is_told_to_name_those_that_were_returned(self, stepping):
+        with pytest.raises(RuntimeError, match=r"or pass only the ids that were returned: step\(action, id\)"):
+            stepping.step([0, 0, 0])
+
     def test_render_says_who_is_stepping(self, stepping):
         with pytest.raises(RuntimeError, match=r"Environments \[1\] are still stepping, cannot render them now\."):
             stepping.render()

@@ -46,6 +46,11 @@ class TestConstructors:
             ),
             ([lambda: 7], TypeError, r"env_fns\[0\]\(\) returned 7"),
             (
+                [CountingEnv, lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")],
+                TypeError,
+                r"env_fns\[1\]\(\) returned the vector env SyncVectorEnv.*, expected one env; use lambda:",
+            ),
+            (
                 [CountingEnv, lambda: CountingEnv],
                 TypeError,
                 r"env_fns\[1\]\(\) returned the class CountingEnv, expected an env; use lambda: CountingEnv\(\)",

@@ -468,6 +468,12 @@ class TestEnvironments:
         with pytest.raises(TypeError, match=message):
             SyncDataCollector([partial(Countdown, 3), Countdown(3)], frames_per_batch=10)
 
+    def test_an_id_is_no_environment(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"is the text 'CartPole-v1'; pass \[lambda: gymnasium.make\('CartPole-v1'\)\]"
+        ):
+            SyncDataCollector("CartPole-v1", frames_per_batch=10)
+
     def test_each_callable_is_called_once(self) -> None:
         calls: list[int] = []
 

@@ -292,6 +292,13 @@ class TestArguments:
         with DummyVectorEnv([Tells] * 2, wait_num=1) as venv, pytest.raises(ValueError, match="without wait_num"):
             GymnasiumVectorEnv(venv)
 
+    def test_what_is_no_vector_env_of_ours_is_refused(self):
+        with (
+            gym.make("CartPole-v1") as env,
+            pytest.raises(TypeError, match=r"a vector env of vecenv is needed, .*got <"),
+        ):
+            GymnasiumVectorEnv(env)
+
     def test_a_venv_that_does_not_batch_observations_is_refused(self):
         env_fns = [lambda: CountingEnv(form="dict")] * 2
         with DummyVectorEnv(env_fns, stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs"):

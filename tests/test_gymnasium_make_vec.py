@@ -209,6 +209,7 @@ def test_what_is_not_there_is_refused():
         ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions, .*TimeAware"),
         ({"wrappers": ["TimeAwareObservation"]}, "wrappers must be a sequence of functions"),
         ({"vector_kwargs": [1]}, r"vector_kwargs must be a dict of arguments, got \[1\]"),
+        ({"vectorization_mode": "async"}, "no argument 'vectorization_mode': pass backend='shmem'"),
         ({"venv_kwargs": [1]}, r"venv_kwargs must be a dict of arguments, got \[1\]"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import functools
 
+import gymnasium
 import numpy as np
 import pytest
 from cases import Plays, counting, playing
@@ -227,6 +228,15 @@ class TestVectorEnvNormObs:
             with pytest.raises(ValueError, match=f"cannot normalise {leaf}"):
                 VectorEnvNormObs(venv)
             assert venv.get_env_attr("at") == [-1]
+
+    def test_so_is_what_is_no_vector_env_of_ours(self):
+        envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+        for wrapper in (VectorEnvWrapper, VectorEnvNormObs):
+            with pytest.raises(
+                TypeError, match=f"{wrapper.__name__} wraps a vector env of vecenv, .*got SyncVectorEnv"
+            ):
+                wrapper(envs)
+        envs.close()
 
     def test_so_are_envs_that_differ(self):
         fns = [*playing(BOX, SCRIPT), *playing(spaces.Box(-9, 9, (3,), np.float32), SCRIPT)]

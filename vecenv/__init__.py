@@ -111,4 +111,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LOADED_WHEN_USED})
+    return sorted({*__all__, *_LOADED_WHEN_USED, "testing", "__version__"})

@@ -67,9 +67,10 @@ class BaseVectorEnv(Rounds):
         copy: False returns views of the arena for full batches, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
         on_error: "raise", or "restart" to turn the failure of an env into a row with truncated=True and
-            info["restarted"]=True, at most `max_restarts` times a minute and env.
+            info["restarted"]=True and info["error"], its text; at most `max_restarts` times a minute and env.
         strict: refuse to step an env that was not reset, or whose episode is over.
-        check_spaces: refuse envs with unequal spaces. check_actions: refuse actions that are not in the action space.
+        check_spaces: refuse envs with unequal spaces.
+        check_actions: refuse actions that are not in the action space; else they reach the env as they are.
 
     Guarantees: a call that is refused leaves every env untouched; returned arrays never change later; the failure of
     one env loses no result of another (`error.partial`); every wait ends when a worker dies.
@@ -252,7 +253,7 @@ class BaseVectorEnv(Rounds):
             return None, self._all_ids, self._take(None, self._all_ids)
         in_flight = self._in_flight()
         if in_flight == 0:
-            raise RuntimeError("step(None): no step is in flight")
+            raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
         need = min(self.wait_num, in_flight) if self.is_async else in_flight
         self._wait(self._enough(need), self.timeout)
         if self.is_async and not (one := self._enough(1))():

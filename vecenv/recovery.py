@@ -13,7 +13,7 @@ import numpy as np
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
-from vecenv.backends.failure import died_failure
+from vecenv.backends.failure import add_note, died_failure
 from vecenv.backends.rows import Extra
 
 WINDOW = 60.0
@@ -61,6 +61,9 @@ class Recovery:
             first, trace = self._traces.get(i, (None, None))
             if first is not error:
                 self._traces[i] = error, (trace := error.__traceback__)
+                add_note(
+                    error, f"env {i} failed in an earlier call and was not stepped: reset({i}) makes it usable again"
+                )
             raise error.with_traceback(trace)
 
     def start_again(self, asked: Iterable[int]) -> None:

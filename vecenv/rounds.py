@@ -294,7 +294,8 @@ class Rounds(EnvAccess):
             first = int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
             raise RuntimeError(
                 f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
-                "wait for it with step(None)."
+                "wait for it with step(None)"
+                + (", or pass only the ids that were returned: step(action, id)" if self.is_async else "")
             )
 
     def _check_ready(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:

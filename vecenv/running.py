@@ -33,6 +33,9 @@ class RunningMeanStd:
         self.clip_max = clip_max
         self.eps = eps
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.mean.shape}, count={self.count:g})"
+
     def update(self, batch: np.ndarray) -> None:
         """Add the rows of `batch` (k, ...) to the statistics (Chan's formula, exact for any split)."""
         batch = np.asarray(batch, dtype=np.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from vecenv import nest
@@ -20,9 +21,26 @@ class VectorEnvWrapper(BaseVectorEnv):
     """Wraps a vector env: everything that a subclass does not define is that of `venv`, every attribute included.
 
     Works on anything with the methods of a vector env, and is one itself (`isinstance(wrapper, BaseVectorEnv)`).
+    TypeError for gymnasium's envs and vector envs, which have others, and for a list.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> class SignOfReward(VectorEnvWrapper):
+    ...     def step(self, action, id=None, **kwargs):
+    ...         obs, rew, *rest = self.venv.step(action, id, **kwargs)
+    ...         return obs, np.sign(rew), *rest
+    >>> with SignOfReward(DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 2)) as venv:
+    ...     obs, info = venv.reset()
+    ...     venv.step([[1.0], [-1.0]])[1], len(venv)
+    (array([-1., -1.]), 2)
     """
 
     def __init__(self, venv: Any) -> None:
+        if isinstance(venv, (gymnasium.Env, gymnasium.vector.VectorEnv, list, tuple)):
+            raise TypeError(
+                f"{type(self).__name__} wraps a vector env of vecenv, such as ShmemVectorEnv(env_fns), got {venv!r}; "
+                "gymnasium has wrappers of its own for its vector envs"
+            )
         self.venv = venv
 
     def __getattribute__(self, name: str) -> Any:
@@ -67,6 +85,17 @@ class VectorEnvNormObs(VectorEnvWrapper):
     `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
     other dtypes become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
     one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> train = VectorEnvNormObs(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 4))
+    >>> obs, info = train.reset(seed=0)
+    >>> test = VectorEnvNormObs(DummyVectorEnv([lambda: gym.make("CartPole-v1")]), update_obs_rms=False)
+    >>> test.set_obs_rms(train.get_obs_rms())
+    >>> test.obs_rms
+    RunningMeanStd(shape=(4,), count=4)
+    >>> train.close(), test.close()
+    (None, None)
     """
 
     def __init__(self, venv: Any, update_obs_rms: bool = True) -> None:

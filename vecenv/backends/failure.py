@@ -51,7 +51,7 @@ class Failure:
         except Exception:  # a class that takes no attributes could not carry the results of the others
             error = self._step_error()
             error.__cause__ = self.error or RemoteTraceback(trace)
-        _add_note(error, where)
+        add_note(error, where)
         if isinstance(error, VectorEnvError):
             error.env_id, error.op, error.pid = self.env_id, self.op, pid
         return error
@@ -133,7 +133,7 @@ def _blob(error: Exception) -> bytes | None:
     return None
 
 
-def _add_note(error: BaseException, note: str) -> None:
+def add_note(error: BaseException, note: str) -> None:
     """`error.add_note(note)`, once, also on Python 3.10, and also where the class forbids it."""
     if note in getattr(error, "__notes__", ()):
         return

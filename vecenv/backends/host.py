@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
 from vecenv.backends import post_box as box
@@ -244,6 +245,8 @@ def _located(error: BaseException, env_id: int) -> BaseException:
 def _refuse_what_is_no_env(env: Any, origin: str) -> None:
     if isinstance(env, type):
         raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise TypeError(f"{origin} returned the vector env {env!r}, expected one env; use lambda: gym.make(...)")
     if not is_env(env):
         raise TypeError(f"{origin} returned {env!r}, expected an env with step and reset")
 

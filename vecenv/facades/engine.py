@@ -102,7 +102,11 @@ def with_own_infos(venv: Any, ids: Sequence[int], step: Step) -> OwnStep:
 
 
 def check_engine(venv: Any) -> None:
-    """ValueError for a vector env whose batches are not those of a gymnasium VectorEnv."""
+    """TypeError for what is no vector env of ours, ValueError for one whose batches are not those of gymnasium."""
+    if not hasattr(venv, "_hand_over"):
+        raise TypeError(
+            f"a vector env of vecenv is needed, such as ShmemVectorEnv([lambda: gym.make(...)] * 8), got {venv!r}"
+        )
     if venv.is_async:
         raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
     if venv._hand_over._split:

@@ -55,6 +55,8 @@ def make_vec(
     SyncVectorEnv(CartPole-v1, num_envs=3)
     >>> envs.close()
     """
+    if "vectorization_mode" in kwargs:
+        raise TypeError("make_vec has no argument 'vectorization_mode': pass backend='shmem', 'subproc' or 'dummy'")
     spec = _find_spec(id)
     kept, spec.kwargs = spec.kwargs, {}  # all of them are arguments of gym.make
     kept.pop("vectorization_mode", None)
