@@ -14,6 +14,7 @@ import numpy as np
 from collector.calling import PolicyCall, RecurrentState, first_leaf, signature_of
 from collector.exploration import ExplorationType
 from collector.policy import Policy, RandomPolicy
+from vecenv import nest
 from vecenv.backends.rows import cast_exactly
 from vecenv.nest import as_array
 
@@ -107,7 +108,7 @@ class Actor:
         torch moves.
         """
         with _unmoved_streams():
-            self(obs, env_ids)
+            self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
         self.begin(env_ids)
 
     def _on_arrays(self, obs: Any) -> Outputs:

@@ -15,27 +15,31 @@ from collector.policy import Policy, RandomPolicy
 class Actors:
     """`own` asks the collector's policy; `pick(random=True)` is for the batches that its actions are not wanted for.
 
-    A collector without a policy has one actor, for random actions, which stands in for nobody.
+    A collector without a policy, or with a `RandomPolicy`, has one actor, which stands in for nobody.
     """
 
     def __init__(
         self, policy: Policy | None, device: Any, env: Any, exploration: ExplorationType, faster: dict[str, Any]
     ) -> None:
-        self._env, self._has_policy = env, policy is not None
+        self._env = env
+        self._draws = policy if isinstance(policy, RandomPolicy) else None
         self._random: Actor | None = None
         self.own = self.pick(random=True) if policy is None else Actor(policy, device, env, exploration, **faster)
+        if self._draws is policy:
+            self._random = self.own
 
     def pick(self, random: bool) -> Actor:
         """The one that acts in a batch."""
         if not random:
             return self.own
         if self._random is None:
-            self._random = Actor(RandomPolicy(self._env.action_space), None, self._env, ExplorationType.RANDOM)
+            self._draws = RandomPolicy(self._env.action_space)
+            self._random = Actor(self._draws, None, self._env, ExplorationType.RANDOM)
         return self._random
 
     def stands_in(self, actor: Actor) -> bool:
         """Whether its random actions take the place of a policy's."""
-        return self._has_policy and actor is self._random
+        return actor is self._random and actor is not self.own
 
     def layout_from(self, obs: Any, env_ids: np.ndarray) -> Layout:
         """What the policy returns beside the action; where nobody knows yet, it is asked about these observations."""
@@ -46,10 +50,8 @@ class Actors:
 
     def draw_anew(self) -> None:
         """Random actions are drawn from the action spaces as these are seeded now."""
-        if self._random is not None:
-            self._random = None
-            fresh = self.pick(random=True)
-            self.own = self.own if self._has_policy else fresh
+        if self._draws is not None:
+            self._draws.draw_like(self._env.action_space)
 
     @property
     def transfer_seconds(self) -> float:
@@ -62,5 +64,4 @@ class Actors:
             actor.close()
 
     def _made(self) -> list[Actor]:
-        own = [self.own] if self._has_policy else []
-        return own if self._random is None else [*own, self._random]
+        return [self.own] if self._random in (None, self.own) else [self.own, self._random]

@@ -27,6 +27,7 @@ from collector.flat import FlatRollout, join, with_tails
 from collector.policy import Policy
 from collector.settings import at_least_one
 from vecenv import nest
+from vecenv.facades.engine import check_halves
 from vecenv.venvs import ShmemVectorEnv
 
 
@@ -76,16 +77,18 @@ class AsyncDataCollector(BatchCollector):
     ) -> None:
         self._group_count = at_least_one("groups", groups)
         self._env_options: dict[str, Any] = {"wait_num": wait_num, "num_workers": num_workers}
-        if hasattr(create_env_fn, "step") and (wait_num is not None or num_workers is not None):
-            raise ValueError(
-                "wait_num and num_workers are for environments that are yet to be made: give them to yours"
-            )
+        self._made_env = False
         super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
 
     def _showing(self, pause: float, on_step: StepHook | None) -> StepHook:
         raise ValueError("render needs a synchronous collector: here environments are stepping at all times")
 
     def _prepare(self, policy: Policy | None) -> None:
+        if not self._made_env and any(value is not None for value in self._env_options.values()):
+            raise ValueError(
+                "wait_num and num_workers are for environments that are yet to be made: give them to yours"
+            )
+        check_halves(self.env, "AsyncDataCollector")
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()
         """Groups that are ready for actions."""
@@ -98,6 +101,7 @@ class AsyncDataCollector(BatchCollector):
         """Steps that belong to no batch yet, in the order in which they came."""
 
     def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
+        self._made_env = True
         return ShmemVectorEnv(env_fns, **self._env_options)
 
     def _round_up(self, frames: int) -> int:
@@ -196,7 +200,7 @@ class AsyncDataCollector(BatchCollector):
         chunk = {
             "obs": nest.take(self._obs, ids),
             "action": self._acted["action"][ids],
-            "reward": self._as_paid(reward),
+            "reward": self._as_paid(reward, ids),
             "terminated": terminated,
             "truncated": truncated,
             "traj_ids": self._episodes.ids(ids),
@@ -210,7 +214,7 @@ class AsyncDataCollector(BatchCollector):
         if on_step is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
             self._clock.lap("storage")
-            chunk["extras"].update(on_step(round_))
+            chunk["extras"].update(on_step(StepBatch(*(nest.map(np.copy, column) for column in round_))))
             self._clock.lap("hooks")
         self._log.append(chunk)
         self._episodes.step(ids, done)
@@ -230,7 +234,7 @@ class AsyncDataCollector(BatchCollector):
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
         for chunk in self._log:  # one from before this call may have what another hook returned
-            chunk["reward"] = self._as_paid(chunk["reward"])
+            chunk["reward"] = self._as_paid(chunk["reward"], chunk["env_ids"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
         left = nest.take(log, slice(frames, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -64,7 +65,7 @@ class BatchCollector(ABC):
         self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
         if not reset_when_done:
             raise ValueError("reset_when_done is deprecated.")
-        self.exploration_type = as_exploration_type(exploration_type, exploration_mode)
+        self._exploration_type = as_exploration_type(exploration_type, exploration_mode)
         self.storing_device, self.policy_device, self.env_device = resolve_devices(
             device, storing_device, policy_device, env_device
         )
@@ -79,7 +80,7 @@ class BatchCollector(ABC):
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._batches = self._steps = 0
-        self._reward_shape: tuple[int, ...] = ()
+        self._reward_shape: tuple[int, ...] | None = None
         self._clock = Clock()
         self._closed = False
         self._actors: Actors = None  # type: ignore[assignment]  # until the environments are known
@@ -103,7 +104,7 @@ class BatchCollector(ABC):
         self._episodes, self._tracker = Episodes(self._env_num), EpisodeTracker(self._env_num)
         self._obs: Any = None
         self.policy: Any = policy
-        self._actors = Actors(policy, self.policy_device, self.env, self.exploration_type, self._faster)
+        self._actors = Actors(policy, self.policy_device, self.env, self._exploration_type, self._faster)
         self._weights = PolicyWeights(policy, self._actors.own.module)
         if self.init_random_frames:
             self._actors.pick(random=True)  # now, because it refuses spaces from which it cannot draw
@@ -143,6 +144,11 @@ class BatchCollector(ABC):
         return self._round_up(self.requested_frames_per_batch)
 
     @property
+    def exploration_type(self) -> ExplorationType:
+        """What is taken from a distribution that the policy returns; set when the collector is made."""
+        return self._exploration_type
+
+    @property
     def policy_version(self) -> int:
         """How often the policy's weights have been updated by `update_policy_weights_`."""
         return self._weights.version
@@ -154,7 +160,7 @@ class BatchCollector(ABC):
         """How many batches `total_frames` are. Raises `TypeError` for a collector without end."""
         if self.total_frames < 0:
             raise TypeError("a collector without total_frames has no length")
-        return -(-self.total_frames // self.requested_frames_per_batch)
+        return -(-self.total_frames // self.frames_per_batch)
 
     def __bool__(self) -> bool:
         return True
@@ -256,7 +262,7 @@ class BatchCollector(ABC):
         self._clock.lap("idle")
         actor = self._actors.pick(random)
         try:
-            with set_exploration_type(self.exploration_type), self._weights.kept():
+            with set_exploration_type(self._exploration_type), self._weights.kept():
                 batch = self._gather(frames, actor, quota, on_step, reuse)
                 if self._actors.stands_in(actor):
                     self._add_zeros(batch)
@@ -275,14 +281,23 @@ class BatchCollector(ABC):
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector environment was closed, and the collector cannot go on; make new ones")
 
-    def _as_paid(self, reward: np.ndarray) -> np.ndarray:
-        """Rewards in the shape in which these environments pay: where all of a round failed, none said what that is."""
-        if reward.shape[1:] != self._reward_shape:
-            if reward.ndim > 1:
-                self._reward_shape = reward.shape[1:]
-            elif reward.dtype.kind == "f" and not reward.any():
-                return np.zeros((len(reward), *self._reward_shape))
-        return reward
+    def _as_paid(self, reward: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """Rewards in the shape in which these environments pay; `ValueError` where they pay in several.
+
+        Where all of a round failed, or paid nothing, it says nothing of that shape.
+        """
+        shape = reward.shape[1:]
+        if reward.dtype != object:
+            if shape == self._reward_shape:
+                return reward
+            if not shape and not reward.any():
+                return np.zeros((len(reward), *(self._reward_shape or ())))
+            if self._reward_shape is None:
+                self._reward_shape = shape
+                return reward
+        found = dict(zip(env_ids.tolist(), map(np.shape, reward), strict=True))
+        before = "" if self._reward_shape is None else f", and {self._reward_shape} before"
+        raise ValueError(f"a batch needs rewards of one shape; by environment they are {found}{before}")
 
     def _version(self, actor: Actor) -> int:
         """What is stored as the version of the policy that acted."""
@@ -370,7 +385,12 @@ class BatchCollector(ABC):
             policy = self._actors.own.module or self.policy
             if not hasattr(policy, "load_state_dict"):
                 raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
-            policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+            before = copy.deepcopy(policy.state_dict())
+            try:
+                policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+            except BaseException:
+                policy.load_state_dict(before)  # torch loads what fits before it says what does not
+                raise
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
             self.env.load_state_dict(state_dict["env_state_dict"])
         if not self._closed:

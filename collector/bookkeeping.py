@@ -73,4 +73,5 @@ class Episodes:
 
 def restarted(rows: np.ndarray, info: Any) -> list[int]:
     """Which of these rows of a round ended because their environment failed (`on_error="restart"`)."""
-    return [row for row in rows.tolist() if info[row].get("restarted", False) is True]
+    # Both are written there; an environment may well have one of these keys of its own.
+    return [row for row in rows.tolist() if info[row].get("restarted", False) is True and "error" in info[row]]

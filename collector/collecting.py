@@ -43,7 +43,8 @@ def collect(
         steps = batch.frames
     else:
         assert n_episode is not None
-        batches, ended = _episodes(collector, n_episode, random, hook, on_episode, keep)
+        with collector._weights.kept():  # it is one batch, though it is collected in pieces
+            batches, ended = _episodes(collector, n_episode, random, hook, on_episode, keep)
         unfinished = collector._leave_started()  # there are some where the interruptor was stopped
         steps, batch = int(ended.lens.sum()), concatenate(batches, [unfinished]) if keep else None
     if keep and collector.storing_device is not None:

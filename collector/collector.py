@@ -193,13 +193,14 @@ class _Loop:
                 obs = self._reset(ids, over, obs, time)
             outputs = self._actor(obs, ids)
             self._lap("act")
-            obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, time + 1 < tape.steps)
+            autoreset = self._may_autoreset(ids, time + 1 < tape.steps)
+            obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, autoreset)
             if self._limit:
                 truncated = self._cut_long(ids, truncated)
-            tape.write_step(where, outputs, self._as_paid(reward), terminated, truncated)
+            tape.write_step(where, outputs, self._as_paid(reward, ids), terminated, truncated)
             done = terminated | truncated
             over = done.nonzero()[0]
-            last_obs, begun = _last_obs(obs, over, info) if len(over) else (None, [])
+            last_obs, begun = _last_obs(obs, over, info, autoreset) if len(over) else (None, [])
             if self._on_step is not None:
                 before = tape.read("obs", where)
                 after = _with_rows(obs, over, last_obs) if begun else obs
@@ -231,10 +232,13 @@ class _Loop:
         nest.put(obs, over, first)
         return obs
 
-    def _step(self, action: np.ndarray, ids: np.ndarray, goes_on: bool) -> tuple[Any, ...]:
-        """One step; where all that may end here is to go on, it is reset in the same round."""
+    def _may_autoreset(self, ids: np.ndarray, goes_on: bool) -> bool:
+        """Whether all that may end in a round is to go on, so that it is reset in it."""
+        return self._autoreset and goes_on and (self._quota is None or bool(self._quota[ids].min() > 1))
+
+    def _step(self, action: np.ndarray, ids: np.ndarray, autoreset: bool) -> tuple[Any, ...]:
         env_ids = None if len(ids) == self._env_num else ids
-        if self._autoreset and goes_on and (self._quota is None or self._quota[ids].min() > 1):
+        if autoreset:
             step: tuple[Any, ...] = self._env.step(action, env_ids, autoreset=True)
         else:
             step = self._env.step(action, env_ids)
@@ -269,11 +273,11 @@ class _Loop:
             self._tape.write_extra(name, where, rows)
 
 
-def _last_obs(obs: Any, over: np.ndarray, info: Any) -> tuple[Any, list[int]]:
+def _last_obs(obs: Any, over: np.ndarray, info: Any, autoreset: bool) -> tuple[Any, list[int]]:
     """The last observations of the episodes that ended in these rows of a round, and which of them were reset in it."""
     last, begun = nest.take(obs, over), []
     for j, row in enumerate(over.tolist()):
-        if "final_obs" in info[row]:
+        if autoreset and "final_obs" in info[row]:
             nest.put(last, j, info[row]["final_obs"])
             begun.append(row)
     return last, begun

@@ -40,11 +40,10 @@ class DatasetError(RuntimeError):
     """A folder of episodes cannot be used; the message says what is wrong with it and what to do."""
 
 
-def prepare_folder(folder: Path, overwrite: bool = False) -> None:
-    """Make `folder`, with its parents, and see that it is empty and can be written to.
+def check_folder(folder: Path, overwrite: bool = False) -> None:
+    """Make `folder`, with its parents, and see that it can be written to and `prepare_folder` will not refuse it.
 
-    With `overwrite`, files that an earlier job wrote there are removed, and no other file ever is. Raises
-    `DatasetError` where the folder holds something, or cannot be made or written.
+    Raises `DatasetError` where the folder holds something that is not to be replaced, or cannot be made or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,13 +55,19 @@ def prepare_folder(folder: Path, overwrite: bool = False) -> None:
             raise DatasetError(
                 f"{folder} already holds {_contents(folder)}; choose another folder, or replace them with --overwrite"
             )
-        # The manifest goes first, so that no reader finds one whose shards are missing.
-        for name in sorted(names, key=lambda name: name != MANIFEST):
-            (folder / name).unlink()
-        write_atomically(folder / MANIFEST, lambda file: None)
-        (folder / MANIFEST).unlink()
+        probe = folder / f"{MANIFEST}.tmp"
+        probe.write_bytes(b"")
+        probe.unlink()
     except OSError as error:
         raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+
+
+def prepare_folder(folder: Path, overwrite: bool = False) -> None:
+    """The same, and remove what an earlier job wrote there; no other file ever is."""
+    check_folder(folder, overwrite)
+    # The manifest goes first, so that no reader finds one whose shards are missing.
+    for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
+        path.unlink()
 
 
 def _contents(folder: Path) -> str:

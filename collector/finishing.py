@@ -42,8 +42,9 @@ class Finishing:
         batch = self.store(batch.split_trajectories() if self._split else batch)
         if self.postproc is not None:
             batch = self.postproc(batch)
-        for name in [name for name in getattr(batch, "extras", ()) if name.startswith("_")]:
-            del batch.extras[name]
+        extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})
+        for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
+            del extras[name]
         return batch
 
 

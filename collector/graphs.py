@@ -10,6 +10,7 @@ What the policy does in Python happens while it is recorded, and never again.
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -220,16 +221,28 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+# The switch is the process's: what it was before is known to whoever came first, and put back by whoever leaves last.
+_unchecked_lock = threading.Lock()
+_unchecked, _checked_before = 0, True
+
+
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
     """Distributions do not look at their arguments, for which they would have to wait for the device."""
+    global _unchecked, _checked_before
     Distribution = torch.distributions.Distribution
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
+    with _unchecked_lock:
+        if not _unchecked:
+            _checked_before = Distribution._validate_args
+            Distribution.set_default_validate_args(False)
+        _unchecked += 1
     try:
         yield
     finally:
-        Distribution.set_default_validate_args(before)
+        with _unchecked_lock:
+            _unchecked -= 1
+            if not _unchecked:
+                Distribution.set_default_validate_args(_checked_before)
 
 
 def _module_of(policy: Policy) -> torch.nn.Module | None:

@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from collector.collector import SyncDataCollector
-from collector.dataset import PICTURE, DatasetWriter, check_storable, prepare_folder
+from collector.dataset import PICTURE, DatasetWriter, check_folder, check_storable, prepare_folder
 from collector.episodes import EpisodeCutter
 from collector.interruptor import Interruptor, StopSignals
 from collector.policy import RandomPolicy
@@ -113,7 +113,7 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
     _check_libraries(config)
     _check_env(config.env)
     state = JobState(config, device=_device(config))
-    prepare_folder(config.out, config.overwrite)
+    check_folder(config.out, config.overwrite)
     threads = _few_threads(config)
     with threads, StopSignals() as stop, _make_env(config) as env:
         state.workers = 0 if config.backend == "dummy" else env.num_workers
@@ -121,6 +121,9 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
         frames = env.env_num * _steps_per_batch(config, env)
         with SyncDataCollector(env, policy, frames_per_batch=frames, interruptor=stop) as batches:
             batches.set_seed(config.seed)
+            prepare_folder(
+                config.out, config.overwrite
+            )  # now that the job can run: this is the end of the old episodes
             writer = DatasetWriter(config.out, _config_record(state))
             try:
                 _collect(state, batches, writer, stop, on_progress)

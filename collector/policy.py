@@ -105,6 +105,12 @@ class RandomPolicy:
         self._used[ids] += 1
         return actions
 
+    def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
+        """Draw from copies of the random streams of these spaces from now on: they have been seeded."""
+        for own, seeded in zip(self._spaces, action_spaces, strict=True):
+            own._np_random = copy.deepcopy(seeded.np_random)
+        self._used[:], self._sure = self.BLOCK, 0
+
     def _refill(self, env_id: int) -> None:
         drawn = draw(self._spaces[env_id], self.BLOCK)
         if self._block is None:

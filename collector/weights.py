@@ -23,8 +23,11 @@ class PolicyWeights:
         self._policy = policy
         self._module = module
         self._lock = threading.RLock()
-        self._collecting = False
+        self._collecting = 0
+        """How many batches are being collected, one within the other."""
         self._waiting: dict[str, Any] | None = None
+        self._updates = 0
+        """How many updates wait; the weights are those of the last."""
 
     def update(self, source: Any) -> None:
         """Take the weights of `source`: a module, a mapping of names to tensors or arrays, or None for the original
@@ -38,24 +41,26 @@ class PolicyWeights:
         weights = self._weights_of(self._policy if source is None else source)
         with self._lock:
             if self._collecting:
+                self._updates += 1
                 self._waiting = copy.deepcopy(weights)
                 _wait_for(self._waiting.values())
             else:
-                self._apply(weights)
+                self._apply(weights, 1)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """No weight changes inside of `with`."""
         with self._lock:
-            self._collecting = True
+            self._collecting += 1
         try:
             yield
         finally:
             with self._lock:
-                self._collecting = False
-                if self._waiting is not None:
+                self._collecting -= 1
+                if self._waiting is not None and not self._collecting:
                     weights, self._waiting = self._waiting, None
-                    self._apply(weights)
+                    updates, self._updates = self._updates, 0
+                    self._apply(weights, updates)
 
     def _weights_of(self, source: Any) -> dict[str, Any]:
         """The weights by name, each as it can be copied."""
@@ -66,12 +71,14 @@ class PolicyWeights:
             raise ValueError(f"the policy has no weights named {sorted(unknown)}; it has {sorted(own)}")
         if missing := required - found.keys():
             raise ValueError(f"weights are missing: {sorted(missing)}")
-        return {
+        weights = {
             name: value if _is_extra_state(name) else _as_weight(name, value, own[name])
             for name, value in found.items()
         }
+        # What lies in the same memory needs no copy; one that waits would undo what a learner does there meanwhile.
+        return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
 
-    def _apply(self, weights: dict[str, Any]) -> None:
+    def _apply(self, weights: dict[str, Any], updates: int) -> None:
         # What a module keeps beside its tensors goes first: it may refuse it.
         self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
         own = self._module.state_dict()
@@ -79,7 +86,7 @@ class PolicyWeights:
             if not _is_extra_state(name):
                 own[name].copy_(value)
         _wait_for([*own.values(), *weights.values()])
-        self.version += 1
+        self.version += updates
 
 
 def _wait_for(values: Iterable[Any]) -> None:
@@ -111,6 +118,19 @@ def _as_weight(name: str, value: Any, own: Any) -> Any:
     if tensor.is_meta:
         raise ValueError(f"{name!r} is on the device meta, where tensors have no values; pass one that has")
     return tensor
+
+
+def _is_same(value: Any, own: Any) -> bool:
+    """Whether a weight is the one that it is to be copied into."""
+    import torch
+
+    return (
+        isinstance(value, torch.Tensor)
+        and isinstance(own, torch.Tensor)
+        and value.device == own.device
+        and value.data_ptr() == own.data_ptr() != 0
+        and value.stride() == own.stride()
+    )
 
 
 def _is_extra_state(name: str) -> bool:

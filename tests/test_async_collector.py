@@ -22,8 +22,16 @@ from collector_envs import (
 from countdown import Countdown
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
+from collector.extras import StepBatch
 from collector.flat import concatenate
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import (
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    VectorEnvNormObs,
+    VectorEnvWrapper,
+)
 
 FLIGHTS = [{}, {"wait_num": 1}, {"wait_num": 2}, {"timeout": 0.01}, {"copy": False}]
 flights = pytest.mark.parametrize("flight", FLIGHTS, ids=str)
@@ -40,6 +48,42 @@ def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]
 def test_options_for_environments_that_are_made_already_are_refused(options: Any) -> None:
     with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="give them to yours"):
         AsyncDataCollector(venv, zeros, frames_per_batch=3, **options)
+    with pytest.raises(ValueError, match="give them to yours"):
+        AsyncDataCollector(partial(DummyVectorEnv, countdowns(3)), zeros, frames_per_batch=3, **options)
+
+
+class TenTimes(VectorEnvWrapper):
+    """Written for tianshou, whose vector envs have no `send` and `recv`."""
+
+    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
+        obs, reward, *rest = self.venv.step(action, id, **kwargs)
+        return obs, 10 * reward, *rest
+
+
+class Named(TenTimes):
+    """Adds nothing that matters."""
+
+
+@pytest.mark.parametrize("wrap", [TenTimes, Named, lambda venv: VectorEnvNormObs(TenTimes(venv))])
+@pytest.mark.parametrize("use", [partial(AsyncDataCollector, frames_per_batch=3), GymnasiumVectorEnv])
+def test_what_changes_step_alone_is_not_passed_by(wrap: Any, use: Any) -> None:
+    with DummyVectorEnv(cartpoles(2)) as venv:
+        with pytest.raises(
+            TypeError, match=r"TenTimes defines step, but .* by send and recv: define these in TenTimes"
+        ):
+            use(wrap(venv))
+        use(VectorEnvNormObs(venv))
+
+
+def test_what_a_hook_writes_into_its_round_is_not_stored() -> None:
+    def spoil(step: StepBatch) -> None:
+        for column in step[1:-1]:
+            column[:] = 1
+
+    with AsyncDataCollector(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=12) as collector:
+        batch = collector.collect(n_step=12, on_step=spoil).batch
+    with AsyncDataCollector(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=12) as collector:
+        assert_equal(arrays(batch), arrays(collector.rollout()))
 
 
 @backends

@@ -240,32 +240,55 @@ class CountsRounds:
         return getattr(self.venv, name)
 
 
-class CountsItsRounds(DummyVectorEnv):
-    """The same of a vector env whose `step` is the engine's."""
-
-    def __init__(self, env_fns: Any) -> None:
-        super().__init__(env_fns)
-        self.rounds: list[str] = []
-
-    def send(self, *args: Any, **kwargs: Any) -> None:
-        self.rounds.append("step")
-        super().send(*args, **kwargs)
-
-    def reset(self, *args: Any, **kwargs: Any) -> Any:
-        self.rounds.append("reset")
-        return super().reset(*args, **kwargs)
-
-
 def test_resets_within_a_batch_cost_no_rounds() -> None:
-    venv = CountsItsRounds(countdowns(3, 4, 5, 6))
+    venv = DummyVectorEnv(countdowns(3, 4, 5, 6))
     with SyncDataCollector(venv, zeros, frames_per_batch=4 * 60) as collector:
-        venv.rounds.clear()
-        batch = collector.rollout()
-        assert batch.done.sum(1).tolist() == [20, 15, 12, 10]
-        assert venv.rounds == ["reset"] + 60 * ["step"]
-        venv.rounds.clear()
-        collector.rollout()
-        assert venv.rounds == ["reset"] + 60 * ["step"], "all four had ended in the last round of the batch"
+        for batches in (1, 2):
+            batch = collector.rollout()
+            assert batch.done.sum(1).tolist() == [20, 15, 12, 10]
+            # All four end in the last round of the batch, and are reset before the next.
+            assert venv.stats()["rounds"] == batches * (1 + 60)
+
+
+class Levels(DummyVectorEnv):
+    """A curriculum, as a subclass with a `reset` of its own."""
+
+    def reset(self, id: Any = None, **kwargs: Any) -> Any:
+        return super().reset(id, **{"options": {"level": 50}, **kwargs})
+
+
+class Level(Countdown):
+    """Its observations begin with the level that the reset asked for."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.episode = (options or {}).get("level", 0)
+        return np.array([self.episode, 0]), {}
+
+
+@pytest.mark.parametrize("frames", [5, 10, 30])
+def test_a_reset_of_a_subclass_is_used_for_each_episode(frames: int) -> None:
+    with SyncDataCollector(Levels([partial(Level, 3)]), zeros, frames_per_batch=frames, total_frames=30) as collector:
+        assert {int(level) for batch in collector for level in batch.obs[..., 0].ravel()} == {50}
+
+
+class TellsOfEnds(Countdown):
+    """Has keys of its own where a vector env puts the last observation, and what failed."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated, {"final_obs": -obs, "restarted": True} if terminated else info
+
+
+@backends
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_keys_of_an_environments_own_info_mean_nothing_to_the_collector(backend: Any, kind: type) -> None:
+    def collect(env: type) -> dict[str, np.ndarray]:
+        with kind(backend([partial(env, 3)] * 2), zeros, frames_per_batch=6, total_frames=24) as collector:
+            batches = [batch.flatten() for batch in collector]
+        return {name: np.concatenate([arrays(batch)[name] for batch in batches]) for name in arrays(batches[0])}
+
+    assert_equal(collect(TellsOfEnds), collect(Countdown))
 
 
 def test_where_the_vector_env_cannot_reset_by_itself_the_resets_after_a_round_share_one() -> None:

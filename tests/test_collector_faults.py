@@ -7,6 +7,7 @@ import signal
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from collector_envs import backends, countdowns, zeros
@@ -269,3 +270,11 @@ def test_an_error_of_the_policy_in_mid_batch_closes_everything(kind: type) -> No
         with pytest.raises(RuntimeError, match="shut down"):
             collector.rollout()
     assert venv.is_closed
+
+
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_rewards_of_several_shapes_are_told_by_environment(kind: type) -> None:
+    venv = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1"), lambda: PaysTwo(gymnasium.make("CartPole-v1"))])
+    message = r"a batch needs rewards of one shape; by environment they are .*1: \(2,\)}"
+    with kind(venv, zeros, frames_per_batch=4) as collector, pytest.raises(ValueError, match=message):
+        collector.next()

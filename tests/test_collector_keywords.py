@@ -19,6 +19,7 @@ from collector import (
     ExplorationType,
     RandomPolicy,
     Rollout,
+    StepBatch,
     SyncDataCollector,
     exploration_type,
 )
@@ -143,6 +144,15 @@ class TestInitRandomFrames:
         steps = sum(batch.frames for batch in batches[2:])
         assert sum(calls) == steps + 2, "asked once for what it returns, and then for each step"
 
+    def test_a_policy_that_writes_into_its_observations_changes_none_of_a_batch(self) -> None:
+        def policy(obs: np.ndarray) -> np.ndarray:
+            obs[:] = -1
+            return np.zeros(len(obs), np.int64)
+
+        with make(30, policy=policy, steps=5, init_random_frames=5) as collector:
+            batches = [collector.next(), collector.next()]
+        assert np.concatenate([batch.obs[0, :, 1] for batch in batches]).tolist() == list(range(10))
+
     @pytest.mark.parametrize("frames", [None, -1, 0])
     def test_none_and_numbers_below_one_turn_it_off(self, frames: int | None) -> None:
         with make(3, init_random_frames=frames) as collector:
@@ -221,6 +231,24 @@ class TestSeeds:
             first.pop("traj_ids")
             assert_equal(first, firsts[0])
 
+    @pytest.mark.parametrize("options", [{}, {"init_random_frames": 60}])
+    def test_a_random_policy_is_seeded_like_random_actions(self, options: Any) -> None:
+        venv = DummyVectorEnv(pendulums(3))
+        with SyncDataCollector(venv, RandomPolicy(venv.action_space), frames_per_batch=60, **options) as collector:
+            batches = [(collector.set_seed(10), collector.next())[1] for _ in range(2)]
+        with SyncDataCollector(DummyVectorEnv(pendulums(3)), None, frames_per_batch=60) as collector:
+            collector.set_seed(10)
+            expected = arrays(collector.next())
+        for batch in batches:
+            assert_equal({**arrays(batch), "traj_ids": expected["traj_ids"]}, expected)
+
+    def test_a_random_policy_of_other_spaces_keeps_them(self) -> None:
+        narrow = RandomPolicy([spaces.Box(-0.1, 0.1, (1,))] * 2)
+        with SyncDataCollector(DummyVectorEnv(pendulums(2)), narrow, frames_per_batch=40) as collector:
+            firsts = [(collector.set_seed(3), collector.rollout().action)[1] for _ in range(2)]
+        assert np.abs(firsts[0]).max() <= 0.1
+        np.testing.assert_array_equal(*firsts)
+
     def test_a_step_follows_from_the_observation_before_it(self) -> None:
         with SyncDataCollector(DummyVectorEnv(pendulums(1)), None, frames_per_batch=5) as collector:
             collector.set_seed(1)
@@ -249,6 +277,22 @@ class TestAfterABatch:
         assert batch.shape == (3, 6)
         with make(3, postproc=lambda batch: None) as collector:
             assert next(iter(collector)) is None
+
+    def test_extras_with_an_underscore_are_for_postproc_alone(self) -> None:
+        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
+            return {"action": zeros(obs), "_kept": zeros(obs), "value": zeros(obs)}
+
+        seen: list[set[str]] = []
+
+        def note(batch: Rollout) -> Rollout:
+            seen.append(set(batch.extras))
+            return batch
+
+        with make(3, policy=policy, postproc=note) as collector:
+            assert set(collector.next().extras) == {"value"}
+        assert seen == [{"_kept", "value"}]
+        with make(3, policy=policy, postproc=lambda batch: dict(batch.extras)) as collector:
+            assert collector.next().keys() == {"value"}
 
     def test_postproc_is_moved_to_the_storing_device(self) -> None:
         torch = pytest.importorskip("torch")
@@ -347,6 +391,11 @@ class TestExploration:
         assert self.asked_with(exploration_type=ExplorationType.MODE) == {ExplorationType.MODE}
         assert exploration_type() is None
 
+    def test_it_is_set_when_the_collector_is_made(self) -> None:
+        with make(3) as collector, pytest.raises(AttributeError):
+            collector.exploration_type = ExplorationType.MODE  # type: ignore[misc]
+        assert collector.exploration_type is ExplorationType.RANDOM
+
     def test_exploration_mode_is_the_old_name_and_wins(self) -> None:
         with pytest.warns(DeprecationWarning, match="use exploration_type"):
             assert self.asked_with(exploration_mode="mean") == {ExplorationType.MEAN}
@@ -428,9 +477,31 @@ class TestState:
         ):
             collector.load_state_dict(state)
 
+    def test_a_refused_state_leaves_the_weights_as_they_were(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        class Two(torch.nn.Module):
+            def __init__(self, value: float) -> None:
+                super().__init__()
+                self.first = torch.nn.Parameter(torch.full((1,), value))
+                self.second = torch.nn.Parameter(torch.full((int(value),), value))
+
+            def forward(self, obs: Any) -> Any:
+                return torch.zeros(len(obs), dtype=torch.int64)
+
+        policy = Two(1.0)
+        with make(3, policy=Two(2.0)) as other:
+            state = other.state_dict()
+        with make(3, policy=policy) as collector, pytest.raises(RuntimeError, match="size mismatch for second"):
+            collector.load_state_dict(state)
+        assert policy.first.item() == policy.second.item() == 1.0
+
     def test_its_length_is_the_number_of_batches(self) -> None:
         with make(3, steps=5, total_frames=20) as collector:
             assert len(collector) == 4
+        with pytest.warns(UserWarning, match="not a multiple of the 3 environments"):
+            collector = SyncDataCollector(DummyVectorEnv(countdowns(3, 3, 3)), frames_per_batch=10, total_frames=60)
+        assert len(collector) == len(list(collector)) == 5
         with make(3, steps=5) as collector:
             assert collector
             with pytest.raises(TypeError, match="no length"):
@@ -605,7 +676,34 @@ class TestWeights:
                 source.inner.value.fill_(0)
             second = collector.rollout()
         assert (second.action == 2).all(), "what the weights were when the update was asked for"
-        assert (second.policy_version == 1).all()
+        assert (second.policy_version == 10).all(), "it was asked for in each of ten rounds"
+
+    def test_an_update_from_the_policys_own_memory_undoes_nothing_that_a_learner_does_meanwhile(self) -> None:
+        policy = self.constant(0)
+
+        def learn(step: StepBatch) -> None:
+            with self.torch.no_grad():
+                policy.inner.value += 1
+            if policy.inner.value == 3:
+                collector.update_policy_weights_()
+
+        with make(3, policy=policy) as collector:
+            collector.collect(n_step=5, on_step=learn)
+            assert policy.inner.value == 5
+            assert collector.policy_version == 1
+
+    def test_whole_episodes_are_collected_with_one_version(self) -> None:
+        """Also where they are longer than what is collected at a time."""
+
+        def update(step: StepBatch) -> None:
+            collector.update_policy_weights_(self.constant(1))
+
+        with make(150, policy=self.constant(0)) as collector:
+            batch = collector.collect(n_episode=1, on_step=update).batch
+            assert batch.frames == 150
+            assert (batch.policy_version == 0).all()
+            assert (batch.action == 0).all()
+            assert collector.policy_version == 150
 
 
 class TestStats:

@@ -215,6 +215,17 @@ class TestGraphs:
         with pytest.raises(ValueError, match="scale"):
             Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
 
+    @pytest.mark.usefixtures("checked_distributions")
+    def test_they_check_again_once_the_last_of_two_threads_has_recorded(self) -> None:
+        first, second = unchecked_distributions(), unchecked_distributions()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
+        second.__exit__(None, None, None)
+        with pytest.raises(ValueError, match="scale"):
+            Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
+
 
 class TestCapture:
     """The calls of the real capture, with CUDA's objects replaced."""

@@ -291,6 +291,13 @@ class TestFolders:
         prepare_folder(tmp_path, overwrite=True)
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_job_that_cannot_run_removes_no_episodes(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        for changes in ({"env": "no_such_module:Env-v0"}, {"env": "Camera-v0", "policy": "mlp"}):
+            with pytest.raises(JobError):
+                run_job(config(tmp_path, overwrite=True, **changes))
+        assert len(load_episodes(tmp_path)) == 1
+
     def test_files_of_others_are_never_removed(self, tmp_path: Path) -> None:
         self.write(tmp_path)
         (tmp_path / "thesis.tex").write_text("ten years")

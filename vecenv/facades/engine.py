@@ -23,8 +23,27 @@ def wait_for_all(venv: Any, timeout: float) -> bool:
 
 
 def autoresets(venv: Any) -> bool:
-    """Whether `step(..., autoreset=True)` works: the backend can, and `step` is that of the engine."""
-    return isinstance(venv, BaseVectorEnv) and keeps(venv, BaseVectorEnv, "step") and venv._backend.autoresets
+    """Whether `step(..., autoreset=True)` works: the backend can, and `step` and `reset` are those of the engine."""
+    return isinstance(venv, BaseVectorEnv) and keeps(venv, BaseVectorEnv, "step", "reset") and venv._backend.autoresets
+
+
+def check_halves(venv: Any, user: str) -> None:
+    """TypeError where a wrapper or subclass changes `step` or `reset` but neither `send` nor `recv`, as those written
+    for tianshou do: whoever steps it by halves would pass it by.
+    """
+    while True:
+        for cls in type(venv).__mro__:
+            own = vars(cls).keys() if not cls.__module__.startswith("vecenv.") else set()  # ours do the same in both
+            if cls in (BaseVectorEnv, VectorEnvWrapper):
+                break
+            if own & {"step", "reset"} and not own & {"send", "recv"}:
+                raise TypeError(
+                    f"{cls.__name__} defines {' and '.join(sorted(own & {'step', 'reset'}))}, but {user} steps "
+                    f"environments by send and recv: define these in {cls.__name__} too"
+                )
+        if not isinstance(venv, VectorEnvWrapper):
+            return
+        venv = venv.venv
 
 
 def steps_plainly(venv: Any) -> bool:

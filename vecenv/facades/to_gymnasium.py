@@ -25,6 +25,7 @@ from vecenv.facades.engine import (
     OwnStep,
     autoresets,
     check_engine,
+    check_halves,
     check_idle,
     exchange,
     receive,
@@ -111,6 +112,7 @@ class GymnasiumVectorEnv(AsyncCalls):
     ) -> None:
         check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
         check_engine(venv)
+        check_halves(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         n = self.num_envs = len(venv)
