@@ -96,6 +96,15 @@ class TestConversion:
             with pytest.raises(ValueError, match=r"action for env 0 is .*, which is not in its action space"):
                 venv.step(np.full((N, 1), 1e300))
 
+    @pytest.mark.parametrize("rows", [2, 4])
+    def test_a_dict_of_batches_has_a_row_for_each_env_in_every_entry(self, backend, rows):
+        space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Discrete(3)})
+        with backend([lambda: Records(space)] * N) as venv:
+            venv.reset()
+            with pytest.raises(ValueError, match=f"got {rows} actions for 3 envs"):
+                venv.step({"a": np.zeros(3, int), "b": np.zeros(rows, int)})
+            assert venv.get_env_attr("actions") == [[]] * 3
+
     def test_dict_actions_as_a_dict_of_batches_or_one_dict_an_env(self, backend):
         space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Dict({"c": spaces.Box(-9, 9, (2,))})})
         batched = {"a": torch.tensor([1, 2, 3]), "b": {"c": np.ones((3, 2), np.float32)}}

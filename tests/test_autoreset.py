@@ -19,6 +19,13 @@ class FailsInSecondReset(CountingEnv):
         return super().reset(**kwargs)
 
 
+class FailsInSecondEpisode(CountingEnv):
+    def step(self, action):
+        if self.episode == 1 and self.env_id == 1:
+            raise RuntimeError("no second step")
+        return super().step(action)
+
+
 class TakesDicts(CountingEnv):
     def __init__(self, env_id=0):
         super().__init__(env_id, length=2)
@@ -241,6 +248,16 @@ def test_the_step_before_a_reset_whose_failure_is_absorbed_is_kept(backend):
         assert "final_obs" in info[0]
         assert info[1] == {"t": 1, "env_id": 1}
         assert venv.failed_id == [1]
+
+
+def test_a_failure_after_an_episode_that_ended_is_no_end_of_the_next(backend):
+    fns = [lambda i=i: FailsInSecondEpisode(i, length=1) for i in range(2)]
+    with backend(fns, num_workers=1, on_error="restart") as venv:
+        venv.reset()
+        assert venv.step([0, 0], autoreset=True)[2].tolist() == [True, True]
+        _, rew, terminated, truncated, info = venv.step([0, 0], autoreset=True)
+        assert info[1]["restarted"]
+        assert (terminated[1], truncated[1], rew[1]) == (False, True, 0)
 
 
 def test_a_backend_that_cannot_refuses_before_anything_is_sent():

@@ -306,6 +306,7 @@ def test_where_the_vector_env_cannot_reset_by_itself_the_resets_after_a_round_sh
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 def test_episode_ids_never_repeat_and_change_with_the_episode(backend: Any, kind: type) -> None:
     with kind(backend(countdowns(3, 4)), zeros, frames_per_batch=10) as collector:
+        collector.reset()
         seen = [collector.rollout().flatten() for _ in range(3)]
         collector.reset()
         seen.append(collector.rollout().flatten())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import backends, cartpoles, countdowns, hand_written, lean, pendulums, zeros
+from collector_envs import arrays, assert_equal, backends, cartpoles, countdowns, hand_written, lean, pendulums, zeros
 from countdown import Countdown
 
 from collector import (
@@ -276,6 +276,40 @@ class TestHooks:
             batch = collector.collect(n_step=12).batch.flatten()
         assert batch.step_count.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1]
         assert batch.extras["seen"].tolist() == [0, 1, 2, 3, 0, 1] * 2, "afresh, if not from the episode's first step"
+
+
+@both
+def test_a_hook_may_write_over_what_it_is_shown(kind: type) -> None:
+    def spoil(step: StepBatch) -> None:
+        for column in (step.obs, step.action, step.reward, step.next_obs):
+            column[:] = -7
+
+    with make(kind, 3, 4) as collector, make(kind, 3, 4) as other:
+        spoilt, batch = collector.collect(n_step=24, on_step=spoil).batch, other.collect(n_step=24).batch
+    assert_equal(arrays(spoilt), arrays(batch))
+
+
+@both
+def test_a_hook_may_return_the_same_array_each_time(kind: type) -> None:
+    def note(step: StepBatch) -> dict[str, np.ndarray]:
+        taken[: len(step.env_id)] = step.obs[:, 1]
+        return {"taken": taken[: len(step.env_id)]}
+
+    taken = np.zeros(2, np.int64)
+    with make(kind, 3, 4) as collector:
+        batch = collector.collect(n_step=24, on_step=note).batch.flatten()
+    np.testing.assert_array_equal(batch.extras["taken"], batch.obs[:, 1])
+
+
+def test_a_policy_with_state_begins_anew_after_random_actions_for_which_it_was_asked_what_it_returns() -> None:
+    def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
+        state = np.zeros(len(obs), np.int64) if state is None else state
+        return {"action": zeros(obs), "seen": state, "state": state + 1}
+
+    with make(SyncDataCollector, 4, 6, policy=count) as collector:
+        collector.collect(n_step=12, random=True)
+        batch = collector.collect(n_step=12).batch
+    assert batch.extras["seen"].tolist() == [[0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
 
 
 class Shown(Countdown):

@@ -38,8 +38,8 @@ class NotANumber(Countdown):
         return (obs, np.nan if self.taken == 3 else reward, *rest)
 
 
-def _two_rewards(episode: int) -> Any:
-    return PaysTwo(BreaksOnce(3, episode, 1))
+def _two_rewards(episode: int, at: int) -> Any:
+    return PaysTwo(BreaksOnce(3, episode, at))
 
 
 @backends
@@ -159,11 +159,11 @@ class TestRestart:
 
     @backends
     @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-    @pytest.mark.parametrize(("envs", "episode"), [(1, 0), (1, 1), (3, 0), (3, 1)])
+    @pytest.mark.parametrize(("envs", "episode", "at"), [(1, 0, 1), (1, 1, 1), (3, 0, 0), (3, 0, 1), (3, 1, 1)])
     def test_rewards_that_are_vectors_where_all_that_answer_have_failed(
-        self, backend: Any, kind: type, envs: int, episode: int
+        self, backend: Any, kind: type, envs: int, episode: int, at: int
     ) -> None:
-        venv = backend([partial(_two_rewards, episode)] * envs, on_error="restart")
+        venv = backend([partial(_two_rewards, episode, at)] * envs, on_error="restart")
         with kind(venv, zeros, frames_per_batch=12 * envs) as collector:
             for _ in range(2):
                 batch = collector.rollout()

@@ -97,6 +97,7 @@ def test_split_trajectories_are_whole_runs_padded_at_the_end(batch: Rollout) -> 
     ends = np.zeros_like(split.mask)
     ends[split.final_env, split.final_time] = True
     np.testing.assert_array_equal(ends, split.done)
+    assert (np.lexsort((split.final_env, split.final_time)) == np.arange(len(split.final_env))).all()
     np.testing.assert_array_equal(split.final_obs, split.next.obs[split.final_env, split.final_time])
 
 

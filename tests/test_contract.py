@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import counting, custom
+from cases import Records, counting, custom
+from gymnasium import spaces
 
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.testing import CountingEnv
@@ -167,6 +168,12 @@ class TestSendAndRecv:
             venv.reset()
             obs = venv.step([1, -5], reset=[1])[0]
             assert obs[:, 1:3].tolist() == [[0, 1], [1, 0]]
+
+    def test_actions_of_envs_that_are_reset_need_not_travel(self, backend):
+        with backend([lambda: Records(spaces.Text(3))] * 2) as venv:
+            venv.reset()
+            venv.step([threading.Lock(), "a"], reset=[0])
+            assert venv.get_env_attr("actions") == [[], ["a"]]
 
 
 class TestResults:
@@ -341,8 +348,9 @@ class TestLife:
             venv.step([0, 0, 0])
             venv.step([0, 0], [2, 1])
             venv.step([0, 0, 0], reset=[1])
+            venv.step(np.zeros(3, np.int64), reset=np.array([True, False, True]))
             stats = venv.stats()
-            assert (stats["rounds"], stats["steps"], stats["resets"]) == (4, 3 + 2 + 2, 3 + 1)
+            assert (stats["rounds"], stats["steps"], stats["resets"]) == (5, 3 + 2 + 2 + 1, 3 + 1 + 2)
             assert len(stats["worker_busy_s"]) == venv.num_workers
             assert stats["slowest_worker"] == int(np.argmax(stats["worker_busy_s"]))
             assert min(stats["worker_busy_s"]) > 0

@@ -49,6 +49,15 @@ def test_an_info_that_cannot_travel_fails_its_env_alone(column: Column) -> None:
             assert ledger.round() == []
 
 
+def test_an_info_that_cannot_be_sent_beside_one_that_cannot_be_read(process_backend: type) -> None:
+    kinds = (oddities.Unpicklable, oddities.RaisesAtUnpickle)
+    with process_backend([partial(OddInfo, i, make) for i, make in enumerate(kinds)], num_workers=1) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(TypeError, match=r"cannot be sent: .*lock"):
+            venv.step([0, 0])
+
+
 @columns("blocks", "single", dummy=False)
 def test_an_observation_that_cannot_travel_fails_its_env_alone(column: Column) -> None:
     with column.open(
@@ -196,8 +205,9 @@ def test_an_action_that_cannot_be_read_in_the_worker_fails_its_env_alone(column:
             except TypeError as error:
                 errors.append(error)
                 ledger._take(error)
+        assert "the action for env 1 cannot be read in the worker" in str(errors[0])
         assert why in str(errors[0])
-        assert "env 1" in said(errors[0])
+        assert "env 1, step()" in said(errors[0])
         ledger._lose()
         assert venv.failed_id == [1]
         ledger.reset([1])

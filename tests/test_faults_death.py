@@ -29,6 +29,7 @@ from tests.faulty import (
 from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, pids, reply_begins, said
 from vecenv import EnvStepError, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends import launch
+from vecenv.backends.control import A_ROUND, DOING
 
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
 
@@ -95,6 +96,8 @@ def test_alive_tells_the_death_of_an_idle_worker_without_waiting(column: Column)
         while ledger.venv.alive()[2]:
             assert time.monotonic() - begin < SEEN
         assert ledger.venv.alive() == [i not in block for i in range(N)]
+        refused(ledger, list(range(N)))  # before anybody is stepped
+        check_goes_on(ledger, block)
 
 
 @columns("blocks", "single", "async", dummy=False)
@@ -116,6 +119,20 @@ def test_reset_brings_back_a_worker_that_died_while_idle(column: Column) -> None
             ledger.reset(rest)
         assert ledger.round() == []
         assert ledger.venv.stats()["restarts"] == 1
+
+
+@columns("blocks", dummy=False)
+def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Column) -> None:
+    """It has not come to say that its round is over: that is no reason to think that it died in the reset."""
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        pid, line = pids(ledger.venv)[1], ledger.venv._backend.control.line(0)
+        kill(pid)
+        line[DOING] = A_ROUND
+        ledger.born_again([0, 1])
+        ledger.reset()
+        assert ledger.round() == []
+        assert pids(ledger.venv)[1] != pid
 
 
 @columns("blocks", "single", dummy=False)

@@ -18,10 +18,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.faulty import AGES, Counter, HangsOnStep, WaitsForFile, counters
-from tests.ledger import SEEN, gone, pids
+from tests.faulty import AGES, Counter, HangsOnStep, RaisesElsewhere, RaisesOnStep, WaitsForFile, counters
+from tests.ledger import SEEN, gone, pids, said
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
-from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, EnvWorker, WorkerDiedError, WorkerTimeoutError
+from vecenv import (
+    BaseVectorEnv,
+    DummyVectorEnv,
+    EnvStepError,
+    EnvWorker,
+    ShmemVectorEnv,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
 from vecenv.backends import worker_process
 from vecenv.backends.shield import shield
 
@@ -279,6 +287,17 @@ def test_a_wait_inside_another_leaves_the_bell_on(
         assert time.monotonic() - asked[0] < SEEN
 
 
+def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(process_backend: Any) -> None:
+    fns = [partial(TellsOnce, i, RaisesAtUnpickle) for i in range(2)]
+    with process_backend(fns, num_workers=1, wait_num=1, step_timeout=5) as venv:
+        venv.reset()
+        venv.send(ACTIONS)
+        while venv.waiting_id:
+            with pytest.raises(TypeError, match="cannot be read here"):
+                venv.recv()
+        assert venv.failed_id == [0, 1]
+
+
 # Interrupts.
 
 
@@ -335,6 +354,40 @@ def test_an_interrupt_between_two_envs_of_dummy_loses_no_step() -> None:
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert interrupts == 400
+
+
+def test_a_round_whose_workers_were_not_told_before_an_interrupt_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ShmemVectorEnv(counters(2), num_workers=2, step_timeout=5) as venv:
+        venv.reset()
+        announce, interrupted = venv._backend._announce, []
+
+        def interrupt_once(workers: Any) -> None:
+            if not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+            announce(workers)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(venv._backend, "_announce", interrupt_once)
+            with pytest.raises(KeyboardInterrupt):
+                venv.step(ACTIONS)
+        assert venv.waiting_id == [0, 1]
+        assert venv.recv()[0][:, 2].tolist() == [1, 1]
+
+
+def test_a_reset_that_an_interrupt_kept_from_being_sent_is_none(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with backend([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
+        venv.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(venv._backend, "send", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                venv.reset()
+        with pytest.raises(ValueError, match="boom") as caught:
+            venv.step(ACTIONS)
+        assert "env 0, step()" in said(caught.value)
 
 
 class InterruptsInClose(Counter):
@@ -409,6 +462,26 @@ def test_what_ends_a_program_leaves_no_old_row_in_workers_of_ones_own(error: typ
 
 
 @pytest.mark.usefixtures("ctrl_c")
+def test_who_ignores_interrupts_later_goes_on_to_ignore_them(backend: Any) -> None:
+    with backend(counters(1)):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+class InterruptedInClose(Counter):
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_an_env_of_dummy_is_closed_is_raised_once_all_are() -> None:
+    venv = DummyVectorEnv([partial(InterruptedInClose, 0), partial(RaisesElsewhere, 1)])
+    with pytest.raises(KeyboardInterrupt):
+        venv.close()
+    assert venv.is_closed
+    venv.close()
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_nothing_is_held_back_for_ever_by_a_shield_that_nobody_needs() -> None:
     """Where no vector env is open, `with shield` does nothing: an interrupt in it could leave it half up."""
     with shield, pytest.raises(KeyboardInterrupt):
@@ -431,6 +504,38 @@ def test_refusals_do_not_pile_up_their_calls(backend: Any) -> None:
                 trace, length = trace.tb_next, length + 1
             lengths.append(length)
     assert lengths[2] == lengths[3]
+
+
+def test_a_refusal_has_no_results_of_the_call_that_failed(backend: Any) -> None:
+    with backend([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
+        venv.reset()
+        for results in ([1], None):
+            with pytest.raises(ValueError, match="boom") as caught:
+                venv.step(ACTIONS)
+            told = caught.value.partial
+            assert results == (told and told.env_id.tolist())
+
+
+def test_a_reset_beside_a_failure_is_over_when_that_is_raised(backend: Any) -> None:
+    with backend([partial(RaisesOnStep, i, at=1) for i in range(2)]) as venv:
+        venv.reset()
+        with pytest.raises(ValueError, match="boom") as caught:
+            venv.step(ACTIONS, reset=[0])
+        assert "env 1, step()" in said(caught.value)
+        venv.reset(1)
+        with pytest.raises(ValueError, match="boom") as caught:
+            venv.step(ACTIONS)
+        assert "env 0, step()" in said(caught.value)
+
+
+def test_an_error_that_is_raised_again_has_one_note() -> None:
+    error = ValueError("always the same")
+    with DummyVectorEnv([partial(RaisesOnStep, 0, at=1, error=lambda: error)]) as venv:
+        for _ in range(2):
+            venv.reset()
+            with pytest.raises(ValueError, match="always the same"):
+                venv.step([0])
+    assert error.__notes__ == ["env 0, step()"]
 
 
 def test_the_context_of_an_envs_error_is_still_there() -> None:

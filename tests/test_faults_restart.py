@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.faulty import Counter, DiesOnReset, DiesOnStep, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
 from tests.ledger import Column, N, block_of, columns, pids
-from vecenv import WorkerDiedError
+from vecenv import DummyVectorEnv, WorkerDiedError, recovery
 
 
 @columns()
@@ -71,13 +72,41 @@ def test_the_budget_of_restarts_ends_in_the_error_of_the_env(column: Column) -> 
         assert ledger.round() == []
 
 
+def test_the_budget_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with DummyVectorEnv([partial(RaisesOnStep, 0, at=1)], on_error="restart", max_restarts=2) as venv:
+        for clock[0] in (0, 50, 61, 111):
+            venv.reset()
+            assert venv.step([0])[3].tolist() == [True]
+        clock[0] = 120
+        venv.reset()
+        with pytest.raises(ValueError, match="boom"):
+            venv.step([0])
+
+
+class CountsItsFailures(Counter):
+    def on_reset(self) -> None:
+        if self.episode > 1:
+            raise ValueError(f"no episode {self.episode}")
+
+
+def test_the_error_of_a_reset_is_that_of_the_last_try(backend: Any) -> None:
+    with backend([partial(CountsItsFailures, 0)], on_error="restart", max_restarts=2) as venv:
+        venv.reset()
+        with pytest.raises(ValueError, match="no episode 4"):
+            venv.reset()
+
+
 @columns("blocks", "async")
 def test_a_reset_that_fails_is_tried_again_within_the_budget(column: Column) -> None:
     with column.open(counters(N, env1=partial(RaisesOnReset, at=(2, 3))), on_error="restart", max_restarts=3) as ledger:
         ledger.begin()
         ledger.episode[1] = 3  # the episodes 2 and 3 do not begin
         ledger.reset()
+        assert ledger.venv.failed_id == []
         assert ledger.round() == []
+        assert "restarted" not in ledger.rows[1]
 
 
 @columns("blocks", "async", dummy=False)

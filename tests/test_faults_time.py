@@ -70,6 +70,29 @@ def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: 
         ledger.goes_on(failed, WorkerTimeoutError)
 
 
+@pytest.mark.parametrize(
+    ("kind", "hang"),
+    [(HangsInCall, lambda venv: venv.call("method", id=[0])), (HangsOnReset, lambda venv: venv.reset([0]))],
+)
+def test_a_hang_is_told_for_its_env_where_a_block_mate_was_used_last(
+    process_backend: Any, kind: Any, hang: Any
+) -> None:
+    with process_backend([partial(kind, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(WorkerTimeoutError, match="env 0 has been busy"):
+            hang(venv)
+
+
+def test_the_stack_is_that_of_this_hang(process_backend: Any) -> None:
+    with process_backend([partial(HangsOnStep, 0, at=1)], step_timeout=LIMIT) as venv:
+        for _ in range(2):
+            venv.reset()
+            with pytest.raises(WorkerTimeoutError) as caught:
+                venv.step([0])
+            assert str(caught.value).count("in sleep_for_ages") == 1
+
+
 @columns("blocks", dummy=False)
 def test_a_reset_that_never_ends_is_given_up_with_its_stack(column: Column) -> None:
     with column.open(counters(N, env1=HangsOnReset), step_timeout=LIMIT) as ledger:

@@ -7,7 +7,9 @@ import pkgutil
 import socket
 import struct
 import threading
+from collections import deque
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +19,13 @@ from hypothesis import strategies as st
 
 import vecenv
 from vecenv import SharedMemoryError, nest
+from vecenv.backends import watchdog
 from vecenv.backends.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.channel import HEADER, Channel
+from vecenv.backends.control import A_ROUND, DOING, LINE, NOTHING, SENDING
 from vecenv.backends.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.backends.memory import PAGE, anonymous_file, reserve
+from vecenv.backends.rows import own_containers
 from vecenv.ids import as_ids
 from vecenv.seeding import next_seed, seed_chain, spread_seeds
 
@@ -208,6 +213,46 @@ def received(channel):
     return list(iter(channel.take, None))
 
 
+def test_own_containers_are_of_the_same_kind_and_size():
+    queue, data = own_containers({"queue": deque([1, 2], 3), "data": (text := bytearray(b"ab"))}).values()
+    assert (queue, queue.maxlen) == (deque([1, 2]), 3)
+    text[0] = 0
+    assert data == b"ab"
+
+
+class TestWatchdog:
+    @pytest.fixture
+    def seen(self, monkeypatch):
+        """Has a worker looked at, at a time; returns when it was taken for hanging, with a limit of 10."""
+        clock, line, told = [0.0], [0] * LINE, []
+        monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        dog = watchdog.Watchdog(SimpleNamespace(control=SimpleNamespace(line=lambda index: line)), 10.0)
+        monkeypatch.setattr(dog, "_hung", lambda worker, seen: told.append(clock[0]))
+
+        def seen(at, doing=A_ROUND):
+            clock[0], line[DOING] = at, doing
+            dog.look([SimpleNamespace(index=0, alive=True)])
+            return told
+
+        return seen
+
+    def test_who_goes_on_hanging_is_told_again_after_the_same_time(self, seen):
+        for at in range(35):
+            told = seen(at)
+        assert told == [10, 20, 30]
+
+    def test_doing_something_else_is_getting_on(self, seen):
+        for at in range(19):
+            told = seen(at, A_ROUND if at < 9 else SENDING)
+        assert told == []
+
+    def test_while_nobody_looked_only_those_hung_that_had_begun(self, seen):
+        seen(0, NOTHING)
+        assert seen(100, NOTHING) == []
+        seen(101, A_ROUND)
+        assert seen(200, A_ROUND) == [200]
+
+
 class TestChannel:
     @settings(max_examples=30, deadline=None, derandomize=True)
     @given(st.lists(st.tuples(st.integers(1, 255), st.integers(0, 2**64 - 1), st.binary(max_size=300)), max_size=8))
@@ -257,6 +302,23 @@ class TestChannel:
             ours.flush()
         frames += received(ours)
         assert [len(frame.payload) for frame in frames] == [len(big)]
+
+    def test_frames_arrive_in_their_order_also_where_the_first_had_no_room(self, ends):
+        ours, theirs = ends
+        assert not ours.post(1, 0, bytes(3_000_000))
+        theirs._in += theirs._sock.recv(1_000_000)  # there is room again
+        ours.post(2, 0, b"small")
+        frames = received(theirs)
+        while len(frames) < 2:
+            ours.flush()
+            frames += received(theirs)
+        assert [(frame.kind, len(frame.payload)) for frame in frames] == [(1, 3_000_000), (2, 5)]
+
+    def test_the_end_of_the_other_side_is_found_out_by_sending(self, ends):
+        ours, theirs = ends
+        theirs.close()
+        assert ours.post(1, 0, b"nobody reads this")
+        assert ours.ended
 
     def test_the_end_of_the_other_side_is_seen(self, ends):
         ours, theirs = ends

@@ -210,6 +210,11 @@ class TestEnvsWithoutSpaces:
             assert (obs.dtype, obs.shape) == (object, (2,))
             assert [np.shape(row) for row in obs] == shapes
 
+    def test_an_odd_one_among_even_arrays_makes_them_objects(self, backend):
+        scripts = [[np.zeros(shape)] for shape in (2, 3, 2)]
+        for obs in seen(backend, None, *scripts):
+            assert [np.shape(row) for row in obs] == [(2,), (3,), (2,)]
+
     def test_none_and_graphs_are_objects(self, backend):
         graph = networkx.path_graph(3)
         for k, obs in enumerate(seen(backend, None, [graph, None], [graph, None])):
@@ -264,6 +269,14 @@ class TestEnvsThatDiffer:
         text = r"differ in their observation_space: envs \[0, 1\]: Discrete\(2\); envs \[2\]: Discrete\(3\)"
         with pytest.raises(ValueError, match=text):
             backend(env_fns, check_spaces=True)
+
+    def test_what_an_env_writes_over_its_array_is_not_ours(self, backend):
+        own = np.zeros(2, np.float32)
+        env_fns = [lambda: Plays(spaces.Box(0, 9, (2,)), [own]), lambda: Plays(spaces.Box(0, 9, (3,)), [np.zeros(3)])]
+        with backend(env_fns) as venv:
+            obs, _ = venv.reset()
+            own[:] = 5
+            assert obs[0].tolist() == [0, 0]
 
 
 class TestRewards:
@@ -330,6 +343,7 @@ F1 = [
     (np.ones((3, 1)), spaces.Box(0, 9, (3,)), "is float64 (3, 1)"),
     (np.ones((2, 3)), spaces.Box(0, 9, (3, 2)), "is float64 (2, 3)"),
     (None, spaces.Box(0, 9, (3,)), "is object (), the space has float32 (3,)"),
+    (np.zeros(2, np.complex64), spaces.Box(0, 9, (2,), np.int64), "is complex64 (2,), the space has int64 (2,)"),
     ([[1, 2], [3]], spaces.Box(0, 9, (2, 2)), "is ragged, the space has float32 (2, 2)"),
     ("text", spaces.Box(0, 9, (1,)), "the space has float32 (1,)"),
     (1j, spaces.Box(0, 9, ()), "is complex128 ()"),

@@ -139,17 +139,18 @@ class Server(ABC):
         sent = {j: extra for j, extra in extras.items() if extra is not RENEWED}
         if not sent:
             return b""
-        self.last_extras.update(sent)
         self.line[DOING] = SENDING
         try:
-            return dumps(sent)
+            payload = dumps(sent)
         except BaseException:
             for j, extra in sent.items():
                 try:
                     dumps(extra)
                 except BaseException as error:
                     sent[j] = extras[j] = Extra(failure=self._not_sent(j, error))
-            return dumps(sent)
+            payload = dumps(sent)
+        self.last_extras.update(sent)  # as they are: what could not be sent is not asked for again
+        return payload
 
     def _not_sent(self, j: int, error: BaseException) -> Failure:
         env_id = self.first_id + j
