@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -266,6 +267,14 @@ def block_of(venv: Any, i: int) -> list[int]:
     """The envs that share a worker with env i."""
     every = pids(venv)
     return [j for j, pid in enumerate(every) if pid == every[i]]
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and return when it is gone, with all its threads and descriptors."""
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([process], [], [], 30.0)[0]
+    os.close(process)
 
 
 def gone(pid: int, within: float = 10.0) -> bool:

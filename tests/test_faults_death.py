@@ -26,17 +26,12 @@ from tests.faulty import (
     RaisesOnStep,
     counters,
 )
-from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, pids, reply_begins, said
+from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins, said
 from vecenv import EnvStepError, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends import launch
 from vecenv.backends.control import A_ROUND, DOING
 
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
 
 
 def check_told(error: WorkerDiedError, ids: list[int], pid: int, cause: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 from gymnasium import spaces
 
 from tests.faulty import AGES, Counter, HangsOnStep, RaisesElsewhere, RaisesOnStep, WaitsForFile, counters
-from tests.ledger import SEEN, gone, pids, said
+from tests.ledger import SEEN, gone, kill, pids, said
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
     BaseVectorEnv,
@@ -36,14 +36,6 @@ from vecenv.backends.shield import shield
 ACTIONS = np.zeros(2, np.int64)
 
 
-def end(pid: int) -> None:
-    """Kill a process, and return when it is gone."""
-    process = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    select.select([process], [], [])
-    os.close(process)
-
-
 class KillsWhenMade(Counter):
     """Its constructor ends the process whose number is in the file, if there is one, and returns when it is gone."""
 
@@ -52,7 +44,7 @@ class KillsWhenMade(Counter):
         if path.exists():
             pid = int(path.read_text())
             path.unlink()
-            end(pid)
+            kill(pid)
 
 
 @pytest.fixture
@@ -65,7 +57,7 @@ def killing(process_backend: Any, tmp_path: Path) -> Iterator[Any]:
         venv.reset()
         first, second = pids(venv)
         path.write_text(str(first))
-        end(second)
+        kill(second)
         return venv
 
     path, made = tmp_path / "pid", list[Any]()
@@ -137,7 +129,7 @@ class KillsTheAnnounced(Counter):
     def __init__(self, id: int, pipe: str) -> None:
         super().__init__(id)
         with Path(pipe).open() as other:
-            end(int(other.readline()))
+            kill(int(other.readline()))
 
 
 def test_a_worker_that_dies_while_others_construct(process_backend: Any, tmp_path: Path) -> None:
@@ -182,13 +174,13 @@ def test_an_env_whose_worker_dies_again_for_another_is_no_fresh_one(process_back
 def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with process_backend(counters(1)) as venv:
         venv.reset()
-        end(pids(venv)[0])
+        kill(pids(venv)[0])
         backend = venv._backend
         await_ready = backend._await_ready
 
         def late(workers: Any) -> None:
             assert select.select([workers[0].channel.fileno()], [], [], 20.0)[0]
-            end(workers[0].pid)
+            kill(workers[0].pid)
             assert select.select([workers[0].process.sentinel], [], [], 20.0)[0]
             await_ready(workers)
 
