@@ -39,7 +39,7 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 	$(BIN)/python -m benchmarks.run
 
 docs: $(VENV)/.installed-docs  ## build the API pages into build/docs
-	$(BIN)/pdoc --output-directory build/docs vecenv vecenv.testing collector collector.mlp
+	$(BIN)/pdoc --output-directory build/docs vecenv vecenv.facades.to_sb3 vecenv.envs.atari_env vecenv.testing collector collector.policy collector.prepare collector.mlp
 
 clean:  ## remove what these targets made, except data/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -48,7 +48,7 @@ clean:  ## remove what these targets made, except data/
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
 EXTRAS_slow := slow
-EXTRAS_docs := torch,job,docs
+EXTRAS_docs := torch,job,sb3,atari,docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.
 $(VENV)/.installed-%: setup.py setup.cfg constraints.txt

@@ -72,6 +72,13 @@ def test_gymnasium_wrappers(tmp_path):
     assert 0.5 < deviation < 2  # normalised
 
 
+def test_collect(tmp_path):
+    output = run(str(ROOT / "examples/collect.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"CollectStats\(\d+ steps, 20 episodes, returns \S+ \+- \S+\)\n", output)
+    steps, episodes, mean_return, _ = numbers(output)
+    assert steps == pytest.approx(episodes * mean_return, rel=1e-3)  # CartPole pays 1 a step
+
+
 def test_ppo_cleanrl(tmp_path):
     output = run(str(ROOT / "examples/ppo_cleanrl.py"), "--fast", cwd=tmp_path)
     assert re.fullmatch(r"\d+ steps, \d+ episodes, mean return of the last 20: \d+\.\d\n", output)

@@ -33,16 +33,7 @@ class DummyVectorEnv(BaseVectorEnv):
 
 
 class ProcessVectorEnv(BaseVectorEnv):
-    """What SubprocVectorEnv and ShmemVectorEnv share: worker processes, and the arguments for them.
-
-    Besides the arguments of BaseVectorEnv:
-        context: "forkserver" (default), "fork" or "spawn". None of them needs an `if __name__ == "__main__"` guard.
-            Forked workers inherit the env_fns, which then need not be picklable.
-        start_timeout: seconds that the constructors of the envs may take, all together.
-        step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with
-            its stack. None waits, with a warning that shows the stack each minute.
-        affinity: bind each worker to one CPU.
-    """
+    """What SubprocVectorEnv and ShmemVectorEnv share: worker processes, and the arguments for them."""
 
     backend_class: type[ProcessBackend]
 
@@ -73,8 +64,8 @@ class ProcessVectorEnv(BaseVectorEnv):
 class SubprocVectorEnv(ProcessVectorEnv):
     """Envs in worker processes that exchange arrays through sockets: nothing is shared.
 
-    Arguments: those of BaseVectorEnv and ProcessVectorEnv (`context`, `step_timeout`, ...). With `share_memory` they
-    write into shared memory, as those of ShmemVectorEnv do (an argument of tianshou's).
+    The arguments are those of ShmemVectorEnv. With `share_memory` they write into shared memory, as those of
+    ShmemVectorEnv do (an argument of tianshou's).
 
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
@@ -102,7 +93,13 @@ class SubprocVectorEnv(ProcessVectorEnv):
 class ShmemVectorEnv(ProcessVectorEnv):
     """Envs in worker processes that write their results into shared memory: the fastest.
 
-    Arguments: those of BaseVectorEnv and ProcessVectorEnv (`context`, `step_timeout`, ...).
+    Arguments besides those of BaseVectorEnv:
+        context: "forkserver" (default), "fork" or "spawn". None needs an `if __name__ == "__main__"` guard. Forked
+            workers inherit the env_fns, which then need not be picklable.
+        start_timeout: seconds that the constructors of the envs may take, all together (120).
+        step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with
+            its stack. None waits, with a warning that shows the stack each minute.
+        affinity: bind each worker to one CPU.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
