@@ -61,6 +61,8 @@ class BatchCollector(ABC):
         compile_policy: bool | dict[str, Any] = False,
         cudagraph_policy: bool | dict[str, Any] = False,
     ) -> None:
+        if hasattr(policy, "env_num"):
+            raise TypeError(f"{policy!r} is passed as the policy: the vector environment comes first, then the policy")
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
         self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
         if not reset_when_done:
@@ -161,6 +163,10 @@ class BatchCollector(ABC):
         if self.total_frames < 0:
             raise TypeError("a collector without total_frames has no length")
         return -(-self.total_frames // self.frames_per_batch)
+
+    def __repr__(self) -> str:
+        so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
+        return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
 
     def __bool__(self) -> bool:
         return True

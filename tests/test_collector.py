@@ -356,6 +356,16 @@ def test_the_layout_in_memory_is_time_first() -> None:
     assert repr(batch) == "Rollout(2 environments, 7 steps, 14 frames, 3 episode ends)"
 
 
+def test_a_collector_says_how_far_it_is() -> None:
+    collector = SyncDataCollector(DummyVectorEnv(countdowns(3)), zeros, frames_per_batch=10)
+    collector.next()
+    assert (
+        repr(collector) == "SyncDataCollector(DummyVectorEnv(1 envs, 1 workers), 10 frames a batch, 10 frames so far)"
+    )
+    collector.shutdown()
+    assert repr(collector).endswith(", closed), 10 frames a batch, 10 frames so far, shut down)")
+
+
 class TestFrames:
     def test_total_frames_that_batches_do_not_divide_is_an_error_with_both_numbers(self) -> None:
         with pytest.raises(ValueError, match=r"total_frames=25 .* frames_per_batch=10; use 30"):
@@ -491,6 +501,12 @@ class TestEnvironments:
         message = r"create_env_fn\[1\] must be a callable that makes an environment; got <.*Countdown.*lambda: make_env"
         with pytest.raises(TypeError, match=message):
             SyncDataCollector([partial(Countdown, 3), Countdown(3)], frames_per_batch=10)
+
+    def test_the_vector_environment_comes_first(self) -> None:
+        with DummyVectorEnv(countdowns(3)) as venv:
+            with pytest.raises(TypeError, match=r"DummyVectorEnv\(1 envs.* comes first, then the policy"):
+                SyncDataCollector(zeros, venv, frames_per_batch=10)
+            assert not venv.is_closed
 
     def test_an_id_is_no_environment(self) -> None:
         with pytest.raises(

@@ -84,6 +84,9 @@ class SB3VecEnv(VecEnv):
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
         self.metadata = dict(self.venv.metadata[0] or {})
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.venv!r})"
+
     # Stepping.
 
     def reset(self) -> Any:
