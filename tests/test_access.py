@@ -132,6 +132,19 @@ class TestAttributes:
                 use()
                 assert 2 * value.nbytes < sum(sent) < 3 * value.nbytes
 
+    def test_a_reply_is_no_reason_to_go_through_all_workers(self, process_backend):
+        class Counted(list):
+            walks = 0
+
+            def __iter__(self):
+                self.walks += 1
+                return super().__iter__()
+
+        with process_backend(wrapped(4), num_workers=4) as venv:
+            workers = venv._backend.workers = Counted(venv._backend.workers)
+            assert venv.get_env_attr("env_id") == [0, 1, 2, 3]
+            assert workers.walks <= 1  # one by the watchdog, where this takes long
+
     def test_a_property_that_refuses_a_value_raises_and_the_venv_goes_on(self, venv):
         with pytest.raises(ValueError, match="8 is refused"):
             venv.set_env_attr("fragile", 8)

@@ -185,11 +185,14 @@ class Workers(Backend):
     def _settle(self, requests: Sequence[Request], deadline: float | None) -> bool:
         """Wait until the workers have replied or ended; returns False if one has not by the deadline."""
 
+        def settled() -> bool:
+            return all(request.is_settled for request in requests)
+
         def owing() -> list[WorkerProcess]:
             return [worker for worker in self.workers if any(r in requests for r in worker.requests.values())]
 
-        self.poll_until(lambda: not owing(), deadline, owing)
-        return not owing()
+        self.poll_until(settled, deadline, owing)
+        return settled()
 
     def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame that the worker reads while it serves."""
