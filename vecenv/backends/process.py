@@ -29,6 +29,7 @@ class ProcessBackend(Workers):
 
     autoresets = True
     _bound = False
+    _noted = False
 
     def bind(self, layout: Layout) -> Arena:
         self._layout = layout
@@ -85,8 +86,12 @@ class ProcessBackend(Workers):
             self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
     def _show_notes(self) -> None:
-        while self._notes:  # shown here, where a warning that is turned into an exception does no harm
-            warnings.warn(self._notes.pop(), RuntimeWarning, stacklevel=6)
+        """Warn of the first note that ever came: other workers say the same."""
+        note = self._notes[0]
+        self._notes.clear()
+        if not self._noted:
+            self._noted = True  # shown here, where a warning that is turned into an exception does no harm
+            warnings.warn(note, RuntimeWarning, stacklevel=6)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
         """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read fails its env."""
