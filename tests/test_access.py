@@ -10,6 +10,7 @@ from conftest import BACKENDS
 from gymnasium import spaces
 
 from vecenv import BaseVectorEnv, DummyVectorEnv
+from vecenv.backends.channel import Channel
 from vecenv.testing import CountingEnv
 
 BACKENDS_AND_CUSTOM = pytest.mark.parametrize("backend", [*BACKENDS, custom], ids=lambda make: make.__name__)
@@ -103,6 +104,46 @@ class TestAttributes:
             venv.call("nope")
         venv.reset()
         assert venv.step([1, 2, 3])[0][:, 4].tolist() == [1, 2, 3]
+
+    def test_each_env_gets_a_value_of_its_own(self, backend):
+        value = np.zeros(2)
+        with backend(wrapped(3), num_workers=1) as venv:
+            venv.set_env_attr("array", value)
+            venv.call("fill", 7, id=1)
+            assert [array.tolist() for array in venv.get_env_attr("array")] == [[0, 0], [7, 7], [0, 0]]
+        assert value.tolist() == [0, 0]
+
+    def test_one_value_for_all_travels_once_to_each_worker(self, process_backend, monkeypatch):
+        sent, post = [], Channel.post
+
+        def counted(channel, kind, number, *parts):
+            sent.append(sum(map(len, parts)))
+            return post(channel, kind, number, *parts)
+
+        value = np.zeros(10_000)
+        with process_backend(wrapped(6), num_workers=2) as venv:
+            monkeypatch.setattr(Channel, "post", counted)
+            for use in (
+                lambda: venv.set_env_attr("array", value),
+                lambda: venv.call("add", value),
+                lambda: venv.reset(options={"weights": value}),
+            ):
+                sent.clear()
+                use()
+                assert 2 * value.nbytes < sum(sent) < 3 * value.nbytes
+
+    def test_a_reply_is_no_reason_to_go_through_all_workers(self, process_backend):
+        class Counted(list):
+            walks = 0
+
+            def __iter__(self):
+                self.walks += 1
+                return super().__iter__()
+
+        with process_backend(wrapped(4), num_workers=4) as venv:
+            workers = venv._backend.workers = Counted(venv._backend.workers)
+            assert venv.get_env_attr("env_id") == [0, 1, 2, 3]
+            assert workers.walks <= 1  # one by the watchdog, where this takes long
 
     def test_a_property_that_refuses_a_value_raises_and_the_venv_goes_on(self, venv):
         with pytest.raises(ValueError, match="8 is refused"):

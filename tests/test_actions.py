@@ -174,6 +174,27 @@ class TestConversion:
             assert venv.get_env_attr("actions") == [[1], [2], [3]]
         assert Counts.calls == 1
 
+    def test_tensors_of_other_libraries(self, backend):
+        """They have torch's way to the host, and not its questions where they are."""
+
+        class Tensor:
+            def __init__(self, values):
+                self.values = values
+
+            def detach(self):
+                return self
+
+            def cpu(self):
+                return self
+
+            def numpy(self):
+                return np.array(self.values)
+
+        for batch in (Tensor([4, 5, 6]), [Tensor(4), Tensor(5), Tensor(6)]):
+            actions, kinds = arrived(backend, spaces.Discrete(9), batch)
+            assert actions == [[4], [5], [6]]
+            assert kinds == [[("int64", "int64", ())]] * N
+
     def test_an_array_that_fits_is_not_copied_on_the_way(self):
         batch = np.zeros((2, 3), np.float32)
         assert batch_actions(batch, [0, 1], Leaf("action", (3,), np.dtype(np.float32))) is batch

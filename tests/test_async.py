@@ -1,5 +1,6 @@
 """Waiting for some: `wait_num` and `timeout`. Gates decide which env is done when; no test sleeps to order events."""
 
+import os
 import threading
 import time
 
@@ -8,6 +9,7 @@ import pytest
 from cases import LocalWorker, counting
 
 from vecenv import BaseVectorEnv, DummyVectorEnv
+from vecenv.backends import post_box as box
 from vecenv.testing import Gates
 from vecenv.testing.model import Twins
 
@@ -44,6 +46,16 @@ class TestWaitNum:
                 assert len(ids) >= min(2, 3 - len(came))
                 came += ids
             assert sorted(came) == [0, 1, 2]
+
+    def test_answers_that_are_there_are_not_waited_for(self, process_backend, monkeypatch):
+        """They came in while something else was waited for: the CPU is not given away before they are taken."""
+        with process_backend(counting(4), wait_num=1, num_workers=2) as venv:
+            venv.reset()
+            venv.send([0, 0], [0, 2])
+            while (venv._arena.mail < box.DONE)[[0, 2]].any():
+                venv.get_env_attr("calls", id=[1, 3])
+            monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("waits for what is there"))
+            assert ids_of(venv.recv()) == [0, 2]
 
     def test_fewer_in_flight_than_wait_num_are_enough(self, backend):
         with backend(counting(4), wait_num=3) as venv:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -356,6 +356,32 @@ class KeepsItsObservation(NoSpace):
 
     def spoil(self) -> None:
         self.kept["numbers"][...] = -7
+
+
+@columns("blocks", "single")
+def test_arrays_within_an_info_are_the_callers_own(column: Column) -> None:
+    with column.open([partial(InfosOfOneArray, i) for i in range(N)]) as ledger:
+        ledger.venv.reset()
+        first = ledger.venv.step([0] * N)[-1]
+        ledger.venv.step([0] * N)
+        for i, row in enumerate(first):
+            found = row["listed"][0], row["tuple"][0], row["named"].array
+            assert [array.tolist() for array in found] == [[i, 1]] * 3
+            assert type(row["named"]) is Named
+
+
+class Named(NamedTuple):
+    array: np.ndarray
+
+
+class InfosOfOneArray(Counter):
+    """Its infos hold one array, that of its class, which is written into with each step."""
+
+    array = np.zeros(2, np.int64)
+
+    def info(self) -> dict[str, Any]:
+        self.array[...] = self.id, self.t
+        return {"listed": [self.array], "tuple": (self.array,), "named": Named(self.array)}
 
 
 @columns("blocks", "async")

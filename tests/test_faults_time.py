@@ -346,3 +346,20 @@ class TouchesOnClose(Counter):
 
     def close(self) -> None:
         Path(self.folder, f"closed {self.id}").touch(exist_ok=False)
+
+
+@columns("blocks", dummy=False)
+def test_envs_that_wait_instead_of_computing_are_told_of_once(column: Column) -> None:
+    """However many workers notice."""
+    fns = [partial(TakesLong, i, seconds=0.05) for i in range(N)]
+    with warnings.catch_warnings(record=True) as warned, column.open(fns) as ledger:
+        warnings.simplefilter("always")
+        ledger.begin()
+        for _ in range(8):
+            assert ledger.round() == []
+        ledger.venv.get_env_attr("id")  # answered after the workers have said what they noticed
+        assert ledger.round() == []
+        assert ledger.venv.num_workers == N // 2
+    told = [str(warning.message) for warning in warned if warning.category is RuntimeWarning]
+    assert len(told) == 1
+    assert f"they wait more than they compute, one after the other. Pass num_workers={N}" in told[0]

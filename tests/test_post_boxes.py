@@ -3,10 +3,15 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+from cases import counting
 
 from vecenv import ShmemVectorEnv
+from vecenv.backends import host as hosts
 from vecenv.backends import post_box as box
+from vecenv.backends.layout import common_layout
 from vecenv.backends.shmem import ShmemServer
+from vecenv.backends.subproc import SubprocServer
 from vecenv.testing import CountingEnv
 
 
@@ -52,3 +57,25 @@ def test_a_round_that_is_told_again_is_done_once():
         assert venv._arena.mail[0] == box.STEP
         venv._arena.mail[0] = box.IDLE
         assert venv.step(np.zeros(2, int))[1].tolist() == [2 / 1024, 2 / 1024]
+
+
+@pytest.mark.parametrize("op", [box.STEP, box.STEP | box.WIDE, box.STEP_RESET, box.STEP_OBJECT, box.RESET])
+def test_an_env_that_is_answered_for_alone_is_run_alone(op, monkeypatch):
+    """Its answer takes as long as itself, however many share the worker."""
+    n, copied, real = 16, [], hosts.own_actions
+    monkeypatch.setattr(hosts, "own_actions", lambda rows, dtype: copied.append(len(rows)) or real(rows, dtype))
+    host = hosts.EnvHost(counting(n), 0, local=False)
+    reports = host.construct()
+    boot = SimpleNamespace(first_id=0, count=n, eager=True, line=[0] * 8)
+    server = SubprocServer(boot, host, channel=None)
+    server.bind(common_layout([r.observation_space for r in reports], [r.action_space for r in reports]))
+    answers = []
+    asked = bytes([op] * (n - 1) + [box.IDLE])
+    server._block.action[...] = range(n)
+    server.run_block(asked, server._block.action, lambda j, op: j, lambda done, extras: answers.append((done, extras)))
+    assert [done for done, _ in answers] == [[j] for j in range(n - 1)]
+    assert all(extras[j].failure is None for (j,), extras in answers)
+    assert [env.calls for env in host.envs] == [1] * (n - 1) + [0]
+    if op != box.RESET:
+        assert [env.action for env in host.envs[:-1]] == list(range(n - 1))
+    assert sum(copied) < n

@@ -188,6 +188,22 @@ class TestObjects:
             venv.step([0, 0])
             assert first.tolist() == [[0], [0]]
 
+    def test_graphs_are_of_their_own_env(self, backend):
+        """Envs of a worker may fill one array, and a graph is a tuple with names."""
+        nodes = np.zeros((1, 1), np.float32)
+
+        class Fills(Plays):
+            def _next(self):
+                nodes[...] = super()._next()
+                return spaces.GraphInstance(nodes, None, None)
+
+        graphs = spaces.Graph(spaces.Box(0, 9, (1,)), None)
+        with backend([lambda k=k: Fills(graphs, [k, k + 4]) for k in range(3)], num_workers=1) as venv:
+            first, second = venv.reset()[0], venv.step([0] * 3)[0]
+            assert all(type(graph) is spaces.GraphInstance for graph in first)
+            assert [graph.nodes.item() for graph in first] == [0, 1, 2]
+            assert [graph.nodes.item() for graph in second] == [4, 5, 6]
+
     def test_any_subset_of_ids_has_the_same_form(self, backend):
         with backend(playing(spaces.Text(3), ["a"], ["b"], ["c"]), num_workers=2) as venv:
             assert venv.reset()[0].tolist() == ["a", "b", "c"]

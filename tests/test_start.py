@@ -21,11 +21,14 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from tests.faulty import Counter, SpawnsChild, UsesMultiprocessing, counters
 from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids
 from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.backends import workers
+from vecenv.backends.luggage import registered_by_user
 
 ROOT = Path(__file__).parent.parent
 every_context = pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
@@ -199,6 +202,26 @@ def test_ids_that_the_program_registered_are_known_to_the_workers(column: Column
             assert venv.step([0] * N)[3].tolist() == [True] * N
     finally:
         del gymnasium.registry["Local/Counter-v0"]
+
+
+class LooksIntoTheRegistry(Counter):
+    def knows(self, id: str) -> bool:
+        return id in gymnasium.registry
+
+
+@columns("single", dummy=False)
+def test_what_the_program_registered_is_looked_up_once_for_all_workers(
+    column: Column, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    monkeypatch.setattr(workers, "registered_by_user", lambda: looks.append(None) or registered_by_user())
+    with column.open([partial(LooksIntoTheRegistry, i) for i in range(N)]) as ledger:
+        assert (ledger.venv.num_workers, len(looks)) == (N, 1)
+        monkeypatch.setitem(gymnasium.registry, "Local/Later-v0", EnvSpec("Local/Later-v0"))
+        ledger.begin()
+        dies_and_is_reset(ledger, 1)
+        assert len(looks) == 2
+        assert ledger.venv.call("knows", "Local/Later-v0") == [i == 1 for i in range(N)]
 
 
 class ShowsEnviron(Counter):

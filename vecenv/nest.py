@@ -92,13 +92,15 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
 
 
 def tensor_on_host(value: Any) -> Any:
-    """A torch tensor, wherever it is and whether or not it needs a gradient, as an array; anything else as it is.
+    """A tensor of torch, or of a library with its `detach`, `cpu` and `numpy`, as an array; anything else as it is.
 
-    A tensor on the CPU shares its memory; bfloat16 is cast to float32, which holds every value of it.
+    It may be on any device and need a gradient. One of torch on the CPU shares its memory; its bfloat16 is cast to
+    float32, which holds every value of it.
     """
     if value.__class__ is np.ndarray or not (hasattr(value, "detach") and hasattr(value, "cpu")):
         return value
-    tensor = value if value.is_cpu and not value.requires_grad else value.detach().cpu()
+    here = getattr(value, "is_cpu", False) and not getattr(value, "requires_grad", True)
+    tensor = value if here else value.detach().cpu()
     try:
         return tensor.numpy()
     except TypeError:  # a dtype that numpy does not have (bfloat16)

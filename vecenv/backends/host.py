@@ -127,20 +127,21 @@ class EnvHost:
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
             elif box.IDLE < op < box.DONE:
-                extra = self._run_one(j, op, action, payload)
+                extra = self.run_one(j, op, action, payload)
             else:
                 continue
             if extra is not None:
                 extras[j] = extra
         return extras
 
-    def _run_one(self, j: int, op: int, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> Extra | None:
-        """One of the rarer operations on env j; `payload(j, op)` gives what does not fit the arena, or a Failure."""
+    def run_one(self, j: int, op: int, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> Extra | None:
+        """What `run` does, for env j alone; `payload(j, op)` is what does not fit the arena, or a Failure."""
         if op == box.RESET:
             return self._reset(j, {})
-        if op & box.WIDE:
+        if op & box.PLAIN == box.STEP:
             assert action is not None
-            return self._step(j, action[j].copy(), op)
+            dtype = action.dtype if op & box.WIDE else self._action_dtype
+            return self._step(j, own_actions(action[j : j + 1], dtype)[0], op)
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)

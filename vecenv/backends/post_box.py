@@ -31,8 +31,3 @@ def all_ask(mail: bytes) -> bool:
 def has_extra(answer: int) -> bool:
     """Whether there is an `Extra` besides what the arena holds."""
     return answer in (DONE_EXTRA, DONE_EXTRA_FINAL)
-
-
-def only(j: int, mail: bytes) -> bytes:
-    """What is asked of env j alone."""
-    return bytes(j) + mail[j : j + 1] + bytes(len(mail) - j - 1)

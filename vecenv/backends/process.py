@@ -29,6 +29,7 @@ class ProcessBackend(Workers):
 
     autoresets = True
     _bound = False
+    _noted = False
 
     def bind(self, layout: Layout) -> Arena:
         self._layout = layout
@@ -48,16 +49,22 @@ class ProcessBackend(Workers):
     # Rounds.
 
     def encode(self, payloads: Mapping[int, Any]) -> dict[int, bytes]:
-        encoded = {}
+        # What is one object for several envs is pickled once, and a worker gets it once: each env unpickles its own.
+        blobs: dict[int, bytes] = {}
         for i, payload in payloads.items():
-            try:
-                blob = dumps(payload)
-                if b"__main__" in blob and self._method != "fork":
-                    blob = cloudpickle.dumps(payload)  # by value: workers do not run the user's script
-                encoded[i] = blob
-            except Exception as error:
-                raise TypeError(f"the action or argument for env {i} cannot be sent to its worker: {error}") from error
-        return encoded
+            if id(payload) not in blobs:
+                try:
+                    blobs[id(payload)] = self._pickled(payload)
+                except Exception as error:
+                    told = f"the action or argument for env {i} cannot be sent to its worker: {error}"
+                    raise TypeError(told) from error
+        return {i: blobs[id(payload)] for i, payload in payloads.items()}
+
+    def _pickled(self, payload: Any) -> bytes:
+        blob = dumps(payload)
+        if b"__main__" in blob and self._method != "fork":
+            return cloudpickle.dumps(payload)  # by value: workers do not run the user's script
+        return blob
 
     def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
         if ids is None and self._mail.tobytes() == self._all_done and not self._notes:
@@ -79,8 +86,12 @@ class ProcessBackend(Workers):
             self.poll_until(lambda: all(i in self._extras for i in missing), None)
 
     def _show_notes(self) -> None:
-        while self._notes:  # shown here, where a warning that is turned into an exception does no harm
-            warnings.warn(self._notes.pop(), RuntimeWarning, stacklevel=6)
+        """Warn of the first note that ever came: other workers say the same."""
+        note = self._notes[0]
+        self._notes.clear()
+        if not self._noted:
+            self._noted = True  # shown here, where a warning that is turned into an exception does no harm
+            warnings.warn(note, RuntimeWarning, stacklevel=6)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
         """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read fails its env."""

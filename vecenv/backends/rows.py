@@ -299,6 +299,8 @@ def _own_arrays(value: Any) -> Any:
         return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
         return value.__class__(_own_arrays(child) for child in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a tuple with names
+        return value._make(map(_own_arrays, value))
     if value.__class__ is deque:
         return deque((_own_arrays(child) for child in value), value.maxlen)
     return copy.copy(value) if value.__class__ in (set, bytearray) else value

@@ -68,7 +68,7 @@ class Server(ABC):
         self.channel = channel
         self.first_id = boot.first_id
         self.count, self.everyone = boot.count, range(boot.count)
-        self.eager = boot.eager
+        self.one_by_one = boot.eager and boot.count > 1
         self.line = boot.line
         self._pace = PaceMeter(boot.count)
         self.last_extras: dict[int, Extra] = {}  # of each env
@@ -89,15 +89,17 @@ class Server(ABC):
         self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
 
-    def run(self, ops: bytes, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> dict[int, Extra]:
-        """`EnvHost.run`, measured at first: what counts is the time in the envs, not that in which the parent reads."""
+    def measured(self, run: Callable[..., Any], *args: Any) -> Any:
+        """What `run` returns, measured at first: what counts is the time in the envs, not that in which the parent
+        reads.
+        """
         if not self._pace.measuring:
-            return self.host.run(ops, action, payload)
+            return run(*args)
         self._pace.start()
-        extras = self.host.run(ops, action, payload)
+        result = run(*args)
         if (note := self._pace.stop()) is not None:
             self.channel.write(ch.NOTE, 0, pickle.dumps(note))
-        return extras
+        return result
 
     def run_block(
         self,
@@ -108,12 +110,13 @@ class Server(ABC):
     ) -> None:
         """Do what the post boxes ask for and answer: for all at once, or for each env as soon as it is done."""
         done = self.everyone if box.all_ask(asked) else [j for j, op in enumerate(asked) if box.IDLE < op < box.DONE]
-        if not self.eager or len(done) == 1:
+        if not self.one_by_one:
             if done:
-                answer(done, self.run(asked, action, payload))
+                answer(done, self.measured(self.host.run, asked, action, payload))
             return
         for j in done:
-            answer([j], self.run(box.only(j, asked), action, payload))
+            extra = self.measured(self.host.run_one, j, asked[j], action, payload)
+            answer([j], {} if extra is None else {j: extra})
 
     def handle(self, frame: Frame) -> bool:
         """Do what a frame other than a round asks for; returns True if it was CLOSE."""

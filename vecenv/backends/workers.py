@@ -97,8 +97,9 @@ class Workers(Backend):
         bounds = np.linspace(0, n, num_workers + 1).round().astype(int).tolist()
         self.workers = [WorkerProcess(w, bounds[w], bounds[w + 1]) for w in range(num_workers)]
         self._worker_of = np.repeat(np.arange(num_workers), np.diff(bounds))
+        registered = self._registered()
         for worker in self.workers:
-            self._launch(worker)
+            self._launch(worker, registered)
         self._await_ready(self.workers)
         return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
 
@@ -107,7 +108,11 @@ class Workers(Backend):
         self._own_fds.append(fd)
         return fd
 
-    def _launch(self, worker: WorkerProcess) -> None:
+    def _registered(self) -> list[bytes]:
+        """What workers are told of gymnasium's registry, as it is now."""
+        return [] if self._forked else registered_by_user()
+
+    def _launch(self, worker: WorkerProcess, registered: list[bytes] | None = None) -> None:
         line = self.control.line(worker.index)
         line[DOING] = NOTHING
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
@@ -115,7 +120,7 @@ class Workers(Backend):
             makers=self._makers[worker.start : worker.stop],
             # The environment of the forkserver is as old as the forkserver.
             environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
-            registered=[] if self._forked else registered_by_user(),
+            registered=self._registered() if registered is None else registered,
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
         )
         boot = Boot(
@@ -180,11 +185,14 @@ class Workers(Backend):
     def _settle(self, requests: Sequence[Request], deadline: float | None) -> bool:
         """Wait until the workers have replied or ended; returns False if one has not by the deadline."""
 
+        def settled() -> bool:
+            return all(request.is_settled for request in requests)
+
         def owing() -> list[WorkerProcess]:
             return [worker for worker in self.workers if any(r in requests for r in worker.requests.values())]
 
-        self.poll_until(lambda: not owing(), deadline, owing)
-        return not owing()
+        self.poll_until(settled, deadline, owing)
+        return settled()
 
     def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame that the worker reads while it serves."""
