@@ -18,10 +18,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.faulty import AGES, Counter, HangsOnStep, WaitsForFile, counters
-from tests.ledger import SEEN, gone, pids
+from tests.faulty import AGES, Counter, DiesOnStep, HangsOnStep, WaitsForFile, counters
+from tests.ledger import SEEN, gone, pids, reply_begins
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
-from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, EnvWorker, WorkerDiedError, WorkerTimeoutError
+from vecenv import (
+    BaseVectorEnv,
+    DummyVectorEnv,
+    EnvStepError,
+    EnvWorker,
+    SubprocVectorEnv,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
 from vecenv.backends import worker_process
 from vecenv.backends.shield import shield
 
@@ -251,6 +259,36 @@ def test_a_process_that_ends_while_it_sends_blames_no_other_env(process_backend:
         with pytest.raises(WorkerDiedError, match="while sending what its envs returned") as caught:
             venv.step([0] * 4)
         assert caught.value.env_id == 0
+        assert not caught.value.bystander
+
+
+class LargeObservation(Counter):
+    """More than a socket holds."""
+
+    observation_space = spaces.Box(0, 255, (4 << 20,), np.uint8)
+
+    def observe(self, action: Any) -> Any:
+        return np.zeros(4 << 20, np.uint8)
+
+
+def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
+    with SubprocVectorEnv([partial(LargeObservation, 0)]) as venv:
+        venv.reset()
+        venv.send([0])
+        reply_begins(venv, 0)
+        os.kill(venv._backend.pid(0), signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="while sending what its envs returned"):
+            venv.recv()
+
+
+def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(process_backend: Any) -> None:
+    fns = [partial(TellsOnce, 0), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
+    with process_backend(fns, num_workers=1, wait_num=3, timeout=20) as venv:
+        venv.reset()
+        venv.send([0] * 3)
+        with pytest.raises(WorkerDiedError, match="while running env 1") as caught:
+            venv.recv()
+        assert caught.value.env_id == 1
         assert not caught.value.bystander
 
 

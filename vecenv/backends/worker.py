@@ -84,13 +84,13 @@ class Server(ABC):
     def timed(self, round: Callable[..., None], *args: Any) -> None:
         """Do a round, and account for the time that it took."""
         begin = time.perf_counter_ns()
-        self.line[DOING] = A_ROUND
         round(*args)
         self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
 
     def run(self, ops: bytes, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> dict[int, Extra]:
         """`EnvHost.run`, measured at first: what counts is the time in the envs, not that in which the parent reads."""
+        self.line[DOING] = A_ROUND
         if not self._pace.measuring:
             return self.host.run(ops, action, payload)
         self._pace.start()

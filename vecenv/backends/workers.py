@@ -110,6 +110,7 @@ class Workers(Backend):
     def _launch(self, worker: WorkerProcess) -> None:
         line = self.control.line(worker.index)
         line[DOING] = NOTHING
+        self.watchdog.forget(worker)
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
         luggage = Luggage(
             makers=self._makers[worker.start : worker.stop],
