@@ -32,6 +32,7 @@ from vecenv import (
 )
 from vecenv.backends import worker_process
 from vecenv.backends.shield import shield
+from vecenv.backends.worker_process import WorkerProcess
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -345,6 +346,93 @@ def test_the_shield_is_put_before_handlers_that_come_later(process_backend: Any)
 
 
 @pytest.mark.usefixtures("ctrl_c")
+def test_a_handler_that_goes_on_to_the_one_before_it_may_do_so(process_backend: Any) -> None:
+    with DummyVectorEnv(counters(2)):  # the one before it is ours
+        before, calls = signal.getsignal(signal.SIGINT), []
+
+        def handler(*args: Any) -> None:
+            calls.append(args)
+            before(*args)  # type: ignore[misc, operator]
+
+        signal.signal(signal.SIGINT, handler)
+        with process_backend(counters(2)):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt), shield:
+                signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert len(calls) == 3
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_handler_that_is_set_for_a_while_is_not_called_later(process_backend: Any) -> None:
+    calls: list[Any] = []
+    with process_backend(counters(2)) as venv:
+        venv.reset()
+        before = signal.signal(signal.SIGINT, lambda *args: calls.append(args))
+        venv.step(ACTIONS)
+        signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        venv.step(ACTIONS)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert len(calls) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def interrupted(function: Any, first: bool = False) -> Any:
+    """The function, and a Ctrl-C as soon as it is done, or before that."""
+
+    def both(*args: Any) -> None:
+        if not first:
+            function(*args)
+        signal.raise_signal(signal.SIGINT)
+        if first:
+            function(*args)
+
+    return both
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_while_a_hung_worker_is_ended_loses_no_answer(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend([partial(HangsOnStep, 0, at=1)], step_timeout=0.5) as venv:
+        venv.reset()
+        venv.send([0])
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerProcess, "bury", interrupted(WorkerProcess.bury))
+            with pytest.raises(KeyboardInterrupt):
+                venv.recv()
+        assert list(venv._backend.lost) == [0]
+        with pytest.raises(WorkerTimeoutError):
+            venv.recv()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("moment", ["launch", "_await_ready", "_post_frame"])
+def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(
+    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend(counters(1)) as venv:
+        venv.reset()
+        end(pids(venv)[0])
+        of: Any = WorkerProcess if moment == "launch" else venv._backend
+        with monkeypatch.context() as patch:
+            patch.setattr(of, moment, interrupted(getattr(of, moment), first=moment == "_post_frame"))
+            with pytest.raises(KeyboardInterrupt):
+                venv.reset()
+        assert not venv._backend.workers[0].alive
+        venv.reset()
+        assert venv.step([0])[0][:, 2].tolist() == [1]
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_between_two_envs_of_dummy_loses_no_step() -> None:
     previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
     interrupts, envs = 0, 32
@@ -516,6 +604,27 @@ def test_a_forked_copy_of_a_program_closes_no_channels_of_the_original(process_b
         if pid == 0:
             os._exit(len(worker_process._parent_fds))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside another thread
+def test_a_channel_that_another_thread_closes_before_a_fork_is_no_reason_to_die(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be that of something else by then, which the new worker needs."""
+    others = {os.dup(0) for _ in range(4)}
+    start = worker_process.start_process
+
+    def close_and_start(*args: Any) -> Any:
+        for fd in others & worker_process._parent_fds:
+            worker_process._parent_fds.discard(fd)
+            os.close(fd)
+        return start(*args)
+
+    worker_process._parent_fds.update(others)
+    monkeypatch.setattr(worker_process, "start_process", close_and_start)
+    with process_backend(counters(1), context="fork") as venv:
+        venv.reset()
+        assert venv.alive() == [True]
 
 
 class HangsInClose(Counter):

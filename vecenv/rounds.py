@@ -151,6 +151,7 @@ class Rounds(EnvAccess):
                 all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
                 left = self._recovery.answer_failed(asked, all_ops)
                 ids, ops = asked[left], all_ops[left]
+                encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
             if ids is None or len(ids):
                 self._backend.send(ids, ops, encoded)
         except BaseException:

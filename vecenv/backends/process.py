@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -160,12 +159,17 @@ class ProcessBackend(Workers):
     def restart(self, env_id: int) -> None:
         worker = self.workers[int(self._worker_of[env_id])]
         if not worker.alive:
-            self._launch(worker)
-            try:
-                self._await_ready([worker])
-            except BaseException:
-                self._stop([worker], time.monotonic())
-                raise
-            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(self._layout))
+            self._start_again(worker)
         for i in worker.ids:  # what they had answered before stays to be taken
             self.lost.pop(i, None)
+
+    def _start_again(self, worker: WorkerProcess) -> None:
+        """Until it serves, or nothing is left of it."""
+        try:
+            self._launch(worker)
+            self._await_ready([worker])
+            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(self._layout))
+        except BaseException:
+            if worker.alive:
+                self.kill(worker, None)
+            raise

@@ -11,7 +11,7 @@ import gc
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class Boot:
     starter: int
     """The parent, if its main thread starts the worker; else 0."""
     socket: Any = None
-    parent_fds: tuple[int, ...] = ()
+    parent_fds: Collection[int] = ()
     """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
     line: Any = None
     """The worker's line of the control page, once it is mapped."""

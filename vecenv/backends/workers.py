@@ -134,10 +134,11 @@ class Workers(Backend):
             starter=os.getpid() if threading.current_thread() is threading.main_thread() else 0,
             shared=self._shared_parts(worker),
         )
-        worker.launch(boot)
-        for fd in worker.fds():
-            self._by_fd[fd] = worker
-            self._poller.register(fd, select.POLLIN)
+        with shield:  # to start a process takes its time, but Ctrl-C has to wait for that anyway
+            worker.launch(boot)
+            for fd in worker.fds():
+                self._by_fd[fd] = worker
+                self._poller.register(fd, select.POLLIN)
 
     @abstractmethod
     def _shared_parts(self, worker: WorkerProcess) -> Any:
@@ -311,7 +312,8 @@ class Workers(Backend):
         """End a worker by force, and handle its end as of now; `reason` says why, where a step took too long."""
         worker.reason = reason
         worker.kill()
-        self._on_end(worker)
+        with shield:
+            self._on_end(worker)
 
     def look(self) -> None:
         if events := self._poller.poll(0):
