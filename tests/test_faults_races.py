@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.faulty import AGES, Counter, DiesOnStep, HangsOnStep, WaitsForFile, counters
+from tests.faulty import AGES, Counter, DiesOnReset, DiesOnStep, HangsOnStep, WaitsForFile, counters
 from tests.ledger import SEEN, gone, pids, reply_begins
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
@@ -30,6 +30,7 @@ from vecenv import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from vecenv.backends import channel as ch
 from vecenv.backends import worker_process
 from vecenv.backends.shield import shield
 from vecenv.backends.worker_process import WorkerProcess
@@ -293,29 +294,44 @@ def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(process_b
         assert not caught.value.bystander
 
 
-def test_a_wait_inside_another_leaves_the_bell_on(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """An info that cannot be read here is asked for once more, while another worker is awaited."""
-    go = tmp_path / "go"
-    fns = [partial(TellsOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 2, 1, str(go))]
-    with process_backend(fns, num_workers=2) as venv:
+class TellsAt(Counter):
+    """The info of step `at` holds an `odd`, the others are empty."""
+
+    def __init__(self, id: int, at: int, odd: Any = dict) -> None:
+        super().__init__(id)
+        self.at, self.odd = at, odd
+
+    def info(self) -> dict[str, Any]:
+        return {"odd": self.odd()} if self.t == self.at else {}
+
+
+def test_an_info_that_is_sent_again_brings_no_old_ones_along(process_backend: Any) -> None:
+    fns = [partial(TellsAt, 0, 1), partial(TellsAt, 1, 2), partial(TellsAt, 2, 2, RaisesAtUnpickle)]
+    with process_backend(fns, num_workers=1) as venv:
         venv.reset()
-        once_more = venv._backend._extras_one_by_one
+        venv.step([0] * 3)
+        with pytest.raises(TypeError, match="step on env 2: what it returned cannot be read here") as caught:
+            venv.step([0] * 3)
+    infos = caught.value.partial.info  # type: ignore[attr-defined]
+    assert ["odd" in info for info in infos] == [False, True]
 
-        def then_go(*args: Any) -> Any:
-            try:
-                return once_more(*args)
-            finally:
-                asked.append(time.monotonic())
-                threading.Timer(0.2, go.touch).start()  # by then the outer wait sleeps
 
-        asked: list[float] = []
-        with monkeypatch.context() as patch:
-            patch.setattr(venv._backend, "_extras_one_by_one", then_go)
+def test_an_info_that_cannot_be_read_holds_up_nobody(process_backend: Any, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    fns = [partial(TellsOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 1, 1, str(go))]
+    with process_backend(fns, num_workers=1, timeout=0.05) as venv:
+        venv.reset()
+        patience = threading.Timer(SEEN, go.touch)
+        patience.start()
+        try:
             with pytest.raises(TypeError, match="cannot be read here"):
                 venv.step(ACTIONS)
-        assert time.monotonic() - asked[0] < SEEN
+            assert not go.exists()
+            assert venv.waiting_id == [1]
+        finally:
+            patience.cancel()
+            go.touch()
+        assert venv.recv()[0][:, 2].tolist() == [1]
 
 
 # Interrupts.
@@ -396,6 +412,57 @@ def interrupted(function: Any, first: bool = False) -> Any:
             function(*args)
 
     return both
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_while_infos_are_sent_again_loses_nothing(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two in a message could not be read; the worker is stopped."""
+    with process_backend([partial(TellsOnce, 0, RaisesAtUnpickle), partial(TellsOnce, 1)], num_workers=1) as venv:
+        venv.reset()
+        backend, pid = venv._backend, pids(venv)[0]
+        post, patience = backend._post, threading.Timer(SEEN, os.kill, (pid, signal.SIGCONT))
+
+        def stop_and_post(worker: Any, kind: int, *args: Any) -> None:
+            if kind == ch.RESEND:
+                os.kill(pid, signal.SIGSTOP)
+                patience.start()
+            post(worker, kind, *args)
+            if kind == ch.RESEND:
+                signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "_post", stop_and_post)
+            with pytest.raises(KeyboardInterrupt):
+                venv.step(ACTIONS)
+        assert patience.is_alive(), "it was waited for"
+        patience.cancel()
+        os.kill(pid, signal.SIGCONT)
+        with pytest.raises(TypeError, match="cannot be read here") as caught:
+            venv.recv()
+        assert caught.value.partial.env_id.tolist() == [1]  # type: ignore[attr-defined]
+        assert caught.value.partial.info[0]["odd"] == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("moment", ["restart", "send"])
+def test_an_interrupt_while_an_env_is_reset_again_loses_no_row(
+    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fns = [partial(TellsOnce, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
+    with process_backend(fns, num_workers=3, on_error="restart") as venv:
+        venv.reset()
+        venv.send([0] * 3, reset=[1])
+        with monkeypatch.context() as patch:
+            patch.setattr(venv._backend, moment, interrupted(getattr(venv._backend, moment)))
+            with pytest.raises(KeyboardInterrupt):
+                venv.recv()
+        assert venv.waiting_id == [0, 1, 2]
+        obs, *_, info = venv.recv()
+        assert obs[:, 2].tolist() == [1, 0, 1]
+        assert info[0]["odd"] == {}
+        assert venv.failed_id == []
 
 
 @pytest.mark.usefixtures("ctrl_c")

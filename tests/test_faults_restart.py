@@ -141,3 +141,14 @@ def test_an_env_that_is_not_stepped_is_sent_no_action(backend: Any, monkeypatch:
             *_, info = venv.step([{"fails": 0}, {"fails": 0}])
     assert info[0]["restarted"]
     assert sent == [([1], [1])]
+
+
+def test_strict_wants_a_reset_behind_a_failure_that_was_absorbed(backend: Any) -> None:
+    with backend(counters(2, env0=partial(RaisesOnStep, at=1)), on_error="restart", strict=True) as venv:
+        venv.reset()
+        *_, truncated, _ = venv.step([0, 0])
+        assert truncated.tolist() == [True, False]
+        with pytest.raises(RuntimeError, match="env 0 has not been reset"):
+            venv.step([0, 0])
+        venv.reset(0)
+        venv.step([0], [1])

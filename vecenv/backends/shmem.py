@@ -147,7 +147,7 @@ class ShmemServer(Server):
         fence()
         self._parent_bell.ring()
         if payload:
-            self.channel.write(ch.ANSWERS, 0, payload)
+            self.channel.write(ch.ANSWERS, done[0] + 1 if len(done) == 1 else 0, payload)
 
 
 class ShmemBackend(ProcessBackend):
@@ -251,7 +251,7 @@ class ShmemBackend(ProcessBackend):
         owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
         sleepers, parent = self.control.sleepers, self.num_workers
-        before, sleepers[parent] = sleepers[parent], 1  # one wait may be made inside another, to read what has come
+        sleepers[parent] = 1
 
         def fenced() -> bool:
             fence()
@@ -260,11 +260,13 @@ class ShmemBackend(ProcessBackend):
         try:
             super().poll_until(fenced, deadline, owing)
         finally:
-            sleepers[parent] = before
+            sleepers[parent] = 0
 
     def _on_signal(self, fd: int) -> None:
         Bell(fd, -1, None).silence()
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if self._lacks_extra(i)}
+        if frame.number:
+            late &= {frame.number - 1}
         self._load_extras(worker, frame.payload, late)

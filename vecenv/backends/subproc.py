@@ -170,7 +170,8 @@ class SubprocBackend(ProcessBackend):
         if final := [i for i in answered if mail[i - worker.start] & box.FINAL]:
             payload = self._take_arrays(self._finals, final, payload)
         if payload:
-            self._load_extras(worker, bytes(payload), {i - worker.start for i in answered})
+            places = [i - worker.start for i in answered]
+            self._load_extras(worker, bytes(payload), {j for j in places if mail[j] & box.EXTRA})
 
     def _take_arrays(self, arrays: list[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
         """Take a row of each array for each of these envs; returns what comes behind them."""

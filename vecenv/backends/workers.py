@@ -261,7 +261,9 @@ class Workers(Backend):
         if frame.kind == ch.ANSWERS:
             self._on_answers(worker, frame)
         elif frame.kind == ch.REPLY:
-            worker.requests.pop(frame.number).reply = frame.payload
+            request = worker.requests.pop(frame.number)
+            request.reply = frame.payload
+            self._on_reply(worker, request)
         elif frame.kind == ch.READY:
             worker.ready = _read_reports(worker, pickle.loads(frame.payload))
             worker.served = worker.served or not isinstance(worker.ready, Failure)
@@ -270,6 +272,9 @@ class Workers(Backend):
             self._notes.append(f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker.")
         elif frame.kind == ch.CLOSED:
             worker.problems = pickle.loads(frame.payload)
+
+    def _on_reply(self, worker: WorkerProcess, request: Request) -> None:
+        """A request has its reply."""
 
     @abstractmethod
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
