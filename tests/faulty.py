@@ -151,6 +151,7 @@ ENDS: dict[str, Callable[[], None]] = {
     "SIGSEGV": lambda: faulthandler._sigsegv(),  # type: ignore[attr-defined]
     "SIGBUS": _bus_error,
     "SIGABRT": _abort,
+    "signal 40": lambda: os.kill(os.getpid(), 40),  # a real-time signal
     "code 0": lambda: os._exit(0),
     "code 3": lambda: os._exit(3),
     "code 255": lambda: os._exit(255),

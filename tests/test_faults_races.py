@@ -19,8 +19,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.faulty import AGES, Counter, HangsOnStep, RaisesElsewhere, RaisesOnStep, WaitsForFile, counters
-from tests.ledger import SEEN, gone, kill, pids, said
+from tests.faulty import (
+    AGES,
+    Counter,
+    DiesOnReset,
+    DiesOnStep,
+    HangsOnStep,
+    RaisesElsewhere,
+    RaisesOnStep,
+    WaitsForFile,
+    counters,
+)
+from tests.ledger import SEEN, gone, kill, pids, reply_begins, said
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
     BaseVectorEnv,
@@ -28,11 +38,14 @@ from vecenv import (
     EnvStepError,
     EnvWorker,
     ShmemVectorEnv,
+    SubprocVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from vecenv.backends import channel as ch
 from vecenv.backends import worker_process
 from vecenv.backends.shield import shield
+from vecenv.backends.worker_process import WorkerProcess
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -255,29 +268,74 @@ def test_a_process_that_ends_while_it_sends_blames_no_other_env(process_backend:
         assert not caught.value.bystander
 
 
-def test_a_wait_inside_another_leaves_the_bell_on(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """An info that cannot be read here is asked for once more, while another worker is awaited."""
-    go = tmp_path / "go"
-    fns = [partial(TellsOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 2, 1, str(go))]
-    with process_backend(fns, num_workers=2) as venv:
+class LargeObservation(Counter):
+    """More than a socket holds."""
+
+    observation_space = spaces.Box(0, 255, (4 << 20,), np.uint8)
+
+    def observe(self, action: Any) -> Any:
+        return np.zeros(4 << 20, np.uint8)
+
+
+def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
+    with SubprocVectorEnv([partial(LargeObservation, 0)]) as venv:
         venv.reset()
-        once_more = venv._backend._extras_one_by_one
+        venv.send([0])
+        reply_begins(venv, 0)
+        os.kill(venv._backend.pid(0), signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="while sending what its envs returned"):
+            venv.recv()
 
-        def then_go(*args: Any) -> Any:
-            try:
-                return once_more(*args)
-            finally:
-                asked.append(time.monotonic())
-                threading.Timer(0.2, go.touch).start()  # by then the outer wait sleeps
 
-        asked: list[float] = []
-        with monkeypatch.context() as patch:
-            patch.setattr(venv._backend, "_extras_one_by_one", then_go)
+def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(process_backend: Any) -> None:
+    fns = [partial(TellsOnce, 0), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
+    with process_backend(fns, num_workers=1, wait_num=3, timeout=20) as venv:
+        venv.reset()
+        venv.send([0] * 3)
+        with pytest.raises(WorkerDiedError, match="while running env 1") as caught:
+            venv.recv()
+        assert caught.value.env_id == 1
+        assert not caught.value.bystander
+
+
+class TellsAt(Counter):
+    """The info of step `at` holds an `odd`, the others are empty."""
+
+    def __init__(self, id: int, at: int, odd: Any = dict) -> None:
+        super().__init__(id)
+        self.at, self.odd = at, odd
+
+    def info(self) -> dict[str, Any]:
+        return {"odd": self.odd()} if self.t == self.at else {}
+
+
+def test_an_info_that_is_sent_again_brings_no_old_ones_along(process_backend: Any) -> None:
+    fns = [partial(TellsAt, 0, 1), partial(TellsAt, 1, 2), partial(TellsAt, 2, 2, RaisesAtUnpickle)]
+    with process_backend(fns, num_workers=1) as venv:
+        venv.reset()
+        venv.step([0] * 3)
+        with pytest.raises(TypeError, match="step on env 2: what it returned cannot be read here") as caught:
+            venv.step([0] * 3)
+    infos = caught.value.partial.info  # type: ignore[attr-defined]
+    assert ["odd" in info for info in infos] == [False, True]
+
+
+def test_an_info_that_cannot_be_read_holds_up_nobody(process_backend: Any, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    fns = [partial(TellsOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 1, 1, str(go))]
+    with process_backend(fns, num_workers=1, timeout=0.05) as venv:
+        venv.reset()
+        patience = threading.Timer(SEEN, go.touch)
+        patience.start()
+        try:
             with pytest.raises(TypeError, match="cannot be read here"):
                 venv.step(ACTIONS)
-        assert time.monotonic() - asked[0] < SEEN
+            assert not go.exists()
+            assert venv.waiting_id == [1]
+        finally:
+            patience.cancel()
+            go.touch()
+        assert venv.recv()[0][:, 2].tolist() == [1]
 
 
 def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(process_backend: Any) -> None:
@@ -316,6 +374,144 @@ def test_the_shield_is_put_before_handlers_that_come_later(process_backend: Any)
             assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_handler_that_goes_on_to_the_one_before_it_may_do_so(process_backend: Any) -> None:
+    with DummyVectorEnv(counters(2)):  # the one before it is ours
+        before, calls = signal.getsignal(signal.SIGINT), []
+
+        def handler(*args: Any) -> None:
+            calls.append(args)
+            before(*args)  # type: ignore[misc, operator]
+
+        signal.signal(signal.SIGINT, handler)
+        with process_backend(counters(2)):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt), shield:
+                signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert len(calls) == 3
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_handler_that_is_set_for_a_while_is_not_called_later(process_backend: Any) -> None:
+    calls: list[Any] = []
+    with process_backend(counters(2)) as venv:
+        venv.reset()
+        before = signal.signal(signal.SIGINT, lambda *args: calls.append(args))
+        venv.step(ACTIONS)
+        signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        venv.step(ACTIONS)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert len(calls) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def interrupted(function: Any, first: bool = False) -> Any:
+    """The function, and a Ctrl-C as soon as it is done, or before that."""
+
+    def both(*args: Any) -> None:
+        if not first:
+            function(*args)
+        signal.raise_signal(signal.SIGINT)
+        if first:
+            function(*args)
+
+    return both
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_while_infos_are_sent_again_loses_nothing(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two in a message could not be read; the worker is stopped."""
+    with process_backend([partial(TellsOnce, 0, RaisesAtUnpickle), partial(TellsOnce, 1)], num_workers=1) as venv:
+        venv.reset()
+        backend, pid = venv._backend, pids(venv)[0]
+        post, patience = backend._post, threading.Timer(SEEN, os.kill, (pid, signal.SIGCONT))
+
+        def stop_and_post(worker: Any, kind: int, *args: Any) -> None:
+            if kind == ch.RESEND:
+                os.kill(pid, signal.SIGSTOP)
+                patience.start()
+            post(worker, kind, *args)
+            if kind == ch.RESEND:
+                signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "_post", stop_and_post)
+            with pytest.raises(KeyboardInterrupt):
+                venv.step(ACTIONS)
+        assert patience.is_alive(), "it was waited for"
+        patience.cancel()
+        os.kill(pid, signal.SIGCONT)
+        with pytest.raises(TypeError, match="cannot be read here") as caught:
+            venv.recv()
+        assert caught.value.partial.env_id.tolist() == [1]  # type: ignore[attr-defined]
+        assert caught.value.partial.info[0]["odd"] == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("moment", ["restart", "send"])
+def test_an_interrupt_while_an_env_is_reset_again_loses_no_row(
+    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fns = [partial(TellsOnce, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
+    with process_backend(fns, num_workers=3, on_error="restart") as venv:
+        venv.reset()
+        venv.send([0] * 3, reset=[1])
+        with monkeypatch.context() as patch:
+            patch.setattr(venv._backend, moment, interrupted(getattr(venv._backend, moment)))
+            with pytest.raises(KeyboardInterrupt):
+                venv.recv()
+        assert venv.waiting_id == [0, 1, 2]
+        obs, *_, info = venv.recv()
+        assert obs[:, 2].tolist() == [1, 0, 1]
+        assert info[0]["odd"] == {}
+        assert venv.failed_id == []
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_while_a_hung_worker_is_ended_loses_no_answer(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend([partial(HangsOnStep, 0, at=1)], step_timeout=0.5) as venv:
+        venv.reset()
+        venv.send([0])
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerProcess, "bury", interrupted(WorkerProcess.bury))
+            with pytest.raises(KeyboardInterrupt):
+                venv.recv()
+        assert list(venv._backend.lost) == [0]
+        with pytest.raises(WorkerTimeoutError):
+            venv.recv()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("moment", ["launch", "_await_ready", "_post_frame"])
+def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(
+    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend(counters(1)) as venv:
+        venv.reset()
+        kill(pids(venv)[0])
+        of: Any = WorkerProcess if moment == "launch" else venv._backend
+        with monkeypatch.context() as patch:
+            patch.setattr(of, moment, interrupted(getattr(of, moment), first=moment == "_post_frame"))
+            with pytest.raises(KeyboardInterrupt):
+                venv.reset()
+        assert not venv._backend.workers[0].alive
+        venv.reset()
+        assert venv.step([0])[0][:, 2].tolist() == [1]
 
 
 @pytest.mark.usefixtures("ctrl_c")
@@ -578,6 +774,27 @@ def test_a_forked_copy_of_a_program_closes_no_channels_of_the_original(process_b
         if pid == 0:
             os._exit(len(worker_process._parent_fds))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside another thread
+def test_a_channel_that_another_thread_closes_before_a_fork_is_no_reason_to_die(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be that of something else by then, which the new worker needs."""
+    others = {os.dup(0) for _ in range(4)}
+    start = worker_process.start_process
+
+    def close_and_start(*args: Any) -> Any:
+        for fd in others & worker_process._parent_fds:
+            worker_process._parent_fds.discard(fd)
+            os.close(fd)
+        return start(*args)
+
+    worker_process._parent_fds.update(others)
+    monkeypatch.setattr(worker_process, "start_process", close_and_start)
+    with process_backend(counters(1), context="fork") as venv:
+        venv.reset()
+        assert venv.alive() == [True]
 
 
 class HangsInClose(Counter):

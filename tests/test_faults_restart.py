@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gymnasium import spaces
 
 from tests.faulty import Counter, DiesOnReset, DiesOnStep, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
 from tests.ledger import Column, N, block_of, columns, pids
@@ -140,3 +141,43 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
         ledger._lose()
         ledger.born_again([0, 1])
         ledger.goes_on([0, 1], WorkerDiedError)
+
+
+class RaisesWhenAsked(Counter):
+    """For an action that says so."""
+
+    action_space = spaces.Dict(fails=spaces.Discrete(2))
+
+    def step(self, action: Any) -> Any:
+        if action["fails"]:
+            raise ValueError("asked to")
+        return super().step(0)
+
+
+def test_an_env_that_is_not_stepped_is_sent_no_action(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker would keep it, for a later step."""
+    with backend([partial(RaisesWhenAsked, i) for i in range(2)], num_workers=1, on_error="restart") as venv:
+        venv.reset()
+        venv.step([{"fails": 1}, {"fails": 0}])
+        send, sent = venv._backend.send, list[Any]()
+
+        def noted(ids: Any, ops: Any, payloads: Any) -> None:
+            sent.append((ids.tolist(), list(payloads)))
+            send(ids, ops, payloads)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(venv._backend, "send", noted)
+            *_, info = venv.step([{"fails": 0}, {"fails": 0}])
+    assert info[0]["restarted"]
+    assert sent == [([1], [1])]
+
+
+def test_strict_wants_a_reset_behind_a_failure_that_was_absorbed(backend: Any) -> None:
+    with backend(counters(2, env0=partial(RaisesOnStep, at=1)), on_error="restart", strict=True) as venv:
+        venv.reset()
+        *_, truncated, _ = venv.step([0, 0])
+        assert truncated.tolist() == [True, False]
+        with pytest.raises(RuntimeError, match="env 0 has not been reset"):
+            venv.step([0, 0])
+        venv.reset(0)
+        venv.step([0], [1])

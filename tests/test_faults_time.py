@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import vecenv.base
 from tests.faulty import (
+    AGES,
     Counter,
     HangsInCall,
     HangsInInit,
@@ -28,7 +30,7 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, pids
-from vecenv import ShmemVectorEnv, WorkerTimeoutError
+from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.backends import watchdog
 
 LIMIT = 0.5
@@ -184,6 +186,93 @@ def test_without_a_limit_a_long_step_is_told_in_a_warning_with_its_stack(
         assert f"(worker pid {pids(ledger.venv)[2]})" in hang
         assert "faulty.py" in hang
         assert "on_step" in hang
+
+
+# What counts as time of an env.
+
+
+class Clock:
+    """The watchdog's clock, `ahead` seconds ahead."""
+
+    ahead = 0.0
+    sleep = staticmethod(time.sleep)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+class Stays(Counter):
+    """Each step lasts until the file `go` is there; the file `seen` appears first."""
+
+    def __init__(self, id: int, seen: Path, go: Path) -> None:
+        super().__init__(id)
+        self.seen, self.go = seen, go
+
+    def on_step(self) -> None:
+        self.seen.touch()
+        while not self.go.exists():
+            time.sleep(0.005)
+
+
+class Watched:
+    """A vector env of one env that stays in its step, and its watchdog, which looks when the test says so."""
+
+    limit = AGES
+    looks = 9
+    """In a wait of nearly as long as the limit."""
+
+    def __init__(self, process_backend: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen, self.go, self._clock = folder / "seen", folder / "go", Clock()
+        monkeypatch.setattr(watchdog, "time", self._clock)
+        self.venv = process_backend([partial(Stays, 0, self.seen, self.go)], step_timeout=self.limit)
+
+    def begins(self) -> None:
+        """A step; the watchdog sees it."""
+        self.seen.unlink(missing_ok=True)
+        self.venv.reset()
+        self.venv.send([0])
+        appears(self.seen)
+        self.look_after(0)
+
+    def look_after(self, seconds: float) -> None:
+        self._clock.ahead += seconds
+        self.venv._backend.watchdog.look(self.venv._backend._owing())
+
+    def waits(self) -> None:
+        for _ in range(self.looks):
+            self.look_after(self.limit / 10)
+
+
+@pytest.fixture
+def watched(process_backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    watched = Watched(process_backend, tmp_path, monkeypatch)
+    yield watched
+    watched.go.touch()
+    watched.venv.close()
+
+
+def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(watched: Watched) -> None:
+    venv = watched.venv
+    watched.begins()
+    watched.waits()
+    os.kill(venv._backend.pid(0), signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        venv.recv()
+    watched.begins()
+    watched.waits()
+    watched.go.touch()
+    assert venv.recv()[0][:, 2].tolist() == [1]
+
+
+def test_time_in_which_nobody_looked_is_not_taken_for_a_hang(watched: Watched) -> None:
+    """The program was stopped, with its workers perhaps."""
+    watched.begins()
+    watched.look_after(10 * watched.limit)
+    assert watched.venv.alive() == [True]
+    watched.waits()
+    watched.waits()
+    with pytest.raises(WorkerTimeoutError, match="on_step"):
+        watched.venv.recv()
 
 
 # Stopped processes.

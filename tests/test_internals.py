@@ -246,11 +246,12 @@ class TestWatchdog:
             told = seen(at, A_ROUND if at < 9 else SENDING)
         assert told == []
 
-    def test_while_nobody_looked_only_those_hung_that_had_begun(self, seen):
-        seen(0, NOTHING)
-        assert seen(100, NOTHING) == []
-        seen(101, A_ROUND)
-        assert seen(200, A_ROUND) == [200]
+    @pytest.mark.parametrize("doing", [NOTHING, A_ROUND, SENDING])
+    def test_a_long_time_in_which_nobody_looked_counts_as_two_looks(self, seen, doing):
+        seen(0, doing)
+        for at in range(100, 110):
+            told = seen(at, doing)
+        assert told == [108]
 
 
 class TestChannel:

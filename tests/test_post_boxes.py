@@ -1,5 +1,6 @@
 """Post boxes in shared memory are written once a round, and looked at only when they are known to be written."""
 
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from cases import counting
 
 from vecenv import ShmemVectorEnv
+from vecenv.backends import channel as ch
 from vecenv.backends import host as hosts
 from vecenv.backends import post_box as box
+from vecenv.backends.control import CALLS, LINE
 from vecenv.backends.layout import common_layout
 from vecenv.backends.shmem import ShmemServer
 from vecenv.backends.subproc import SubprocServer
@@ -79,3 +82,35 @@ def test_an_env_that_is_answered_for_alone_is_run_alone(op, monkeypatch):
     if op != box.RESET:
         assert [env.action for env in host.envs[:-1]] == list(range(n - 1))
     assert sum(copied) < n
+
+
+def test_a_round_is_done_with_the_payloads_that_were_sent_for_it():
+    """Here the parent sends it between two looks of the worker, which has a payload of an interrupted call."""
+
+    class Line(list):
+        def __getitem__(self, where):
+            number = super().__getitem__(where)
+            if where == CALLS and number == server._handled == 1:
+                self.post(ch.PAYLOADS, {0: b"new"})
+                server._mail[0] = box.STEP_OBJECT
+                server._rounds[0] += 1
+            return number
+
+        def post(self, kind, payload=None):
+            frames.append(ch.Frame(kind, 0, pickle.dumps(payload)))
+            self[CALLS] = super().__getitem__(CALLS) + 1
+
+    def one_round(round, *args):
+        done.append(dict(server._payloads))
+        server.line.post(ch.CLOSE)
+
+    frames, done = [], []
+    server = object.__new__(ShmemServer)
+    server.line, server._rounds, server._mail = Line([0] * LINE), [0], memoryview(bytearray(1))
+    server._handled, server._payloads = 0, {}
+    server.channel = SimpleNamespace(read=lambda: frames.pop(0))
+    server.handle = lambda frame: frame.kind == ch.CLOSE
+    server.timed = one_round
+    server.line.post(ch.PAYLOADS, {0: b"old"})
+    server.serve()
+    assert done == [{0: b"new"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import multiprocessing
@@ -158,6 +159,18 @@ def busy_threads() -> Iterator[None]:
     stop.set()
     for thread in threads:
         thread.join()
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@fork_may_warn
+def test_a_kernel_without_pidfds_will_do(column: Column, context: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with column.open(counters(N), context=context) as ledger:
+        ledger.begin()
 
 
 @columns("blocks", only=ShmemVectorEnv)

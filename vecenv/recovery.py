@@ -96,12 +96,13 @@ class Recovery:
             self._backend.answer(i, self._truncated_row(i))
         return ~failed
 
-    def settle(self, extras: Mapping[int, Extra], resets: Mapping[int, Any]) -> tuple[dict[int, Extra], list[int]]:
-        """The extras of a round without the failures that are absorbed, and the ids of the others.
+    def settle(self, extras: dict[int, Extra], resets: Mapping[int, Any]) -> list[int]:
+        """Take the failures that are absorbed out of the extras of a round; returns the ids of the others.
 
-        `resets` holds the arguments of those that were being reset.
+        `resets` holds the arguments of those that were being reset. When it is interrupted, `extras` is what it has
+        come to so far.
         """
-        settled, failed = {}, []
+        failed = []
         for i, extra in extras.items():
             failure = extra.failure
             if failure is not None:
@@ -113,15 +114,14 @@ class Recovery:
                     extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
             if extra.failure is not None:
                 failed.append(i)
-            settled[i] = extra
-        return settled, failed
+            extras[i] = extra
+        return failed
 
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
         """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
-                self.errors.pop(i, None)
                 return extra
             self.errors[i] = extra.failure.exception(self._backend.pid(i))
             if not self._may_absorb(i):
@@ -133,6 +133,7 @@ class Recovery:
                 self._restart(i)
         except Exception as error:
             return Extra(failure=died_failure(i, "reset", error))
+        self.forget([i])
         op = box.RESET_KWARGS if args else box.RESET
         self._backend.send(np.array([i]), op, self._backend.encode(args))
         self._backend.wait(lambda: self._arena.mail[i] >= box.DONE, None)

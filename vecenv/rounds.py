@@ -151,6 +151,7 @@ class Rounds(EnvAccess):
                 all_ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), asked.shape)
                 left = self._recovery.answer_failed(asked, all_ops)
                 ids, ops = asked[left], all_ops[left]
+                encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
             if ids is None or len(ids):
                 self._backend.send(ids, ops, encoded)
         except BaseException:
@@ -236,20 +237,32 @@ class Rounds(EnvAccess):
         extras = self._backend.take(None if ids is None else asked)
         if self._backend.lost:
             self._recovery.note_lost()
+        failed = []
+        if extras and any(extra.failure is not None for extra in extras.values()):
+            failed = self._absorb(asked, extras)
         if self._strict:
             rows = _rows_of(ids)
             self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
             self._unreset[[i for i, extra in extras.items() if extra.final is not None]] = False
-        if extras and any(extra.failure is not None for extra in extras.values()):
-            extras, failed = self._recovery.settle(extras, self._resets_in_flight)
-            if failed:
-                self._raise_failures(failed, asked, extras)
+        if failed:
+            self._raise_failures(failed, asked, extras)
         if self._resets_in_flight:
             if ids is None:
                 self._resets_in_flight = {}
             else:
                 self._forget_resets(asked)
         return extras
+
+    def _absorb(self, asked: list[int], extras: dict[int, Extra]) -> list[int]:
+        """`Recovery.settle`, which starts workers and waits: where it is interrupted, all have still to be taken."""
+        try:
+            return self._recovery.settle(extras, self._resets_in_flight)
+        except BaseException:
+            self._backend.nudge()
+            for i in asked:
+                if self._mail[i] == box.IDLE:  # not asked once more
+                    self._backend.answer(i, extras.get(i))
+            raise
 
     def _forget_resets(self, asked: list[int]) -> None:
         for i in asked:

@@ -19,7 +19,7 @@ CHUNK = 1 << 18
 
 # Worker to parent.
 READY = 1  # the reports, or the failure of a constructor
-ANSWERS = 2  # of a round: rows and extras (Subproc), or the extras alone (Shmem)
+ANSWERS = 2  # of a round: rows and extras (Subproc), or the extras alone (Shmem; number: 1 + j for env j alone, else 0)
 REPLY = 3  # to a CALL, with its number
 NOTE = 4  # a warning to show to the user
 CLOSED = 5  # the envs are closed; a list of problems

@@ -102,8 +102,13 @@ def read_value(blob: bytes, env_id: int, op: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        text = f"{op} on env {env_id}: what it returned cannot be read here: {type(error).__name__}: {error}"
-        return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
+        return unreadable(error, env_id, op)
+
+
+def unreadable(error: BaseException, env_id: int, op: str) -> Failure:
+    """The failure of an env because of the `error` that reading what it returned has raised."""
+    text = f"{op} on env {env_id}: what it returned cannot be read here: {type(error).__name__}: {error}"
+    return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
 
 
 def _shortened(text: str) -> str:

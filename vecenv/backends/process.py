@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,10 @@ from vecenv.backends import channel as ch
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS, SENDING
-from vecenv.backends.failure import Failure, died_failure
+from vecenv.backends.failure import Failure, died_failure, unreadable
 from vecenv.backends.layout import Layout
 from vecenv.backends.pickles import dumps
-from vecenv.backends.request import Call
+from vecenv.backends.request import Call, Request
 from vecenv.backends.rows import RENEWED, Extra
 from vecenv.backends.worker_process import WorkerProcess
 from vecenv.backends.workers import Workers
@@ -94,26 +93,33 @@ class ProcessBackend(Workers):
             warnings.warn(note, RuntimeWarning, stacklevel=6)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
-        """Take the extras of a worker's round, or of the envs `expected`. One that cannot be read fails its env."""
+        """Take the extras of a worker's round, of envs among `expected`. One that cannot be read fails its env."""
         try:
             extras = pickle.loads(payload)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            extras = self._extras_one_by_one(worker, expected)
+        except BaseException as error:
+            if len(expected) > 1:
+                self._ask_again(worker, {worker.start + j for j in expected})
+                return
+            extras = {j: Extra(failure=unreadable(error, worker.start + j, "step")) for j in expected}
         for j in expected & extras.keys():
             self._extras[worker.start + j] = extras[j]
+            for request in worker.requests.values():
+                request.extras_of.discard(worker.start + j)
 
-    def _extras_one_by_one(self, worker: WorkerProcess, expected: set[int]) -> dict[int, Extra]:
-        """Have the extras sent again, each pickled alone."""
-        request = self._request(worker, ch.RESEND, b"")
-        self._settle([request], None)
-        if request.reply is None:  # what it owed was answered when it ended
-            return {}
-        answers = ((i - worker.start, extra) for i, extra in request.values("step").items())
-        return {
-            j: Extra(failure=extra) if isinstance(extra, Failure) else extra for j, extra in answers if j in expected
-        }
+    def _ask_again(self, worker: WorkerProcess, ids: set[int]) -> None:
+        """Have the extras of these envs sent again, each pickled alone; until then they are still on their way."""
+        for request in worker.requests.values():
+            ids -= request.extras_of
+        self._request(worker, ch.RESEND, b"").extras_of = ids
+
+    def _on_reply(self, worker: WorkerProcess, request: Request) -> None:
+        if request.extras_of:
+            extras = request.values("step")
+            for i in request.extras_of:
+                extra = extras[i]
+                self._extras[i] = Extra(failure=extra) if isinstance(extra, Failure) else extra
 
     def review(self, waited: float) -> None:
         if self._placement is not None:
@@ -171,12 +177,17 @@ class ProcessBackend(Workers):
     def restart(self, env_id: int) -> None:
         worker = self.workers[int(self._worker_of[env_id])]
         if not worker.alive:
-            self._launch(worker)
-            try:
-                self._await_ready([worker])
-            except BaseException:
-                self._stop([worker], time.monotonic())
-                raise
-            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(self._layout))
+            self._start_again(worker)
         for i in worker.ids:  # what they had answered before stays to be taken
             self.lost.pop(i, None)
+
+    def _start_again(self, worker: WorkerProcess) -> None:
+        """Until it serves, or nothing is left of it."""
+        try:
+            self._launch(worker)
+            self._await_ready([worker])
+            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(self._layout))
+        except BaseException:
+            if worker.alive:
+                self.kill(worker, None)
+            raise

@@ -17,6 +17,8 @@ class Request:
         self.reply: bytes | None = None
         self.lost: dict[int, BaseException] | None = None
         """Where the worker ended instead of replying: the reason, for each of its envs."""
+        self.extras_of: set[int] = set()
+        """Envs whose extras could not be read: the reply brings them once more."""
 
     @property
     def is_settled(self) -> bool:

@@ -8,6 +8,7 @@ It is never up while this process waits or runs an env's code.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from _signal import getsignal  # that of `signal` makes an enum of what it finds, or tries to, for 20 times as long
@@ -22,16 +23,15 @@ class Shield:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._missed = False
+        self._missed: Any = None
+        """What is to run for the signal that came while the shield was up."""
         self._users = 0
-        self._previous: Any = None
-        self._ours = self._handle
         self._main = threading.main_thread().ident
 
     def __enter__(self) -> None:
         if self._users and threading.get_ident() == self._main:
             # Others set handlers of their own for a while, as notebooks do for each cell.
-            if not self._depth and getsignal(signal.SIGINT) is not self._ours:
+            if not self._depth and getsignal(signal.SIGINT).__class__ is not Handler:
                 self._put_up()
             self._depth += 1
 
@@ -39,9 +39,9 @@ class Shield:
         if not self._depth or threading.get_ident() != self._main:
             return
         self._depth -= 1
-        if self._missed and not self._depth:
-            self._missed = False
-            self._previous(signal.SIGINT, None)
+        if self._missed is not None and not self._depth:
+            missed, self._missed = self._missed, None
+            missed(signal.SIGINT, None)
 
     def acquire(self) -> None:
         """Put the shield before the handler of SIGINT, if that is a Python function and this the main thread."""
@@ -51,22 +51,41 @@ class Shield:
 
     def _put_up(self) -> None:
         handler = getsignal(signal.SIGINT)
-        if callable(handler) and handler is not self._ours:
-            self._previous = handler
-            signal.signal(signal.SIGINT, self._ours)
+        if callable(handler) and handler.__class__ is not Handler:
+            signal.signal(signal.SIGINT, Handler(self, handler))
 
     def release(self) -> None:
         """Put the old handler back once nobody needs the shield, if it is still ours that is there."""
         self._users -= 1
-        ours = getsignal(signal.SIGINT) is self._ours
-        if self._users == 0 and ours and threading.get_ident() == self._main:
-            signal.signal(signal.SIGINT, self._previous)
+        handler = getsignal(signal.SIGINT)
+        if self._users == 0 and handler.__class__ is Handler and threading.get_ident() == self._main:
+            signal.signal(signal.SIGINT, handler.previous)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def lower(self) -> None:
+        """In a forked process nobody is left who would."""
+        self._depth, self._missed = 0, None
+
+    def handle(self, previous: Any, number: int, frame: FrameType | None) -> None:
+        """A signal that is `previous`'s business."""
         if self._depth:
-            self._missed = True
+            self._missed = previous
         else:
-            self._previous(number, frame)
+            previous(number, frame)
+
+
+class Handler:
+    """The handler of SIGINT that is put before the one that was there, `previous`.
+
+    One each time: others keep ours to call it from their own, or to put it back later.
+    """
+
+    def __init__(self, shield: Shield, previous: Any) -> None:
+        self._shield = shield
+        self.previous = previous
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._shield.handle(self.previous, number, frame)
 
 
 shield = Shield()
+os.register_at_fork(after_in_child=shield.lower)

@@ -92,14 +92,19 @@ class ShmemServer(Server):
                 sched_yield()
             else:
                 self._sleep(seen)
+            # What is asked first, then the frames: its payloads, which were sent before it, are among them.
+            announced = rounds[0]
+            if not IN_ORDER:
+                fence()
+            asked = self._mail.tobytes()
+            if not IN_ORDER:
+                fence()
             while line[CALLS] != self._handled:
                 if self._read_frame():
                     return
-            if (announced := rounds[0]) != seen:
+            if announced != seen:
                 seen = announced
-                if not IN_ORDER:
-                    fence()
-                self.timed(self._round)
+                self.timed(self._round, asked)
 
     def _sleep(self, seen: int) -> None:
         """Until there is another round than that which was `seen`, or a frame is under way."""
@@ -121,12 +126,10 @@ class ShmemServer(Server):
             return False
         return self.handle(frame)
 
-    def _round(self) -> None:
-        self.run_block(self._mail.tobytes(), self._block.action, self._payload, self._publish)
+    def _round(self, asked: bytes) -> None:
+        self.run_block(asked, self._block.action, self._payload, self._publish)
 
     def _payload(self, j: int, op: int) -> Any:
-        while j not in self._payloads:
-            self._read_frame()
         return self.load_payload(j, op, self._payloads.pop(j))
 
     def _publish(self, done: Sequence[int], extras: dict[int, Extra]) -> None:
@@ -144,7 +147,7 @@ class ShmemServer(Server):
         fence()
         self._parent_bell.ring()
         if payload:
-            self.channel.write(ch.ANSWERS, 0, payload)
+            self.channel.write(ch.ANSWERS, done[0] + 1 if len(done) == 1 else 0, payload)
 
 
 class ShmemBackend(ProcessBackend):
@@ -248,7 +251,7 @@ class ShmemBackend(ProcessBackend):
         owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
         sleepers, parent = self.control.sleepers, self.num_workers
-        before, sleepers[parent] = sleepers[parent], 1  # one wait may be made inside another, to read what has come
+        sleepers[parent] = 1
 
         def fenced() -> bool:
             fence()
@@ -257,11 +260,13 @@ class ShmemBackend(ProcessBackend):
         try:
             super().poll_until(fenced, deadline, owing)
         finally:
-            sleepers[parent] = before
+            sleepers[parent] = 0
 
     def _on_signal(self, fd: int) -> None:
         Bell(fd, -1, None).silence()
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if self._lacks_extra(i)}
+        if frame.number:
+            late &= {frame.number - 1}
         self._load_extras(worker, frame.payload, late)

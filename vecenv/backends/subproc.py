@@ -21,6 +21,7 @@ from vecenv.backends import channel as ch
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
 from vecenv.backends.channel import Frame
+from vecenv.backends.control import DOING, SENDING
 from vecenv.backends.layout import Layout
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.rows import Extra
@@ -66,6 +67,7 @@ class SubprocServer(Server):
         self.run_block(ops, action, load, self._answer)
 
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
+        self.line[DOING] = SENDING
         if done is self.everyone and not extras:
             self.channel.write(ch.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
             return
@@ -171,7 +173,8 @@ class SubprocBackend(ProcessBackend):
         if final := [i for i in answered if mail[i - worker.start] & box.FINAL]:
             payload = self._take_arrays(self._finals, final, payload)
         if payload:
-            self._load_extras(worker, bytes(payload), {i - worker.start for i in answered})
+            places = [i - worker.start for i in answered]
+            self._load_extras(worker, bytes(payload), {j for j in places if mail[j] & box.EXTRA})
 
     def _take_arrays(self, arrays: list[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
         """Take a row of each array for each of these envs; returns what comes behind them."""

@@ -74,6 +74,10 @@ class Watchdog:
         """Whether it is time to look."""
         return time.monotonic() >= self._next
 
+    def forget(self, worker: WorkerProcess) -> None:
+        """What comes now in place of the worker has done nothing yet."""
+        self._seen.pop(worker.index, None)
+
     def start(self) -> float:
         """A wait begins; returns when to look (time.monotonic)."""
         return max(self._next, time.monotonic() + self._interval / 2)
@@ -88,9 +92,8 @@ class Watchdog:
             if seen is None or (seen.progress, seen.doing) != (line[PROGRESS], line[DOING]):
                 seen = _Seen(line[PROGRESS], line[DOING], 0.0)
             else:
-                # While nobody looked, one that has not begun may have owed nothing.
-                unseen = now - seen.at
-                seen.spent += min(unseen, self._interval) if seen.doing == NOTHING else unseen
+                # While nobody looked it may have owed nothing, have waited for us, or have been stopped as we were.
+                seen.spent += min(now - seen.at, 2 * self._interval)
                 if seen.spent >= self._limit and worker.alive:
                     self._hung(worker, seen)
                     seen.spent = 0.0

@@ -11,7 +11,7 @@ import gc
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class Boot:
     starter: int
     """The parent, if its main thread starts the worker; else 0."""
     socket: Any = None
-    parent_fds: tuple[int, ...] = ()
+    parent_fds: Collection[int] = ()
     """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
     line: Any = None
     """The worker's line of the control page, once it is mapped."""
@@ -84,7 +84,6 @@ class Server(ABC):
     def timed(self, round: Callable[..., None], *args: Any) -> None:
         """Do a round, and account for the time that it took."""
         begin = time.perf_counter_ns()
-        self.line[DOING] = A_ROUND
         round(*args)
         self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
@@ -93,6 +92,7 @@ class Server(ABC):
         """What `run` returns, measured at first: what counts is the time in the envs, not that in which the parent
         reads.
         """
+        self.line[DOING] = A_ROUND
         if not self._pace.measuring:
             return run(*args)
         self._pace.start()

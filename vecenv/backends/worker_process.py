@@ -21,8 +21,19 @@ from vecenv.backends.worker import main as worker_main
 from vecenv.errors import WorkerDiedError
 
 _parent_fds: set[int] = set()
-"""Our ends of all channels of this process, of every vector env: a forked worker closes them."""
-os.register_at_fork(after_in_child=_parent_fds.clear)  # a copy of the process that uses vector envs has its own
+"""Our ends of all channels of this process, of every vector env."""
+_inherited_fds: set[int] = set()
+"""In a forked process: those of the original at that moment. A forked worker closes them."""
+
+
+def _forked() -> None:
+    """A copy of the process that uses vector envs has channels of its own."""
+    _inherited_fds.clear()
+    _inherited_fds.update(_parent_fds)
+    _parent_fds.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class WorkerProcess:
@@ -57,7 +68,8 @@ class WorkerProcess:
         self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
         _parent_fds.add(ours.fileno())
         boot.socket = theirs
-        boot.parent_fds = tuple(_parent_fds) if boot.method == "fork" else ()
+        if boot.method == "fork":
+            boot.parent_fds = _inherited_fds  # not those of now: until the fork other threads may close and open some
         try:
             self.process = start_process(boot.method, worker_main, (boot,), f"vecenv-worker-{self.index}")
         except BaseException:
@@ -68,7 +80,8 @@ class WorkerProcess:
             theirs.close()  # so that the end of the worker is the end of the stream
         if boot.method != "forkserver" and hasattr(os, "pidfd_open"):
             # A process that the env forked holds the other two open beyond the end of the worker.
-            self._pidfd = os.pidfd_open(self.pid)
+            with contextlib.suppress(OSError):  # the kernel is older than Python, or a sandbox refuses
+                self._pidfd = os.pidfd_open(self.pid)
         self.alive = True
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
@@ -130,7 +143,10 @@ def _cause(exitcode: int | None) -> str:
         return "exited with code 255"
     if exitcode >= 0:
         return f"exited with code {exitcode} (the env called os._exit?)"
-    name = signal.Signals(-exitcode).name
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:  # one of the real-time signals, which have no names
+        name = f"signal {-exitcode}"
     hints = {
         "SIGKILL": " (often the kernel, out of memory)",
         "SIGSEGV": " (a crash in native code)",

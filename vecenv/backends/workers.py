@@ -115,6 +115,7 @@ class Workers(Backend):
     def _launch(self, worker: WorkerProcess, registered: list[bytes] | None = None) -> None:
         line = self.control.line(worker.index)
         line[DOING] = NOTHING
+        self.watchdog.forget(worker)
         cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
         luggage = Luggage(
             makers=self._makers[worker.start : worker.stop],
@@ -138,10 +139,11 @@ class Workers(Backend):
             starter=os.getpid() if threading.current_thread() is threading.main_thread() else 0,
             shared=self._shared_parts(worker),
         )
-        worker.launch(boot)
-        for fd in worker.fds():
-            self._by_fd[fd] = worker
-            self._poller.register(fd, select.POLLIN)
+        with shield:  # to start a process takes its time, but Ctrl-C has to wait for that anyway
+            worker.launch(boot)
+            for fd in worker.fds():
+                self._by_fd[fd] = worker
+                self._poller.register(fd, select.POLLIN)
 
     @abstractmethod
     def _shared_parts(self, worker: WorkerProcess) -> Any:
@@ -267,7 +269,9 @@ class Workers(Backend):
         if frame.kind == ch.ANSWERS:
             self._on_answers(worker, frame)
         elif frame.kind == ch.REPLY:
-            worker.requests.pop(frame.number).reply = frame.payload
+            request = worker.requests.pop(frame.number)
+            request.reply = frame.payload
+            self._on_reply(worker, request)
         elif frame.kind == ch.READY:
             worker.ready = _read_reports(worker, pickle.loads(frame.payload))
             worker.served = worker.served or not isinstance(worker.ready, Failure)
@@ -276,6 +280,9 @@ class Workers(Backend):
             self._notes.append(f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker.")
         elif frame.kind == ch.CLOSED:
             worker.problems = pickle.loads(frame.payload)
+
+    def _on_reply(self, worker: WorkerProcess, request: Request) -> None:
+        """A request has its reply."""
 
     @abstractmethod
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
@@ -318,7 +325,8 @@ class Workers(Backend):
         """End a worker by force, and handle its end as of now; `reason` says why, where a step took too long."""
         worker.reason = reason
         worker.kill()
-        self._on_end(worker)
+        with shield:
+            self._on_end(worker)
 
     def look(self) -> None:
         if events := self._poller.poll(0):
