@@ -21,7 +21,6 @@ class VectorEnvWrapper(BaseVectorEnv):
     """Wraps a vector env: everything that a subclass does not define is that of `venv`, every attribute included.
 
     Works on anything with the methods of a vector env, and is one itself (`isinstance(wrapper, BaseVectorEnv)`).
-    TypeError for gymnasium's envs and vector envs, which have others, and for a list.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -36,11 +35,6 @@ class VectorEnvWrapper(BaseVectorEnv):
     """
 
     def __init__(self, venv: Any) -> None:
-        if isinstance(venv, (gymnasium.Env, gymnasium.vector.VectorEnv, list, tuple)):
-            raise TypeError(
-                f"{type(self).__name__} wraps a vector env of vecenv, such as ShmemVectorEnv(env_fns), got {venv!r}; "
-                "gymnasium has wrappers of its own for its vector envs"
-            )
         self.venv = venv
 
     def __getattribute__(self, name: str) -> Any:
@@ -84,7 +78,8 @@ class VectorEnvNormObs(VectorEnvWrapper):
     Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
     `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
     other dtypes become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
-    one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers.
+    one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers;
+    TypeError for a gymnasium env or vector env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -99,6 +94,11 @@ class VectorEnvNormObs(VectorEnvWrapper):
     """
 
     def __init__(self, venv: Any, update_obs_rms: bool = True) -> None:
+        if isinstance(venv, (gymnasium.Env, gymnasium.vector.VectorEnv, list, tuple)):
+            raise TypeError(
+                f"VectorEnvNormObs wraps a vector env of vecenv, such as ShmemVectorEnv(env_fns), got {venv!r}; for a "
+                "gymnasium VectorEnv there is gymnasium.wrappers.vector.NormalizeObservation"
+            )
         super().__init__(venv)
         self.update_obs_rms = update_obs_rms
         self.obs_rms: Any = _new_statistics(venv)
