@@ -214,8 +214,7 @@ class AsyncDataCollector(BatchCollector):
         if on_step is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
             self._clock.lap("storage")
-            extras = on_step(StepBatch(*(nest.map(np.copy, column) for column in round_)))
-            chunk["extras"].update(nest.map(np.copy, extras))
+            chunk["extras"].update(on_step(round_))
             self._clock.lap("hooks")
         self._log.append(chunk)
         self._episodes.step(ids, done)

@@ -297,7 +297,7 @@ class BatchCollector(ABC):
             if shape == self._reward_shape:
                 return reward
             if not shape and not reward.any():
-                return np.zeros((len(reward), *(self._reward_shape or ())))
+                return np.zeros((len(reward), *self._reward_shape)) if self._reward_shape else reward
             if self._reward_shape is None:
                 self._reward_shape = shape
                 return reward

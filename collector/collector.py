@@ -264,10 +264,10 @@ class _Loop:
         return bool((self._quota[ids[over]] == 0).any())
 
     def _call_hook(self, step: StepBatch, where: Where) -> None:
-        """Show copies of the round to the hook, and store what it returns."""
+        """Show the round to the hook, and store what it returns."""
         assert self._on_step is not None
         self._lap("storage")
-        extras = self._on_step(StepBatch(*(nest.map(np.copy, column) for column in step)))
+        extras = self._on_step(step)
         self._lap("hooks")
         for name, rows in extras.items():
             self._tape.write_extra(name, where, rows)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collector.rollout import Rollout
+from vecenv import nest
 
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape of a row and dtype."""
@@ -20,10 +21,12 @@ RESERVED = frozenset({each.name for each in fields(Rollout)} | {"obs", "next", "
 class StepBatch(NamedTuple):
     """One round, as a step hook gets it: the k environments that stepped, and what came of it.
 
-    def distance(step: StepBatch) -> dict[str, np.ndarray]:
-        return {"distance": np.abs(step.next_obs[:, 0])}          # stored as batch.extras["distance"]
+    Example::
 
-    stats = collector.collect(n_step=1000, on_step=distance)
+        def distance(step: StepBatch) -> dict[str, np.ndarray]:
+            return {"distance": np.abs(step.next_obs[:, 0])}      # stored as batch.extras["distance"]
+
+        stats = collector.collect(n_step=1000, on_step=distance)
     """
 
     env_id: np.ndarray
@@ -56,7 +59,8 @@ def check_policy_names(outputs: Iterable[str]) -> None:
 
 
 class CheckedHook:
-    """Calls a step hook, and refuses what it returns where that does not fit the round, or what it returned before.
+    """Calls a step hook with copies of the round, and refuses what it returns where that does not fit the round, or
+    what it returned before.
 
     `policy_layout` says what the policy returns.
     """
@@ -67,13 +71,13 @@ class CheckedHook:
         self._layout: dict[str, RowLayout] = {}
 
     def __call__(self, step: StepBatch) -> dict[str, np.ndarray]:
-        """What the hook returned for the round, as arrays; empty where it returned None."""
-        returned = self._hook(step)
+        """What the hook returned for the round, as arrays of ours; empty where it returned None."""
+        returned = self._hook(StepBatch(*(nest.map(np.copy, column) for column in step)))
         if returned is None:
             return {}
         if not isinstance(returned, dict):
             raise TypeError(f"on_step must return a dict of arrays or None; it returned {type(returned).__name__}")
-        extras = {name: np.asarray(rows) for name, rows in returned.items()}
+        extras = {name: np.array(rows) for name, rows in returned.items()}
         for name, rows in extras.items():
             self._check(name, rows, len(step.env_id))
         return extras

@@ -12,9 +12,11 @@ from typing import Any
 class Interruptor:
     """A switch that ends the batch being collected after its current round, from a signal handler or another thread.
 
-    stop = Interruptor()
-    collector = SyncDataCollector(env_fns, policy, frames_per_batch=4096, interruptor=stop)
-    threading.Timer(60, stop.stop_collection).start()   # a batch that takes longer is shorter than others
+    Example::
+
+        stop = Interruptor()
+        collector = SyncDataCollector(env_fns, policy, frames_per_batch=4096, interruptor=stop)
+        threading.Timer(60, stop.stop_collection).start()   # a batch that takes longer is shorter than others
     """
 
     def __init__(self) -> None:

@@ -121,9 +121,8 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
         frames = env.env_num * _steps_per_batch(config, env)
         with SyncDataCollector(env, policy, frames_per_batch=frames, interruptor=stop) as batches:
             batches.set_seed(config.seed)
-            prepare_folder(
-                config.out, config.overwrite
-            )  # now that the job can run: this is the end of the old episodes
+            # Now that the job can run: this is the end of the old episodes.
+            prepare_folder(config.out, config.overwrite)
             writer = DatasetWriter(config.out, _config_record(state))
             try:
                 _collect(state, batches, writer, stop, on_progress)

@@ -33,9 +33,11 @@ def check_halves(venv: Any, user: str) -> None:
     """
     while True:
         for cls in type(venv).__mro__:
-            own = vars(cls).keys() if not cls.__module__.startswith("vecenv.") else set()  # ours do the same in both
             if cls in (BaseVectorEnv, VectorEnvWrapper):
                 break
+            if cls.__module__.startswith("vecenv."):  # ours do the same in both
+                continue
+            own = vars(cls).keys()
             if own & {"step", "reset"} and not own & {"send", "recv"}:
                 raise TypeError(
                     f"{cls.__name__} defines {' and '.join(sorted(own & {'step', 'reset'}))}, but {user} steps "
