@@ -215,6 +215,17 @@ def test_an_action_that_cannot_be_read_in_the_worker_fails_its_env_alone(column:
 
 
 @columns("blocks", dummy=False)
+def test_the_action_is_named_also_where_the_env_would_have_been_reset(column: Column) -> None:
+    make, why = CANNOT_LEAVE["raises at unpickle"]
+    with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:
+        ledger.reset()
+        with pytest.raises(TypeError, match="the action for env 0 cannot be read in the worker") as caught:
+            ledger.venv.step([{"number": 5, "odd": make()}] + [{"number": 5}] * 3, autoreset=True)
+        assert why in str(caught.value)
+        assert caught.value.partial.env_id.tolist() == [1, 2, 3]
+
+
+@columns("blocks", dummy=False)
 def test_an_action_that_ends_the_worker_is_its_death(column: Column) -> None:
     with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:
         ledger.reset()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import threading
 import warnings
+import weakref
 from functools import partial
 from typing import Any
 
@@ -302,6 +304,21 @@ def test_a_user_interrupt_inside_an_env_in_this_process_ends_the_call_and_loses_
             ledger.venv.recv()
         ledger._settle(caught.value)
         ledger.goes_on([1], EnvStepError)
+
+
+def test_an_error_and_what_its_traceback_holds_are_let_go_with_the_reset(backend: type[BaseVectorEnv]) -> None:
+    with backend(counters(N, env1=partial(RaisesOnStep, error=partial(EnvStepError, "the env's own")))) as venv:
+        venv.reset()
+        venv.step([0] * N)
+        for _ in range(3):
+            with pytest.raises(EnvStepError) as caught:
+                venv.step([0] * N)
+        gone = weakref.ref(caught.value)
+        del caught
+        assert gone() is not None
+        venv.reset(1)
+        gc.collect()
+        assert gone() is None
 
 
 @pytest.mark.parametrize("backend", [DummyVectorEnv])
