@@ -13,7 +13,7 @@ from collector.graphs import GraphedPolicy
 from collector.policy import Policy, read_output
 from collector.prepare import prepare_policy
 from collector.staging import Direct, Staged
-from collector.tensors import resolve_device, torch
+from collector.tensors import is_lazy, resolve_device, tensors_of, torch
 
 
 class TorchPolicy:
@@ -42,7 +42,7 @@ class TorchPolicy:
         self._exploration = exploration
         self._inference = torch.inference_mode()  # one for all calls: making it costs as much as entering it
         # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
-        self._guard: Any = torch.no_grad() if _is_lazy(policy) else self._inference
+        self._guard: Any = torch.no_grad() if is_lazy(policy) else self._inference
         self._transfer = Staged(target, rows, memory=memory) if target.type == "cuda" else Direct(target)
 
     def __call__(self, obs: Any) -> dict[str, np.ndarray]:
@@ -63,21 +63,16 @@ class TorchPolicy:
             self.policy.close()
 
 
-def _tensors_of(policy: Policy) -> list[torch.Tensor]:
-    return [*policy.parameters(), *policy.buffers()] if isinstance(policy, torch.nn.Module) else []
-
-
-def _is_lazy(policy: Policy) -> bool:
-    return any(map(torch.nn.parameter.is_lazy, _tensors_of(policy)))
-
-
 def _home(policy: Policy) -> torch.device:
     """Where a policy's tensors are; the CPU for one that has none."""
-    return next((tensor.device for tensor in _tensors_of(policy)), torch.device("cpu"))
+    return next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
 
 
 def _on_device(policy: Policy, device: torch.device) -> Policy:
-    if all(tensor.device == device for tensor in _tensors_of(policy)):
+    if all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
     assert isinstance(policy, torch.nn.Module)
-    return copy.deepcopy(policy).to(device)
+    # The copy draws from the module's own generators: whoever seeds one means this policy too.
+    values = [value for module in policy.modules() for value in vars(module).values()]
+    kept = {id(value): value for value in values if isinstance(value, torch.Generator)}
+    return copy.deepcopy(policy, kept).to(device)

@@ -10,16 +10,16 @@ What the policy does in Python happens while it is recorded, and never again.
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from collector.exploration import ExplorationType
-from collector.padding import PaddedPolicy
+from collector.padding import PaddedPolicy, fill_up
 from collector.policy import Policy
-from collector.tensors import torch
+from collector.switch import Switch
+from collector.tensors import is_lazy, tensors_of, torch
 from vecenv import nest
 
 Run = Callable[[], Any]
@@ -38,7 +38,8 @@ class GraphedPolicy(PaddedPolicy):
        objects in place of old ones are not noticed: load weights in place.
     3. Recording moves no random stream, and leaves the caller's stream the current one.
 
-    Outputs carry no gradient, and are valid until the next call. Neither recording nor replaying waits for the device.
+    Outputs carry no gradient, and are valid until the next call. Neither recording nor replaying waits for the device;
+    PyTorch 2.13 itself waits for the default stream once a recording, where it sets up the random numbers.
     `sizes` as in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording;
     `capture` turns a run into one that does the same on static memory.
 
@@ -91,12 +92,20 @@ class GraphedPolicy(PaddedPolicy):
 
     def _record(self, inputs: Any, size: int) -> _Program:
         if self._module is not None:
-            self._tensors = [*self._module.parameters(), *self._module.buffers()]
+            if is_lazy(self._module):
+                self._make_parameters(inputs)
+            self._tensors = tensors_of(self._module)
             self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        static = nest.map(lambda leaf: None if leaf is None else _static(leaf, size), inputs)
+        static = nest.map(lambda leaf: None if leaf is None else fill_up(leaf, size), inputs)
         inputs = list(nest.leaves(static))
         with torch.cuda.device_of(next(leaf for leaf in inputs if leaf is not None)):
             return _Program(inputs, self._capture(lambda: self._ask(static, size)))
+
+    def _make_parameters(self, inputs: Any) -> None:
+        """Ask a lazy module once, as it is: parameters that were made in inference mode could not be trained."""
+        args, kwargs = inputs
+        with torch.inference_mode(False), torch.no_grad():
+            self.policy(*args, **kwargs)
 
 
 class _Program(NamedTuple):
@@ -144,7 +153,7 @@ class CudaCapture:
         pool = next((other.pool() for other in self._graphs), None) or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(stream), _no_collection():
+            with torch.cuda.stream(stream), no_collection():
                 outputs = _captured(run, graph, pool, self._generators)
         except torch.cuda.OutOfMemoryError:
             raise
@@ -209,40 +218,14 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.
             spare.capture_end()
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector away: giving memory or graphs back to CUDA would end a recording."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
+no_collection = Switch(gc.isenabled, lambda on: gc.enable() if on else gc.disable())
+"""Keeps the garbage collector away: giving memory or graphs back to CUDA would end a recording."""
 
-
-# The switch is the process's: what it was before is known to whoever came first, and put back by whoever leaves last.
-_unchecked_lock = threading.Lock()
-_unchecked, _checked_before = 0, True
-
-
-@contextmanager
-def unchecked_distributions() -> Iterator[None]:
-    """Distributions do not look at their arguments, for which they would have to wait for the device."""
-    global _unchecked, _checked_before
-    Distribution = torch.distributions.Distribution
-    with _unchecked_lock:
-        if not _unchecked:
-            _checked_before = Distribution._validate_args
-            Distribution.set_default_validate_args(False)
-        _unchecked += 1
-    try:
-        yield
-    finally:
-        with _unchecked_lock:
-            _unchecked -= 1
-            if not _unchecked:
-                Distribution.set_default_validate_args(_checked_before)
+unchecked_distributions = Switch(
+    lambda: bool(torch.distributions.Distribution._validate_args),
+    torch.distributions.Distribution.set_default_validate_args,
+)
+"""Distributions do not look at their arguments, for which they would have to wait for the device."""
 
 
 def _module_of(policy: Policy) -> torch.nn.Module | None:
@@ -250,13 +233,6 @@ def _module_of(policy: Policy) -> torch.nn.Module | None:
     return next(
         (each for each in (policy, getattr(policy, "__self__", None)) if isinstance(each, torch.nn.Module)), None
     )
-
-
-def _static(leaf: torch.Tensor, size: int) -> torch.Tensor:
-    """Memory for `size` rows: the given ones and zeros."""
-    rows = torch.zeros((size, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
-    rows[: len(leaf)].copy_(leaf)
-    return rows
 
 
 def _form(tree: Any) -> Any:

@@ -31,9 +31,9 @@ def batch_sizes(rows: int, sizes: Sequence[int] | None = None) -> tuple[int, ...
 class PaddedPolicy:
     """Asks `policy` with batches of a few sizes: rows are filled up to the next size, and their outputs dropped.
 
-    What a distribution stands for is chosen here, so outputs are tensors. The rows that fill up are zeros or rows of an
-    earlier call; a policy that mixes rows (batch normalisation in training mode) or keeps something for each `env_id`
-    would see them. Attributes are those of `policy`; `faster`, where given, is asked in its place.
+    What a distribution stands for is chosen here, so outputs are tensors. The rows that fill up are the last one again,
+    or rows of an earlier call; a policy that mixes rows (batch normalisation in training mode) or keeps something for
+    each `env_id` would see them. Attributes are those of `policy`; `faster`, where given, is asked in its place.
     """
 
     def __init__(
@@ -91,10 +91,14 @@ class PaddedPolicy:
 
 
 def fill_up(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """The rows, with zeros behind them."""
-    filled = rows.new_zeros((size, *rows.shape[1:]))
-    filled[: len(rows)] = rows
-    return filled
+    """The rows, and the last one again behind them, in memory of their own.
+
+    A policy knows what to do with rows that it was given. With zeros it may not (a mask of zeros allows nothing), and
+    an assertion that fails on CUDA ends all use of the device by this process.
+    """
+    if not len(rows):
+        return rows.new_zeros((size, *rows.shape[1:]))
+    return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
 
 
 def _count_rows(inputs: Any) -> int:

@@ -12,6 +12,7 @@ input has arrived and the copy back after the policy; this process waits once a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -103,7 +104,10 @@ class Staged:
 
     def close(self) -> None:
         """Let go of all memory, once no copy reads it any more."""
-        self.settle()
+        # A device that has failed copies nothing more, and has told whoever asked it for something.
+        with suppress(RuntimeError):
+            self.settle()
+        self._pending = False
         self._memory.clear()
         self._inputs.clear()
         self._outputs.clear()

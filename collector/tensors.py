@@ -21,6 +21,16 @@ except ImportError as error:
     ) from error
 
 
+def tensors_of(policy: Any) -> list[torch.Tensor]:
+    """The parameters and buffers of a module; nothing for another policy."""
+    return [*policy.parameters(), *policy.buffers()] if isinstance(policy, torch.nn.Module) else []
+
+
+def is_lazy(policy: Any) -> bool:
+    """Whether it is a module that makes some of its parameters in its first call."""
+    return any(map(torch.nn.parameter.is_lazy, tensors_of(policy)))
+
+
 def resolve_device(device: Any) -> torch.device:
     """`device` as a `torch.device` with an index where it is CUDA; "auto" is CUDA where there is one, else the CPU.
 

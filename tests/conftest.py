@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -46,6 +47,9 @@ launch.PRELOAD[:0] = [
     "tests.oddities",
 ]
 
+# PyTorch's compiler, where it has triton, keeps a pool of processes until the end. Read when torch is imported.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # Started in the background or under nohup, a program ignores these, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -63,8 +67,19 @@ def process_backend(request: pytest.FixtureRequest) -> type:
     return request.param
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cuda_has_started() -> None:
+    """What CUDA opens when it starts stays open for the life of the process: no test has left it behind."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+            torch.empty(1, pin_memory=True)
+        torch.cuda.synchronize()
+
+
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
+def no_leaks(cuda_has_started: None) -> Iterator[None]:
     """Fails a test that leaves a process, a file descriptor or shared memory behind."""
     files, memory, processes = descriptors(), shared_memory(), children()
     yield
@@ -81,6 +96,7 @@ def leaks(files: dict[int, str], memory: set[str], processes: set[psutil.Process
     """One line for each thing that is there now and was not then."""
     kept = kept_descriptors()
     new_files = {fd: name for fd, name in descriptors().items() if files.get(fd) != name and fd not in kept}
+    new_files = {fd: name for fd, name in new_files.items() if not name.startswith("/dev/nvidia")}  # opened when used
     return [
         *(f"process {child}" for child in children() - processes),
         *(f"descriptor {fd} ({name})" for fd, name in new_files.items()),

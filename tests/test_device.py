@@ -148,6 +148,18 @@ class TestPolicy:
         assert elsewhere.policy is not module
         assert module.weight.device.type == "cpu"
 
+    def test_a_copied_module_draws_from_the_generators_that_the_user_seeds(self) -> None:
+        class Noisy(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.generator = torch.Generator()
+                self.net = torch.nn.Linear(4, 2)
+
+        module = torch.nn.Sequential(Noisy())
+        copied = TorchPolicy(module, "meta", 8, ExplorationType.RANDOM).module
+        assert copied is not module
+        assert copied[0].generator is module[0].generator
+
     def test_weights_changed_in_place_take_effect(self) -> None:
         module = torch.nn.Linear(2, 1)
         policy = TorchPolicy(module, None, 4, ExplorationType.RANDOM)

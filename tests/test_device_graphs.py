@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +28,7 @@ from torch.distributions import (  # noqa: E402
 
 from collector.device import TorchPolicy  # noqa: E402
 from collector.exploration import ExplorationType, choose  # noqa: E402
-from collector.graphs import CudaCapture, GraphedPolicy, unchecked_distributions  # noqa: E402
+from collector.graphs import CudaCapture, GraphedPolicy, no_collection, unchecked_distributions  # noqa: E402
 from collector.mlp import MLPPolicy  # noqa: E402
 from collector.padding import PaddedPolicy, batch_sizes  # noqa: E402
 from collector.prepare import prepare_policy  # noqa: E402
@@ -106,6 +107,16 @@ class TestSameAnswers:
     def test_what_a_distribution_stands_for_is_chosen_inside(self, make: Make, exploration: Any) -> None:
         action = make(lambda x: {"action": Normal(x, 1)}, exploration=exploration)(obs(5))["action"]
         torch.testing.assert_close(action, obs(5))
+
+    def test_rows_that_fill_up_are_rows_that_the_policy_knows(self, make: Make) -> None:
+        def allowed(x: torch.Tensor, mask: torch.Tensor) -> Any:
+            logits = x.masked_fill(~mask, -torch.inf)
+            return Categorical(logits=logits, validate_args=False)
+
+        mask = torch.tensor([[False, True, False, False]] * 3)
+        assert make(allowed)(obs(3), mask).tolist() == [1, 1, 1]
+        numbers = MLPPolicy(spaces.Discrete(4, start=5), spaces.Discrete(2))
+        assert make(numbers)(torch.tensor([5, 8, 6])).shape == (3,)
 
     def test_samples_differ_from_call_to_call(self, make: Make) -> None:
         policy = make(lambda x: Categorical(logits=torch.zeros(len(x), 1000)))
@@ -225,6 +236,22 @@ class TestGraphs:
         second.__exit__(None, None, None)
         with pytest.raises(ValueError, match="scale"):
             Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
+
+    def test_garbage_is_collected_again_once_the_last_of_two_threads_has_recorded(self) -> None:
+        first, second = no_collection(), no_collection()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not gc.isenabled()
+        second.__exit__(None, None, None)
+        assert gc.isenabled()
+
+    def test_a_lazy_module_can_be_trained_afterwards(self) -> None:
+        module = nn.LazyLinear(2)
+        actions = graphed(module)(obs(3))
+        torch.testing.assert_close(actions, module(obs(3)).detach())
+        module(obs(3)).sum().backward()
+        assert module.weight.grad is not None
 
 
 class TestCapture:

@@ -275,6 +275,21 @@ class TestMemory:
         staging.close()
         assert staging.registered == []
 
+    def test_a_device_that_has_failed_does_not_keep_it_from_letting_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def wait(mark: int) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+        memory = rows(8)
+        gone = weakref.ref(memory)
+        staging, link = late(memory=[memory])
+        staging.to_device(memory)
+        monkeypatch.setattr(link, "wait", wait)
+        link._queue.clear()
+        staging.close()
+        del memory
+        assert gone() is None
+        assert staging.registered == []
+
     def test_the_memory_of_a_vector_env_is_where_its_views_lie(self) -> None:
         from cases import counting
 
