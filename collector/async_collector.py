@@ -200,7 +200,7 @@ class AsyncDataCollector(BatchCollector):
         chunk = {
             "obs": nest.take(self._obs, ids),
             "action": self._acted["action"][ids],
-            "reward": self._as_paid(reward, ids),
+            "reward": self._payment.in_shape(reward, ids),
             "terminated": terminated,
             "truncated": truncated,
             "traj_ids": self._episodes.ids(ids),
@@ -234,7 +234,7 @@ class AsyncDataCollector(BatchCollector):
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
         for chunk in self._log:  # one from before this call may have what another hook returned
-            chunk["reward"] = self._as_paid(chunk["reward"], chunk["env_ids"])
+            chunk["reward"] = self._payment.in_shape(chunk["reward"], chunk["env_ids"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
         left = nest.take(log, slice(frames, None))

@@ -18,10 +18,11 @@ from collector.env_source import make_vector_env
 from collector.episode_stats import CollectStats, Ended, EpisodeTracker
 from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
 from collector.extras import CheckedHook, StepHook
-from collector.finishing import Finishing, check_rewards, truncate_last
+from collector.finishing import Finishing, truncate_last
 from collector.flat import FlatRollout
 from collector.interruptor import Interruptor
 from collector.policy import Policy
+from collector.rewards import Payment, check_rewards
 from collector.rollout import Rollout
 from collector.settings import all_frames, at_least_one, check_step_count, limit, resolve_devices
 from collector.timing import Clock, CollectorStats
@@ -82,7 +83,7 @@ class BatchCollector(ABC):
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._batches = self._steps = 0
-        self._reward_shape: tuple[int, ...] | None = None
+        self._payment = Payment()
         self._clock = Clock()
         self._closed = False
         self._actors: Actors = None  # type: ignore[assignment]  # until the environments are known
@@ -286,24 +287,6 @@ class BatchCollector(ABC):
             raise RuntimeError("the collector is shut down; make a new one")
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector environment was closed, and the collector cannot go on; make new ones")
-
-    def _as_paid(self, reward: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """Rewards in the shape in which these environments pay; `ValueError` where they pay in several.
-
-        Where all of a round failed, or paid nothing, it says nothing of that shape.
-        """
-        shape = reward.shape[1:]
-        if reward.dtype != object:
-            if shape == self._reward_shape:
-                return reward
-            if not shape and not reward.any():
-                return np.zeros((len(reward), *self._reward_shape)) if self._reward_shape else reward
-            if self._reward_shape is None:
-                self._reward_shape = shape
-                return reward
-        found = dict(zip(env_ids.tolist(), map(np.shape, reward), strict=True))
-        before = "" if self._reward_shape is None else f", and {self._reward_shape} before"
-        raise ValueError(f"a batch needs rewards of one shape; by environment they are {found}{before}")
 
     def _version(self, actor: Actor) -> int:
         """What is stored as the version of the policy that acted."""

@@ -174,7 +174,7 @@ class _Loop:
         self._quota, self._on_step = quota, on_step
         self._over = collector._episodes.over
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
-        self._stopped, self._as_paid = collector._stopped, collector._as_paid
+        self._stopped, self._in_shape = collector._stopped, collector._payment.in_shape
         self._lap = collector._clock.lap
         self._autoreset = autoresets(collector.env)
 
@@ -197,7 +197,7 @@ class _Loop:
             obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, autoreset)
             if self._limit:
                 truncated = self._cut_long(ids, truncated)
-            tape.write_step(where, outputs, self._as_paid(reward, ids), terminated, truncated)
+            tape.write_step(where, outputs, self._in_shape(reward, ids), terminated, truncated)
             done = terminated | truncated
             over = done.nonzero()[0]
             last_obs, begun = _last_obs(obs, over, info, autoreset) if len(over) else (None, [])
