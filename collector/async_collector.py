@@ -159,9 +159,6 @@ class AsyncDataCollector(BatchCollector):
                 self._acted[name] = np.zeros((self._env_num, *shape), dtype)
             self._acted[name][ids] = outputs.get(name, 0)  # beside a random action: zeros
 
-    def _add_zeros(self, batch: Any) -> None:
-        """They are there already."""
-
     def _send(self, ids: np.ndarray) -> None:
         reset = self._episodes.over[ids]
         if reset.all():

@@ -19,11 +19,9 @@ from collector.episode_stats import CollectStats, Ended, EpisodeTracker
 from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
 from collector.extras import CheckedHook, StepHook
 from collector.finishing import Finishing, truncate_last
-from collector.flat import FlatRollout
 from collector.interruptor import Interruptor
 from collector.policy import Policy
 from collector.rewards import Payment, check_rewards
-from collector.rollout import Rollout
 from collector.settings import all_frames, at_least_one, check_step_count, limit, resolve_devices
 from collector.timing import Clock, CollectorStats
 from collector.weights import PolicyWeights
@@ -271,8 +269,6 @@ class BatchCollector(ABC):
         try:
             with set_exploration_type(self._exploration_type), self._weights.kept():
                 batch = self._gather(frames, actor, quota, on_step, reuse)
-                if self._actors.stands_in(actor):
-                    self._add_zeros(batch)
             check_rewards(batch)
             ended = self._tracker.update(batch)
         except BaseException:
@@ -291,12 +287,6 @@ class BatchCollector(ABC):
     def _version(self, actor: Actor) -> int:
         """What is stored as the version of the policy that acted."""
         return -1 if self._actors.stands_in(actor) else self._weights.version
-
-    def _add_zeros(self, batch: Rollout | FlatRollout) -> None:
-        """What the policy would have returned beside the action is zero in a batch of random actions."""
-        for name, (shape, dtype) in self._actors.layout_from(self._obs, self._all_ids).items():
-            if name != "action":
-                batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
 
     # Episodes and seeds.
 

@@ -145,7 +145,15 @@ class SyncDataCollector(BatchCollector):
         self._obs = latest
         batch = tape.finish(count, self._episodes, self._version(actor))
         self._episodes.advance(batch.done, batch.step_count, count)
+        if self._actors.stands_in(actor):
+            self._add_zeros(batch)
         return batch
+
+    def _add_zeros(self, batch: Rollout) -> None:
+        """What the policy would have returned beside the action is zero in a batch of random actions."""
+        for name, (shape, dtype) in self._actors.layout_from(self._obs, self._all_ids).items():
+            if name != "action":
+                batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
 
     def _new_tape(self, steps: int, reuse: bool) -> Tape:
         if reuse and self._tape is not None:
