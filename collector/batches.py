@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -342,16 +341,13 @@ class BatchCollector(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights of the policy, and how far the collector is. The environments' own states are not in it."""
-        state: dict[str, Any] = {
+        return {
             "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
             "frames": self.frames,
             "iter": self._batches,
             "traj_pool": self._episodes.next_id,
-            "policy_version": self._weights.version,
+            **self._weights.state_dict(),
         }
-        if hasattr(self.policy, "state_dict"):
-            state["policy_state_dict"] = (self._actors.own.module or self.policy).state_dict()
-        return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
@@ -361,15 +357,7 @@ class BatchCollector(ABC):
         if missing := [name for name in ("env_state_dict", "frames", "iter") if name not in state_dict]:
             raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         if "policy_state_dict" in state_dict:
-            policy = self._actors.own.module or self.policy
-            if not hasattr(policy, "load_state_dict"):
-                raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
-            before = copy.deepcopy(policy.state_dict())
-            try:
-                policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            except BaseException:
-                policy.load_state_dict(before)  # torch loads what fits before it says what does not
-                raise
+            self._weights.load(state_dict["policy_state_dict"], strict)
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
             self.env.load_state_dict(state_dict["env_state_dict"])
         if not self._closed:
@@ -390,17 +378,7 @@ class BatchCollector(ABC):
 
     def stats(self) -> CollectorStats:
         """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
-        transfer = self._actors.transfer_seconds
-        seconds = self._clock.seconds
-        return CollectorStats(
-            env=seconds["env"],
-            policy=max(0.0, seconds["act"] - transfer),
-            transfer=transfer,
-            storage=seconds["storage"],
-            hooks=seconds["hooks"],
-            idle=seconds["idle"],
-            frames=self._steps,
-        )
+        return self._clock.stats(self._actors.transfer_seconds, self._steps)
 
     # Life.
 
