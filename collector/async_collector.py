@@ -127,7 +127,7 @@ class AsyncDataCollector(BatchCollector):
                 self._receive(quota, on_step)
             else:
                 break  # every environment has ended as many episodes as it was to
-            stopped = self._stopped()
+            stopped = self._interruptor.collection_stopped()
         return self._take(frames if quota is None else self._logged(), on_step)
 
     def _queue_idle(self) -> None:
@@ -245,14 +245,11 @@ class AsyncDataCollector(BatchCollector):
         return with_tails(columns, next_obs, broken_ids)
 
     def _land(self) -> None:
-        """Wait for what is in flight; it is kept for the next batch. What fails shuts the collector down."""
+        """Wait for what is in flight; it is kept for the next batch."""
         self._check_open()
-        try:
+        with self._shutdown_on_failure():
             while self._flying.any():
                 self._receive()
-        except BaseException:
-            self.shutdown()
-            raise
 
     def _forget(self) -> None:
         self._log, self._queue = [], deque()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from collector.exploration import ExplorationType, as_exploration_type, set_expl
 from collector.extras import CheckedHook, StepHook
 from collector.finishing import Finishing, truncate_last
 from collector.interruptor import Interruptor
+from collector.iteration import Batches
 from collector.policy import Policy
 from collector.rewards import Payment, check_rewards
 from collector.settings import all_frames, at_least_one, check_step_count, limit, resolve_devices
@@ -75,12 +77,11 @@ class BatchCollector(ABC):
         self.reset_at_each_iter = reset_at_each_iter
         self.set_truncated = set_truncated
         self._limit = limit("max_frames_per_traj", max_frames_per_traj)
-        self._interruptor = interruptor
+        self._interruptor = Interruptor() if interruptor is None else interruptor
         self._faster = {"graph": cudagraph_policy, "compile": compile_policy}
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._batches = self._steps = 0
-        self._payment = Payment()
         self._clock = Clock()
         self._closed = False
         self._actors: Actors = None  # type: ignore[assignment]  # until the environments are known
@@ -91,17 +92,15 @@ class BatchCollector(ABC):
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
         except BaseException:
-            self._closed = True
-            if self._actors is not None:
-                self._actors.close()
-            if self.env is not create_env_fn:  # one that was passed is the caller's until there is a collector
-                self.env.close()
+            # One that was passed is the caller's until there is a collector.
+            self._close(env_too=self.env is not create_env_fn)
             raise
 
     def _prepare(self, policy: Policy | None) -> None:
         self._env_num: int = self.env.env_num
         self._all_ids = np.arange(self._env_num)
         self._episodes, self._tracker = Episodes(self._env_num), EpisodeTracker(self._env_num)
+        self._payment = Payment()
         self._obs: Any = None
         self.policy: Any = policy
         self._actors = Actors(policy, self.policy_device, self.env, self._exploration_type, self._faster)
@@ -171,26 +170,11 @@ class BatchCollector(ABC):
 
     def iterator(self) -> Iterator[Any]:
         """Batches until `total_frames` are collected; then the environments are closed."""
-        return _Batches(self._next_batch)
+        return Batches(self)
 
     def next(self) -> Any:
         """The next batch; None after the last one."""
         return next(self.iterator(), None)
-
-    def _next_batch(self) -> Any:
-        """Raises `StopIteration` after the last one."""
-        if 0 <= self.total_frames <= self.frames:
-            raise StopIteration
-        try:
-            batch = self._collect_batch()
-            self.frames += batch.frames
-            self._batches += 1
-            if 0 <= self.total_frames <= self.frames:
-                self.shutdown()
-            return self._finishing.finish(batch)
-        except StopIteration as error:  # let through, it would end the iterator as if all had been collected
-            notes = "; ".join(getattr(error, "__notes__", ()))
-            raise RuntimeError(f"an environment, the policy or postproc raised StopIteration. {notes}") from error
 
     def rollout(self) -> Any:
         """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
@@ -242,6 +226,10 @@ class BatchCollector(ABC):
         """The hook, with every round shown after it."""
         return showing(self.env, pause, on_step)
 
+    def _is_complete(self) -> bool:
+        """Whether all of `total_frames` are collected."""
+        return 0 <= self.total_frames <= self.frames
+
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
             self.reset()
@@ -259,20 +247,15 @@ class BatchCollector(ABC):
         on_step: CheckedHook | None = None,
         reuse: bool = False,
     ) -> tuple[Any, Ended]:
-        """One batch of the loop, as numpy arrays, and the episodes that ended in it; whatever fails shuts the collector
-        down.
-        """
+        """One batch of the loop, as numpy arrays, and the episodes that ended in it."""
         self._check_open()
         self._clock.lap("idle")
         actor = self._actors.pick(random)
-        try:
+        with self._shutdown_on_failure():
             with set_exploration_type(self._exploration_type), self._weights.kept():
                 batch = self._gather(frames, actor, quota, on_step, reuse)
             check_rewards(batch)
             ended = self._tracker.update(batch)
-        except BaseException:
-            self.shutdown()
-            raise
         self._steps += batch.frames
         self._clock.lap("storage")
         return batch, ended
@@ -314,9 +297,6 @@ class BatchCollector(ABC):
         left = self._episodes.ids(started)
         self._episodes.abandon(started)
         return left
-
-    def _stopped(self) -> bool:
-        return self._interruptor is not None and self._interruptor.collection_stopped()
 
     def _put_obs(self, ids: np.ndarray, obs: Any) -> None:
         """What these environments are asked about next."""
@@ -384,13 +364,26 @@ class BatchCollector(ABC):
 
     def shutdown(self) -> None:
         """Close the environments. Safe to call again, and after any failure."""
-        if self._closed:
-            return
+        if not self._closed:
+            self._close(env_too=True)
+
+    def _close(self, env_too: bool) -> None:
         self._closed = True
         try:
-            self._actors.close()
+            if self._actors is not None:
+                self._actors.close()
         finally:
-            self.env.close()
+            if env_too:
+                self.env.close()
+
+    @contextmanager
+    def _shutdown_on_failure(self) -> Iterator[None]:
+        """Whatever fails inside of `with` shuts the collector down."""
+        try:
+            yield
+        except BaseException:
+            self.shutdown()
+            raise
 
     def __enter__(self: Self) -> Self:
         return self
@@ -399,15 +392,3 @@ class BatchCollector(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-class _Batches(Iterator[Any]):
-    """The iterator of a collector. It does not end with an error, as a generator does: asked again, it goes on or says
-    why it cannot.
-    """
-
-    def __init__(self, next_batch: Callable[[], Any]) -> None:
-        self._next_batch = next_batch
-
-    def __next__(self) -> Any:
-        return self._next_batch()

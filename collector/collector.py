@@ -182,7 +182,7 @@ class _Loop:
         self._quota, self._on_step = quota, on_step
         self._over = collector._episodes.over
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
-        self._stopped, self._in_shape = collector._stopped, collector._payment.in_shape
+        self._stopped, self._in_shape = collector._interruptor.collection_stopped, collector._payment.in_shape
         self._lap = collector._clock.lap
         self._autoreset = autoresets(collector.env)
 
