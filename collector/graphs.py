@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from collector.exploration import ExplorationType
-from collector.padding import PaddedPolicy
+from collector.padding import PaddedPolicy, fill_up
 from collector.policy import Policy
 from collector.tensors import torch
 from vecenv import nest
@@ -93,7 +93,7 @@ class GraphedPolicy(PaddedPolicy):
         if self._module is not None:
             self._tensors = [*self._module.parameters(), *self._module.buffers()]
             self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        static = nest.map(lambda leaf: None if leaf is None else _static(leaf, size), inputs)
+        static = nest.map(lambda leaf: None if leaf is None else fill_up(leaf, size), inputs)
         inputs = list(nest.leaves(static))
         with torch.cuda.device_of(next(leaf for leaf in inputs if leaf is not None)):
             return _Program(inputs, self._capture(lambda: self._ask(static, size)))
@@ -250,13 +250,6 @@ def _module_of(policy: Policy) -> torch.nn.Module | None:
     return next(
         (each for each in (policy, getattr(policy, "__self__", None)) if isinstance(each, torch.nn.Module)), None
     )
-
-
-def _static(leaf: torch.Tensor, size: int) -> torch.Tensor:
-    """Memory for `size` rows: the given ones and zeros."""
-    rows = torch.zeros((size, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
-    rows[: len(leaf)].copy_(leaf)
-    return rows
 
 
 def _form(tree: Any) -> Any:
