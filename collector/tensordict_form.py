@@ -76,9 +76,7 @@ def ask_tensordict(policy: Any, obs: Any, exploration: ExplorationType) -> dict[
 
 def _observations(tree: Any) -> dict[str, Any]:
     """Entries for an observation: those of a dict, else one called `observation`."""
-    if isinstance(tree, dict):
-        return {name: _nested(child) for name, child in tree.items()}
-    return {"observation": _nested(tree)}
+    return _nested(tree) if isinstance(tree, dict) else {"observation": _nested(tree)}
 
 
 def _nested(tree: Any) -> Any:
