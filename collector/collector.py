@@ -100,7 +100,7 @@ class SyncDataCollector(BatchCollector):
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
         super()._prepare(policy)
         self._tape: Tape | None = None
-        frames = self._round_up(self.requested_frames_per_batch)
+        frames = self.frames_per_batch
         if frames != self.requested_frames_per_batch:
             warnings.warn(
                 f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the {self._env_num} "
