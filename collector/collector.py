@@ -156,13 +156,12 @@ class SyncDataCollector(BatchCollector):
                 batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
 
     def _new_tape(self, steps: int, reuse: bool) -> Tape:
-        if reuse and self._tape is not None:
-            self._tape.rewind()
-            return self._tape
-        tape = Tape(self._env_num, steps)
-        if reuse:
-            self._tape = tape
-        return tape
+        if not reuse:
+            return Tape(self._env_num, steps)
+        if self._tape is None:
+            self._tape = Tape(self._env_num, steps)
+        self._tape.rewind()
+        return self._tape
 
 
 class _Loop:

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from collector.flat import FlatRollout
     from collector.rollout import Rollout
 
-_INTERACTION = {
-    ExplorationType.RANDOM: InteractionType.RANDOM,
-    ExplorationType.MODE: InteractionType.MODE,
-    ExplorationType.MEAN: InteractionType.MEAN,
-}
-
 
 def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Sequence[Any]) -> Any:
     """The batch with the keys of torchrl's collectors; see `Rollout.to_tensordict`."""
@@ -66,7 +60,7 @@ def ask_tensordict(policy: Any, obs: Any, exploration: ExplorationType) -> dict[
     first = next(nest.leaves(tensors))
     asked = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
     known = set(asked.keys(True, True))
-    with set_interaction_type(_INTERACTION[exploration]):
+    with set_interaction_type(InteractionType[exploration.name]):
         answered = policy(asked)
     written = [key for key in answered.keys(True, True) if key not in known]
     if "action" not in written:
