@@ -99,6 +99,8 @@ class AsyncDataCollector(BatchCollector):
         self._acted_version = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
         """Steps that belong to no batch yet, in the order in which they came."""
+        self._logged = 0
+        """How many those are."""
 
     def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
         self._made_env = True
@@ -114,7 +116,7 @@ class AsyncDataCollector(BatchCollector):
     ) -> FlatRollout:
         self._queue_idle()
         stopped = False
-        while (count := self._logged()) < frames and not (stopped and count):
+        while self._logged < frames and not (stopped and self._logged):
             if self._queue:
                 ids = self._queue.popleft()
                 ids = ids if quota is None else ids[quota[ids] > 0]
@@ -128,7 +130,7 @@ class AsyncDataCollector(BatchCollector):
             else:
                 break  # every environment has ended as many episodes as it was to
             stopped = self._interruptor.collection_stopped()
-        return self._take(frames if quota is None else self._logged(), on_step)
+        return self._take(frames if quota is None else self._logged, on_step)
 
     def _queue_idle(self) -> None:
         """Queue the environments that neither step nor are queued."""
@@ -214,14 +216,12 @@ class AsyncDataCollector(BatchCollector):
             chunk["extras"].update(on_step(round_))
             self._clock.lap("hooks")
         self._log.append(chunk)
+        self._logged += len(ids)
         self._episodes.step(ids, done)
         if quota is not None:
             quota[ids[done & ~broken]] -= 1
 
     # Batches.
-
-    def _logged(self) -> int:
-        return sum(len(chunk["env_ids"]) for chunk in self._log)
 
     def _take(self, frames: int, on_step: CheckedHook | None) -> FlatRollout:
         """The first steps of the log as a batch; the others stay in it."""
@@ -235,7 +235,8 @@ class AsyncDataCollector(BatchCollector):
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
         left = nest.take(log, slice(frames, None))
-        self._log = [left] if len(left["env_ids"]) else []
+        self._logged = len(left["env_ids"])
+        self._log = [left] if self._logged else []
         log = nest.take(log, slice(frames))
         broken_ids = log["traj_ids"][log.pop("broken")]
         order = np.argsort(log["env_ids"], kind="stable")
@@ -252,4 +253,4 @@ class AsyncDataCollector(BatchCollector):
                 self._receive()
 
     def _forget(self) -> None:
-        self._log, self._queue = [], deque()
+        self._log, self._logged, self._queue = [], 0, deque()
