@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.calling import PolicyCall, RecurrentState, first_leaf, signature_of
+from collector.calling import PolicyCall, RecurrentState, signature_of
 from collector.exploration import ExplorationType
 from collector.policy import Policy, RandomPolicy
 from vecenv import nest
@@ -134,7 +134,7 @@ class Actor:
     def _call_on_device(self, obs: Any) -> dict[str, Any]:
         outputs = self._call(obs)
         if self._device is None:
-            self._device = first_leaf(obs).device
+            self._device = next(nest.leaves(obs)).device
         for name, value in outputs.items():
             if isinstance(value, self._tensor) and value.device != self._device:
                 raise ValueError(
@@ -147,7 +147,7 @@ class Actor:
         """Raise where outputs do not fit each other, those before, or the action space."""
         for name, values in outputs.items():
             if values.shape[:1] != (rows,):
-                should = _shape_text(rows, self._space[0]) if name == "action" and self._space else f"({rows}, ...)"
+                should = f"{(rows, *self._space[0])}" if name == "action" and self._space else f"({rows}, ...)"
                 raise ValueError(
                     f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
                 )
@@ -166,7 +166,7 @@ class Actor:
         if action.shape[1:] != shape and action.shape[1:] + shape != (1,):
             raise ValueError(
                 f"the policy returned actions of shape {action.shape}; "
-                f"for the action space they must be {_shape_text(rows, shape)}"
+                f"for the action space they must be {(rows, *shape)}"
             )
         if cast_exactly(np.zeros(1, action.dtype), dtype) is None or (action.dtype.kind == "f" and dtype.kind != "f"):
             raise TypeError(
@@ -181,10 +181,6 @@ class Actor:
         if cast is None:
             raise TypeError(f"the policy returned actions that do not fit the dtype {dtype} of the space: {action!r}")
         return cast.reshape(len(action), *shape)
-
-
-def _shape_text(rows: int, shape: tuple[int, ...]) -> str:
-    return str((rows, *shape))
 
 
 def _common_space(action_spaces: Sequence[Any]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:

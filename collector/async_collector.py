@@ -99,6 +99,8 @@ class AsyncDataCollector(BatchCollector):
         self._acted_version = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
         """Steps that belong to no batch yet, in the order in which they came."""
+        self._logged = 0
+        """How many those are."""
 
     def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
         self._made_env = True
@@ -114,7 +116,7 @@ class AsyncDataCollector(BatchCollector):
     ) -> FlatRollout:
         self._queue_idle()
         stopped = False
-        while (count := self._logged()) < frames and not (stopped and count):
+        while self._logged < frames and not (stopped and self._logged):
             if self._queue:
                 ids = self._queue.popleft()
                 ids = ids if quota is None else ids[quota[ids] > 0]
@@ -127,8 +129,8 @@ class AsyncDataCollector(BatchCollector):
                 self._receive(quota, on_step)
             else:
                 break  # every environment has ended as many episodes as it was to
-            stopped = self._stopped()
-        return self._take(frames if quota is None else self._logged(), on_step)
+            stopped = self._interruptor.collection_stopped()
+        return self._take(frames if quota is None else self._logged, on_step)
 
     def _queue_idle(self) -> None:
         """Queue the environments that neither step nor are queued."""
@@ -158,9 +160,6 @@ class AsyncDataCollector(BatchCollector):
                 check_policy_names(layout)
                 self._acted[name] = np.zeros((self._env_num, *shape), dtype)
             self._acted[name][ids] = outputs.get(name, 0)  # beside a random action: zeros
-
-    def _add_zeros(self, batch: Any) -> None:
-        """They are there already."""
 
     def _send(self, ids: np.ndarray) -> None:
         reset = self._episodes.over[ids]
@@ -200,7 +199,7 @@ class AsyncDataCollector(BatchCollector):
         chunk = {
             "obs": nest.take(self._obs, ids),
             "action": self._acted["action"][ids],
-            "reward": self._as_paid(reward, ids),
+            "reward": self._payment.in_shape(reward, ids),
             "terminated": terminated,
             "truncated": truncated,
             "traj_ids": self._episodes.ids(ids),
@@ -217,14 +216,12 @@ class AsyncDataCollector(BatchCollector):
             chunk["extras"].update(on_step(round_))
             self._clock.lap("hooks")
         self._log.append(chunk)
+        self._logged += len(ids)
         self._episodes.step(ids, done)
         if quota is not None:
             quota[ids[done & ~broken]] -= 1
 
     # Batches.
-
-    def _logged(self) -> int:
-        return sum(len(chunk["env_ids"]) for chunk in self._log)
 
     def _take(self, frames: int, on_step: CheckedHook | None) -> FlatRollout:
         """The first steps of the log as a batch; the others stay in it."""
@@ -234,11 +231,12 @@ class AsyncDataCollector(BatchCollector):
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
         for chunk in self._log:  # one from before this call may have what another hook returned
-            chunk["reward"] = self._as_paid(chunk["reward"], chunk["env_ids"])
+            chunk["reward"] = self._payment.in_shape(chunk["reward"], chunk["env_ids"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
         left = nest.take(log, slice(frames, None))
-        self._log = [left] if len(left["env_ids"]) else []
+        self._logged = len(left["env_ids"])
+        self._log = [left] if self._logged else []
         log = nest.take(log, slice(frames))
         broken_ids = log["traj_ids"][log.pop("broken")]
         order = np.argsort(log["env_ids"], kind="stable")
@@ -248,14 +246,11 @@ class AsyncDataCollector(BatchCollector):
         return with_tails(columns, next_obs, broken_ids)
 
     def _land(self) -> None:
-        """Wait for what is in flight; it is kept for the next batch. What fails shuts the collector down."""
+        """Wait for what is in flight; it is kept for the next batch."""
         self._check_open()
-        try:
+        with self._shutdown_on_failure():
             while self._flying.any():
                 self._receive()
-        except BaseException:
-            self.shutdown()
-            raise
 
     def _forget(self) -> None:
-        self._log, self._queue = [], deque()
+        self._log, self._logged, self._queue = [], 0, deque()

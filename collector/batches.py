@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,11 +18,11 @@ from collector.env_source import make_vector_env
 from collector.episode_stats import CollectStats, Ended, EpisodeTracker
 from collector.exploration import ExplorationType, as_exploration_type, set_exploration_type
 from collector.extras import CheckedHook, StepHook
-from collector.finishing import Finishing, check_rewards, truncate_last
-from collector.flat import FlatRollout
+from collector.finishing import Finishing, truncate_last
 from collector.interruptor import Interruptor
+from collector.iteration import Batches
 from collector.policy import Policy
-from collector.rollout import Rollout
+from collector.rewards import Payment, check_rewards
 from collector.settings import all_frames, at_least_one, check_step_count, limit, resolve_devices
 from collector.timing import Clock, CollectorStats
 from collector.weights import PolicyWeights
@@ -77,12 +77,11 @@ class BatchCollector(ABC):
         self.reset_at_each_iter = reset_at_each_iter
         self.set_truncated = set_truncated
         self._limit = limit("max_frames_per_traj", max_frames_per_traj)
-        self._interruptor = interruptor
+        self._interruptor = Interruptor() if interruptor is None else interruptor
         self._faster = {"graph": cudagraph_policy, "compile": compile_policy}
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._batches = self._steps = 0
-        self._reward_shape: tuple[int, ...] | None = None
         self._clock = Clock()
         self._closed = False
         self._actors: Actors = None  # type: ignore[assignment]  # until the environments are known
@@ -93,17 +92,15 @@ class BatchCollector(ABC):
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
         except BaseException:
-            self._closed = True
-            if self._actors is not None:
-                self._actors.close()
-            if self.env is not create_env_fn:  # one that was passed is the caller's until there is a collector
-                self.env.close()
+            # One that was passed is the caller's until there is a collector.
+            self._close(env_too=self.env is not create_env_fn)
             raise
 
     def _prepare(self, policy: Policy | None) -> None:
         self._env_num: int = self.env.env_num
         self._all_ids = np.arange(self._env_num)
         self._episodes, self._tracker = Episodes(self._env_num), EpisodeTracker(self._env_num)
+        self._payment = Payment()
         self._obs: Any = None
         self.policy: Any = policy
         self._actors = Actors(policy, self.policy_device, self.env, self._exploration_type, self._faster)
@@ -173,26 +170,11 @@ class BatchCollector(ABC):
 
     def iterator(self) -> Iterator[Any]:
         """Batches until `total_frames` are collected; then the environments are closed."""
-        return _Batches(self._next_batch)
+        return Batches(self)
 
     def next(self) -> Any:
         """The next batch; None after the last one."""
         return next(self.iterator(), None)
-
-    def _next_batch(self) -> Any:
-        """Raises `StopIteration` after the last one."""
-        if 0 <= self.total_frames <= self.frames:
-            raise StopIteration
-        try:
-            batch = self._collect_batch()
-            self.frames += batch.frames
-            self._batches += 1
-            if 0 <= self.total_frames <= self.frames:
-                self.shutdown()
-            return self._finishing.finish(batch)
-        except StopIteration as error:  # let through, it would end the iterator as if all had been collected
-            notes = "; ".join(getattr(error, "__notes__", ()))
-            raise RuntimeError(f"an environment, the policy or postproc raised StopIteration. {notes}") from error
 
     def rollout(self) -> Any:
         """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
@@ -244,6 +226,10 @@ class BatchCollector(ABC):
         """The hook, with every round shown after it."""
         return showing(self.env, pause, on_step)
 
+    def _is_complete(self) -> bool:
+        """Whether all of `total_frames` are collected."""
+        return 0 <= self.total_frames <= self.frames
+
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
             self.reset()
@@ -261,22 +247,15 @@ class BatchCollector(ABC):
         on_step: CheckedHook | None = None,
         reuse: bool = False,
     ) -> tuple[Any, Ended]:
-        """One batch of the loop, as numpy arrays, and the episodes that ended in it; whatever fails shuts the collector
-        down.
-        """
+        """One batch of the loop, as numpy arrays, and the episodes that ended in it."""
         self._check_open()
         self._clock.lap("idle")
         actor = self._actors.pick(random)
-        try:
+        with self._shutdown_on_failure():
             with set_exploration_type(self._exploration_type), self._weights.kept():
                 batch = self._gather(frames, actor, quota, on_step, reuse)
-                if self._actors.stands_in(actor):
-                    self._add_zeros(batch)
             check_rewards(batch)
             ended = self._tracker.update(batch)
-        except BaseException:
-            self.shutdown()
-            raise
         self._steps += batch.frames
         self._clock.lap("storage")
         return batch, ended
@@ -287,33 +266,9 @@ class BatchCollector(ABC):
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector environment was closed, and the collector cannot go on; make new ones")
 
-    def _as_paid(self, reward: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """Rewards in the shape in which these environments pay; `ValueError` where they pay in several.
-
-        Where all of a round failed, or paid nothing, it says nothing of that shape.
-        """
-        shape = reward.shape[1:]
-        if reward.dtype != object:
-            if shape == self._reward_shape:
-                return reward
-            if not shape and not reward.any():
-                return np.zeros((len(reward), *self._reward_shape)) if self._reward_shape else reward
-            if self._reward_shape is None:
-                self._reward_shape = shape
-                return reward
-        found = dict(zip(env_ids.tolist(), map(np.shape, reward), strict=True))
-        before = "" if self._reward_shape is None else f", and {self._reward_shape} before"
-        raise ValueError(f"a batch needs rewards of one shape; by environment they are {found}{before}")
-
     def _version(self, actor: Actor) -> int:
         """What is stored as the version of the policy that acted."""
         return -1 if self._actors.stands_in(actor) else self._weights.version
-
-    def _add_zeros(self, batch: Rollout | FlatRollout) -> None:
-        """What the policy would have returned beside the action is zero in a batch of random actions."""
-        for name, (shape, dtype) in self._actors.layout_from(self._obs, self._all_ids).items():
-            if name != "action":
-                batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
 
     # Episodes and seeds.
 
@@ -343,9 +298,6 @@ class BatchCollector(ABC):
         self._episodes.abandon(started)
         return left
 
-    def _stopped(self) -> bool:
-        return self._interruptor is not None and self._interruptor.collection_stopped()
-
     def _put_obs(self, ids: np.ndarray, obs: Any) -> None:
         """What these environments are asked about next."""
         if self._obs is None:
@@ -369,16 +321,13 @@ class BatchCollector(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights of the policy, and how far the collector is. The environments' own states are not in it."""
-        state: dict[str, Any] = {
+        return {
             "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
             "frames": self.frames,
             "iter": self._batches,
             "traj_pool": self._episodes.next_id,
-            "policy_version": self._weights.version,
+            **self._weights.state_dict(),
         }
-        if hasattr(self.policy, "state_dict"):
-            state["policy_state_dict"] = (self._actors.own.module or self.policy).state_dict()
-        return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
@@ -388,15 +337,7 @@ class BatchCollector(ABC):
         if missing := [name for name in ("env_state_dict", "frames", "iter") if name not in state_dict]:
             raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         if "policy_state_dict" in state_dict:
-            policy = self._actors.own.module or self.policy
-            if not hasattr(policy, "load_state_dict"):
-                raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
-            before = copy.deepcopy(policy.state_dict())
-            try:
-                policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            except BaseException:
-                policy.load_state_dict(before)  # torch loads what fits before it says what does not
-                raise
+            self._weights.load(state_dict["policy_state_dict"], strict)
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
             self.env.load_state_dict(state_dict["env_state_dict"])
         if not self._closed:
@@ -417,29 +358,32 @@ class BatchCollector(ABC):
 
     def stats(self) -> CollectorStats:
         """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
-        transfer = self._actors.transfer_seconds
-        seconds = self._clock.seconds
-        return CollectorStats(
-            env=seconds["env"],
-            policy=max(0.0, seconds["act"] - transfer),
-            transfer=transfer,
-            storage=seconds["storage"],
-            hooks=seconds["hooks"],
-            idle=seconds["idle"],
-            frames=self._steps,
-        )
+        return self._clock.stats(self._actors.transfer_seconds, self._steps)
 
     # Life.
 
     def shutdown(self) -> None:
         """Close the environments. Safe to call again, and after any failure."""
-        if self._closed:
-            return
+        if not self._closed:
+            self._close(env_too=True)
+
+    def _close(self, env_too: bool) -> None:
         self._closed = True
         try:
-            self._actors.close()
+            if self._actors is not None:
+                self._actors.close()
         finally:
-            self.env.close()
+            if env_too:
+                self.env.close()
+
+    @contextmanager
+    def _shutdown_on_failure(self) -> Iterator[None]:
+        """Whatever fails inside of `with` shuts the collector down."""
+        try:
+            yield
+        except BaseException:
+            self.shutdown()
+            raise
 
     def __enter__(self: Self) -> Self:
         return self
@@ -448,15 +392,3 @@ class BatchCollector(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-class _Batches(Iterator[Any]):
-    """The iterator of a collector. It does not end with an error, as a generator does: asked again, it goes on or says
-    why it cannot.
-    """
-
-    def __init__(self, next_batch: Callable[[], Any]) -> None:
-        self._next_batch = next_batch
-
-    def __next__(self) -> Any:
-        return self._next_batch()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
 from collector.exploration import ExplorationType
+from collector.flat import copy_of
 from collector.policy import Policy, read_output
 from vecenv import nest
 
@@ -147,12 +147,12 @@ class RecurrentState:
     def recall(self, where: Any, begun: Any) -> Any:
         """The state of the environments `where`, of which those in the rows `begun` begin; None before there is one."""
         if self._rows is None and self._initial is not None:
-            self._rows = nest.map(_own, self._initial(self._env_num))
+            self._rows = nest.map(copy_of, self._initial(self._env_num))
         if self._rows is None:
             return None
         state = nest.take(self._rows, where)
         if isinstance(where, slice):
-            state = nest.map(_own, state)
+            state = nest.map(copy_of, state)
         if len(begun):
             first = self._initial(len(begun)) if self._initial is not None else nest.map(lambda rows: 0, state)
             nest.put(state, begun, first)
@@ -191,17 +191,6 @@ class RecurrentState:
         return np.zeros(shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf.new_zeros(shape)
 
 
-def _own(leaf: Any) -> Any:
-    """A copy of an array or tensor, to write to."""
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone()
-
-
 def _without_graph(leaf: Any) -> Any:
     """The same values; a state that kept its gradients would hold on to all steps before."""
     return leaf.detach() if hasattr(leaf, "detach") else leaf
-
-
-def first_leaf(tree: Any) -> Any:
-    """One leaf of a tree; None where it has none."""
-    leaves: Iterable[Any] = nest.leaves(tree)
-    return next(iter(leaves), None)

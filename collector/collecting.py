@@ -103,7 +103,7 @@ def _episodes(
     cutter = EpisodeCutter()
     batches: list[Any] = []
     ends: list[Ended] = []
-    while quota.any() and not (ends and collector._stopped()):
+    while quota.any() and not (ends and collector._interruptor.collection_stopped()):
         batch, ended = collector._gather_checked(CHUNK * n, random, quota, on_step)
         ends.append(ended)
         if keep:

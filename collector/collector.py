@@ -100,7 +100,7 @@ class SyncDataCollector(BatchCollector):
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
         super()._prepare(policy)
         self._tape: Tape | None = None
-        frames = self._round_up(self.requested_frames_per_batch)
+        frames = self.frames_per_batch
         if frames != self.requested_frames_per_batch:
             warnings.warn(
                 f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the {self._env_num} "
@@ -145,16 +145,23 @@ class SyncDataCollector(BatchCollector):
         self._obs = latest
         batch = tape.finish(count, self._episodes, self._version(actor))
         self._episodes.advance(batch.done, batch.step_count, count)
+        if self._actors.stands_in(actor):
+            self._add_zeros(batch)
         return batch
 
+    def _add_zeros(self, batch: Rollout) -> None:
+        """What the policy would have returned beside the action is zero in a batch of random actions."""
+        for name, (shape, dtype) in self._actors.layout_from(self._obs, self._all_ids).items():
+            if name != "action":
+                batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
+
     def _new_tape(self, steps: int, reuse: bool) -> Tape:
-        if reuse and self._tape is not None:
-            self._tape.rewind()
-            return self._tape
-        tape = Tape(self._env_num, steps)
-        if reuse:
-            self._tape = tape
-        return tape
+        if not reuse:
+            return Tape(self._env_num, steps)
+        if self._tape is None:
+            self._tape = Tape(self._env_num, steps)
+        self._tape.rewind()
+        return self._tape
 
 
 class _Loop:
@@ -174,7 +181,7 @@ class _Loop:
         self._quota, self._on_step = quota, on_step
         self._over = collector._episodes.over
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
-        self._stopped, self._as_paid = collector._stopped, collector._as_paid
+        self._stopped, self._in_shape = collector._interruptor.collection_stopped, collector._payment.in_shape
         self._lap = collector._clock.lap
         self._autoreset = autoresets(collector.env)
 
@@ -197,7 +204,7 @@ class _Loop:
             obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, autoreset)
             if self._limit:
                 truncated = self._cut_long(ids, truncated)
-            tape.write_step(where, outputs, self._as_paid(reward, ids), terminated, truncated)
+            tape.write_step(where, outputs, self._in_shape(reward, ids), terminated, truncated)
             done = terminated | truncated
             over = done.nonzero()[0]
             last_obs, begun = _last_obs(obs, over, info, autoreset) if len(over) else (None, [])

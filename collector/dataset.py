@@ -20,7 +20,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,7 +47,7 @@ def check_folder(folder: Path, overwrite: bool = False) -> None:
 
     Raises `DatasetError` where the folder holds something that is not to be replaced, or cannot be made or written.
     """
-    try:
+    with _writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
         foreign = sorted(name for name in names if not OURS.fullmatch(name))
@@ -58,16 +60,24 @@ def check_folder(folder: Path, overwrite: bool = False) -> None:
         probe = folder / f"{MANIFEST}.tmp"
         probe.write_bytes(b"")
         probe.unlink()
-    except OSError as error:
-        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
 
 
 def prepare_folder(folder: Path, overwrite: bool = False) -> None:
     """The same, and remove what an earlier job wrote there; no other file ever is."""
-    check_folder(folder, overwrite)
-    # The manifest goes first, so that no reader finds one whose shards are missing.
-    for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
-        path.unlink()
+    check_folder(folder, overwrite)  # also where it was checked before: another job may have come in between
+    with _writing(folder, "choose another folder"):
+        # The manifest goes first, so that no reader finds one whose shards are missing.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
+            path.unlink()
+
+
+@contextmanager
+def _writing(folder: Path, advice: str) -> Iterator[None]:
+    """What the disk refuses inside of `with` is a `DatasetError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error
 
 
 def _contents(folder: Path) -> str:
@@ -91,19 +101,13 @@ class DatasetWriter:
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.folder = folder
-        self.manifest: dict[str, Any] = {
-            **FORMAT,
-            "status": "collecting",
-            "config": config,
-            "obs": "obs",
-            "episodes": 0,
-            "steps": 0,
-            "shards": [],
-        }
         self._waiting: list[Episode] = []
         self.waiting_bytes = 0
         """Size of the episodes that are not committed yet."""
-        self._write_manifest()
+        self.manifest: dict[str, Any] = {}
+        """As it is on the disk."""
+        begin = {"status": "collecting", "config": config, "obs": "obs", "episodes": 0, "steps": 0, "shards": []}
+        self._write_manifest({**FORMAT, **begin})
 
     def add(self, episodes: list[Episode]) -> None:
         """Take episodes for the next shard."""
@@ -117,13 +121,8 @@ class DatasetWriter:
         """
         if not self._waiting:
             return
-        try:
+        with _writing(self.folder, f"the {self.manifest['episodes']:,} episodes committed before are kept"):
             self._commit()
-        except OSError as error:
-            raise DatasetError(
-                f"cannot write to {self.folder}: {error.strerror or error}; "
-                f"the {self.manifest['episodes']:,} episodes committed before are kept"
-            ) from error
 
     def _commit(self) -> None:
         episodes, manifest = self._waiting, self.manifest
@@ -140,24 +139,24 @@ class DatasetWriter:
             "sha256": _sha256(path),
         }
         grown = {
+            **manifest,
             "obs": structure,
             "episodes": manifest["episodes"] + len(episodes),
             "steps": manifest["steps"] + steps,
             "shards": [*manifest["shards"], shard],
         }
-        self.manifest = {**manifest, **grown}
-        self._write_manifest()
+        self._write_manifest(grown)
         self._waiting, self.waiting_bytes = [], 0
 
     def close(self, status: str) -> None:
         """Commit what is left and record how the collection ended: "complete", "interrupted" or "failed"."""
         self.commit()
-        self.manifest["status"] = status
-        self._write_manifest()
+        self._write_manifest({**self.manifest, "status": status})
 
-    def _write_manifest(self) -> None:
-        text = json.dumps(self.manifest, indent=2) + "\n"
+    def _write_manifest(self, manifest: dict[str, Any]) -> None:
+        text = json.dumps(manifest, indent=2) + "\n"
         write_atomically(self.folder / MANIFEST, lambda file: file.write(text.encode()))
+        self.manifest = manifest
 
 
 def check_storable(tree: Any) -> None:
@@ -250,7 +249,7 @@ def _structure(obs: Any) -> Any:
     """The observations' tree as JSON: objects for dicts, lists for tuples, array names for leaves."""
     if not isinstance(obs, (dict, tuple)):
         return "obs"
-    numbers = iter(range(sum(1 for _ in nest.leaves(obs))))
+    numbers = count()
     named = nest.map(lambda _: f"obs.{next(numbers)}", obs)
     return json.loads(json.dumps(named))
 

@@ -31,23 +31,23 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         return make([partial(each, **kwargs) for each in source])
     if not callable(source) and not hasattr(source, "step"):
         raise TypeError(f"create_env_fn must be a vector env, a callable that makes one, or a list; got {source!r}")
-    if isinstance(source, type) or not hasattr(source, "step"):
+    made_here = isinstance(source, type) or not hasattr(source, "step")
+    if made_here:
         source = source(**kwargs)
-        if other := _is_other_vector_env(source):
-            source.close()
-            raise TypeError(other)
     elif kwargs:
         raise RuntimeError(
             f"kwargs were passed to {source} but they can't be set, for it is already made: {kwargs}; "
             "pass a callable that makes the environment"
         )
-    elif other := _is_other_vector_env(source):
-        raise TypeError(other)
+    if instead := _instead_of(source):
+        if made_here:
+            source.close()
+        raise TypeError(instead)
     return source if hasattr(source, "env_num") else make([lambda: source])
 
 
-def _is_other_vector_env(source: Any) -> str | None:
-    """What to pass instead, where this is a vector environment that collectors cannot step."""
+def _instead_of(source: Any) -> str | None:
+    """What to pass in place of a vector environment that collectors cannot step; None for all that they can."""
     tensors = sys.modules.get("collector.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"

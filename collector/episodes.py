@@ -125,11 +125,6 @@ def _episode(batch: Rollout | FlatRollout, at: Any, obs: Any, last_obs: Any, env
 
 def _join(parts: list[Episode]) -> Episode:
     """Consecutive parts of an episode as one, in memory of its own."""
-    return Episode(
-        obs=join([part.obs for part in parts]),
-        action=np.concatenate([part.action for part in parts]),
-        reward=np.concatenate([part.reward for part in parts]),
-        terminated=np.concatenate([part.terminated for part in parts]),
-        truncated=np.concatenate([part.truncated for part in parts]),
-        env_id=parts[0].env_id,
-    )
+    names = ("obs", "action", "reward", "terminated", "truncated")
+    columns = {name: join([getattr(part, name) for part in parts]) for name in names}
+    return Episode(**columns, env_id=parts[0].env_id)

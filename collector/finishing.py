@@ -1,4 +1,4 @@
-"""What happens to a batch once it is collected: checked, split, moved and post-processed."""
+"""What happens to a batch once it is collected: marked, split, moved and post-processed."""
 
 from __future__ import annotations
 
@@ -46,20 +46,6 @@ class Finishing:
         for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
             del extras[name]
         return batch
-
-
-def check_rewards(batch: Rollout | FlatRollout) -> None:
-    """Raise `ValueError` where a reward is NaN."""
-    reward = batch.reward
-    if reward.dtype.kind != "f" or not np.isnan(reward).any():
-        return
-    at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
-    action = batch.action[at]
-    blame = " (the policy returned NaN)" if action.dtype.kind == "f" and np.isnan(action).any() else ""
-    raise ValueError(
-        f"env {batch.env_ids[at[0]]} returned a reward of NaN in step {batch.step_count[at]} of its episode "
-        f"{batch.traj_ids[at]}, for the action {action}{blame}"
-    )
 
 
 def truncate_last(batch: Rollout | FlatRollout) -> None:

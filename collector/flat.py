@@ -39,8 +39,6 @@ class FlatRollout(Steps):
     out; those in earlier ones have these ids. A numpy array on every device."""
     extras: dict[str, Any] = field(default_factory=dict)
 
-    _on_host = frozenset({"broken_ids"})
-
     def __repr__(self) -> str:
         envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
         return f"FlatRollout({envs} environments, {self.frames} frames, {ended} episode ends)"

@@ -65,8 +65,6 @@ class Rollout(Steps):
     extras: dict[str, Any] = field(default_factory=dict)
     """What the policy returned beside the action, by name: arrays `(N, T, ...)`."""
 
-    _on_host = frozenset({"broken_ids"})
-
     def __repr__(self) -> str:
         n, steps = self.shape
         return f"Rollout({n} environments, {steps} steps, {self.frames} frames, {len(self.final_env)} episode ends)"
@@ -100,13 +98,16 @@ class Rollout(Steps):
 
     def flatten(self) -> FlatRollout:
         """The steps that `mask` marks, `(frames, ...)`: by row, then by time. A copy."""
-        mask, ends = nest.as_array(self.mask), _ends(nest.as_array(self.mask))
-        ends[nest.as_array(self.final_env), nest.as_array(self.final_time)] = True
+        mask = nest.as_array(self.mask)
+        episode_ends = nest.as_array(self.final_env), nest.as_array(self.final_time)
+        ends = mask.copy()
+        ends[:, :-1] &= ~mask[:, 1:]  # the last recorded step of each stretch of a row
+        ends[episode_ends] = True
         row, time = np.nonzero(ends & mask)
         place = np.full(mask.shape, -1)
         place[row, time] = np.arange(len(row))
         tail_obs = nest.map(lambda rows: rows[like(row, rows), like(time + 1, rows)], self.all_obs)
-        final = place[nest.as_array(self.final_env), nest.as_array(self.final_time)]
+        final = place[episode_ends]
         kept = final >= 0
         nest.put(tail_obs, final[kept], nest.map(lambda rows: rows[like(np.flatnonzero(kept), rows)], self.final_obs))
         at = np.nonzero(mask)
@@ -140,10 +141,3 @@ class Rollout(Steps):
 
 
 _COLUMNS = ("action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version")
-
-
-def _ends(mask: np.ndarray) -> np.ndarray:
-    """The last recorded step of each stretch of a row."""
-    ends = mask.copy()
-    ends[:, :-1] &= ~mask[:, 1:]
-    return ends

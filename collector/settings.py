@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gymnasium import spaces
 
 
-class Devices(NamedTuple):
-    """Where batches, policy and environments are; None: nothing was said."""
+def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
+    """Where batches, policy and environments are; None: nothing was said.
 
-    storing: Any
-    policy: Any
-    env: Any
-
-
-def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> Devices:
-    """`device` fills in what is not given (as torchrl's collectors).
-
-    Where no storing device is given, batches are stored where both policy and environments are. Raises `ValueError`
-    for an `env_device` other than the CPU.
+    `device` fills in what is not given (as torchrl's collectors). Where no storing device is given, batches are stored
+    where both policy and environments are. Raises `ValueError` for an `env_device` other than the CPU.
     """
     if env is not None and str(env) != "cpu":
         raise ValueError(f"environments run on the CPU: env_device must be None or 'cpu', got {env!r}")
@@ -32,7 +24,7 @@ def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> Devices
         from collector.tensors import resolve_device
 
         storing, policy = (None if each is None else resolve_device(each) for each in (storing, policy))
-    return Devices(storing, policy, None if env is None else "cpu")
+    return storing, policy, None if env is None else "cpu"
 
 
 def whole(name: str, number: Any) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from collector.link import Link, link_to
 from collector.page_lock import PageLock, address_of
-from collector.tensors import as_tensor, as_tensors, to_device, torch
+from collector.tensors import as_tensor, to_device, torch
 from vecenv import nest
 
 
@@ -33,7 +33,7 @@ class Direct:
 
     def to_device(self, tree: Any) -> Any:
         """A tree of `(k, ...)` arrays as tensors on the device."""
-        return as_tensors(tree) if self._shares else to_device(tree, self.device)
+        return nest.map(as_tensor, tree) if self._shares else to_device(tree, self.device)
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """Tensors (or what numpy reads as arrays) as arrays."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collector.flat import FlatRollout
@@ -38,8 +40,8 @@ class Steps(ABC):
     traj_ids: Any
     step_count: Any
     policy_version: Any
-    _on_host: ClassVar[frozenset[str]] = frozenset()
-    """The fields that are numpy arrays on every device."""
+    broken_ids: np.ndarray
+    """On every device."""
 
     @property
     def done(self) -> Any:
@@ -66,7 +68,7 @@ class Steps(ABC):
         """
         from collector.tensors import check_dtypes, to_device
 
-        names = [each.name for each in fields(self) if each.name not in self._on_host]  # type: ignore[arg-type]
+        names = [each.name for each in fields(self) if each.name != "broken_ids"]  # type: ignore[arg-type]
         for name in names:
             check_dtypes(name.removeprefix("all_"), getattr(self, name))
         return replace(self, **{name: to_device(getattr(self, name), device) for name in names})  # type: ignore[type-var]

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from collector.flat import FlatRollout
     from collector.rollout import Rollout
 
-_INTERACTION = {
-    ExplorationType.RANDOM: InteractionType.RANDOM,
-    ExplorationType.MODE: InteractionType.MODE,
-    ExplorationType.MEAN: InteractionType.MEAN,
-}
-
 
 def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Sequence[Any]) -> Any:
     """The batch with the keys of torchrl's collectors; see `Rollout.to_tensordict`."""
@@ -66,7 +60,7 @@ def ask_tensordict(policy: Any, obs: Any, exploration: ExplorationType) -> dict[
     first = next(nest.leaves(tensors))
     asked = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
     known = set(asked.keys(True, True))
-    with set_interaction_type(_INTERACTION[exploration]):
+    with set_interaction_type(InteractionType[exploration.name]):
         answered = policy(asked)
     written = [key for key in answered.keys(True, True) if key not in known]
     if "action" not in written:
@@ -76,9 +70,7 @@ def ask_tensordict(policy: Any, obs: Any, exploration: ExplorationType) -> dict[
 
 def _observations(tree: Any) -> dict[str, Any]:
     """Entries for an observation: those of a dict, else one called `observation`."""
-    if isinstance(tree, dict):
-        return {name: _nested(child) for name, child in tree.items()}
-    return {"observation": _nested(tree)}
+    return _nested(tree) if isinstance(tree, dict) else {"observation": _nested(tree)}
 
 
 def _nested(tree: Any) -> Any:

@@ -85,11 +85,6 @@ def check_dtypes(path: str, tree: Any) -> None:
             ) from None
 
 
-def as_tensors(tree: Any) -> Any:
-    """A tree of arrays as CPU tensors on the same memory."""
-    return as_tensor(tree) if tree.__class__ is np.ndarray else nest.map(as_tensor, tree)
-
-
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """The array as a CPU tensor on the same memory.
 

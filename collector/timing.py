@@ -20,6 +20,12 @@ class Clock:
             self.seconds[kind] += now - self._last
         self._last = now
 
+    def stats(self, transfer: float, frames: int) -> CollectorStats:
+        """All of it, for so many steps; `transfer` is what the policy's time has of the ways to its device and back."""
+        seconds = {**self.seconds}
+        policy = max(0.0, seconds.pop("act") - transfer)
+        return CollectorStats(policy=policy, transfer=transfer, frames=frames, **seconds)
+
 
 @dataclass(frozen=True)
 class CollectorStats:

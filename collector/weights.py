@@ -47,6 +47,32 @@ class PolicyWeights:
             else:
                 self._apply(weights, 1)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The version and, where the policy has some, the weights: entries of a collector's `state_dict`."""
+        state: dict[str, Any] = {"policy_version": self.version}
+        if hasattr(self._asked, "state_dict"):
+            state["policy_state_dict"] = self._asked.state_dict()
+        return state
+
+    def load(self, weights: Any, strict: bool) -> None:
+        """Go on with weights of a `state_dict`, all of them or none. Raises `RuntimeError` where the policy takes none,
+        and what its own `load_state_dict` does.
+        """
+        policy = self._asked
+        if not hasattr(policy, "load_state_dict"):
+            raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
+        before = copy.deepcopy(policy.state_dict())
+        try:
+            policy.load_state_dict(weights, strict=strict)
+        except BaseException:
+            policy.load_state_dict(before)  # torch loads what fits before it says what does not
+            raise
+
+    @property
+    def _asked(self) -> Any:
+        """The network, or the policy that is none and may have weights of its own all the same."""
+        return self._policy if self._module is None else self._module
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """No weight changes inside of `with`."""
