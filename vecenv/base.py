@@ -14,18 +14,10 @@ import numpy as np
 
 from vecenv.backends import post_box as box
 from vecenv.backends.base import Backend
-from vecenv.backends.layout import common_layout
+from vecenv.backends.layout import Layout, common_layout
 from vecenv.backends.per_env import PerEnvBackend
 from vecenv.backends.rows import Extra
-from vecenv.checks import (
-    check_env_fns,
-    check_spaces_equal,
-    check_timeout,
-    check_wait_num,
-    check_workers,
-    default_workers,
-    keeps,
-)
+from vecenv.checks import check_count, check_env_fns, check_spaces_equal, check_timeout, default_workers, keeps
 from vecenv.errors import ClosedError
 from vecenv.recovery import Recovery
 from vecenv.results import HandOver, Step
@@ -96,39 +88,16 @@ class BaseVectorEnv(Rounds):
         self.is_closed = False
         self._env_fns = check_env_fns(env_fns)
         n = self.env_num = len(self._env_fns)
-        self.wait_num = check_wait_num(wait_num, n)
+        self.wait_num = n if wait_num is None else check_count("wait_num", wait_num, n)
         self.timeout = check_timeout(timeout)
         self.is_async = self.wait_num != n or timeout is not None
-        if (worker_fn is None) == (backend is None):
-            raise TypeError(
-                "pass either worker_fn, which makes a worker of each env_fn, or backend; "
-                "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
-            )
-        if not callable(worker_fn) and not isinstance(backend, Backend):
-            raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
-        self._backend: Backend = PerEnvBackend(worker_fn) if backend is None else backend  # type: ignore[arg-type]
+        self._backend = _backend_for(worker_fn, backend)
         self._recovery = Recovery(self._backend, on_error, max_restarts)
-        workers = default_workers(n, self.is_async) if num_workers is None else check_workers(num_workers, n)
-        self._owner, self._forks = os.getpid(), _forks
-        # Before anything is started, so that an interrupted constructor leaves nothing behind.
-        self._finalizer = weakref.finalize(self, _shut_down, self._backend, type(self).__name__, self._owner)
-        self._finalizer.atexit = False
-        _open.add(self)
-        try:
-            self._reports = self._backend.start(self._env_fns, workers, self.is_async)
-            if check_spaces:
-                check_spaces_equal(self._reports)
-            layout = common_layout(
-                [r.observation_space for r in self._reports], [r.action_space for r in self._reports]
-            )
-            self._arena = self._backend.bind(layout)
-        except BaseException:
-            self.is_closed = True
-            self._finalizer.detach()
-            self._backend.close(CLOSE_TIMEOUT)
-            raise
+        if num_workers is None:
+            num_workers = default_workers(n, self.is_async)
+        num_workers = check_count("num_workers", num_workers, n)
+        layout = self._start(num_workers, check_spaces)
         self.num_workers = self._backend.num_workers
-        self._recovery.bind(self._arena)
         self._action_leaf = layout.action
         spaced = any(r.observation_space is not None for r in self._reports)
         self._strict, self._check_actions = strict, check_actions
@@ -145,6 +114,28 @@ class BaseVectorEnv(Rounds):
         self._resets_in_flight = {}
         self._rounds = self._steps = self._resets = 0
         self._dispatch_time = self._wait_time = 0.0
+
+    def _start(self, num_workers: int, check_spaces: bool) -> Layout:
+        """Make the envs and the memory for their batches, or close what was made of them."""
+        self._owner, self._forks = os.getpid(), _forks
+        # Before anything is started, so that an interrupted constructor leaves nothing behind.
+        self._finalizer = weakref.finalize(self, _shut_down, self._backend, type(self).__name__, self._owner)
+        self._finalizer.atexit = False
+        _open.add(self)
+        try:
+            self._reports = self._backend.start(self._env_fns, num_workers, self.is_async)
+            if check_spaces:
+                check_spaces_equal(self._reports)
+            layout = common_layout(
+                [r.observation_space for r in self._reports], [r.action_space for r in self._reports]
+            )
+            self._arena = self._backend.bind(layout)
+        except BaseException:
+            self.is_closed = True
+            self._finalizer.detach()
+            self._backend.close(CLOSE_TIMEOUT)
+            raise
+        return layout
 
     # Stepping.
 
@@ -304,6 +295,18 @@ class BaseVectorEnv(Rounds):
 
     def __reduce__(self) -> Any:
         raise TypeError("vector envs hold processes and cannot be pickled or copied; pickle the env_fns instead")
+
+
+def _backend_for(worker_fn: Any, backend: Any) -> Backend:
+    """The backend that is meant; TypeError for none, for two and for what is none."""
+    if (worker_fn is None) == (backend is None):
+        raise TypeError(
+            "pass either worker_fn, which makes a worker of each env_fn, or backend; "
+            "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
+        )
+    if not callable(worker_fn) and not isinstance(backend, Backend):
+        raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
+    return PerEnvBackend(worker_fn) if backend is None else backend
 
 
 _open: weakref.WeakSet[BaseVectorEnv] = weakref.WeakSet()
