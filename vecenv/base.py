@@ -14,6 +14,7 @@ import numpy as np
 
 from vecenv.backends import post_box as box
 from vecenv.backends.base import Backend
+from vecenv.backends.callers_line import warn_caller
 from vecenv.backends.layout import Layout, common_layout
 from vecenv.backends.per_env import PerEnvBackend
 from vecenv.backends.rows import Extra
@@ -272,7 +273,7 @@ class BaseVectorEnv(Rounds):
             return
         try:
             for problem in self._backend.close(CLOSE_TIMEOUT):
-                warnings.warn(problem, RuntimeWarning, stacklevel=2)
+                warn_caller(problem)
         finally:
             # The memory goes with the last view of it that the caller holds, not with this object.
             for name in ("_arena", "_mail", "_all_answered", "_hand_over", "_recovery", "_backend"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import cloudpickle
 from vecenv.backends import channel as ch
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
+from vecenv.backends.callers_line import warn_caller
 from vecenv.backends.channel import Frame
 from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.failure import Failure, died_failure, unreadable
@@ -94,7 +94,7 @@ class ProcessBackend(Workers):
         self._notes.clear()
         if not self._noted:
             self._noted = True  # shown here, where a warning that is turned into an exception does no harm
-            warnings.warn(note, RuntimeWarning, stacklevel=6)
+            warn_caller(note)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
         """Take the extras of a worker's round, of envs among `expected`. One that cannot be read fails its env."""
