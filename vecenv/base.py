@@ -205,24 +205,24 @@ class BaseVectorEnv(Rounds):
         """
         self._check_open()
         begin = perf_counter()
-        ids = None
-        if id is not None or env_id is not None or kwargs or not self._send_plainly(action, reset, autoreset):
-            if action is None:
-                if reset is None:
-                    raise ValueError("send() needs one action for each env, or ids to reset")
-                if id is not None or env_id is not None:
-                    raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
-                ids = self._as_ids(reset)
-                self._send_resets(ids, kwargs)
-            else:
-                ids = self._as_ids(id, env_id)
-                resets = None if reset is None else self._reset_rows(ids, reset)
-                if autoreset and not self._backend.autoresets:
-                    raise TypeError(
-                        f"{type(self._backend).__name__} cannot reset an env in the round of its last step (autoreset="
-                        "True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
-                    )
-                self._send_steps(ids, action, resets, autoreset, kwargs)
+        if id is None and env_id is None and not kwargs and self._send_plainly(action, reset, autoreset):
+            ids = None
+        elif action is not None:
+            ids = self._as_ids(id, env_id)
+            resets = None if reset is None else self._reset_rows(ids, reset)
+            if autoreset and not self._backend.autoresets:
+                raise TypeError(
+                    f"{type(self._backend).__name__} cannot reset an env in the round of its last step (autoreset="
+                    "True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
+                )
+            self._send_steps(ids, action, resets, autoreset, kwargs)
+        elif reset is None:
+            raise ValueError("send() needs one action for each env, or ids to reset")
+        elif id is not None or env_id is not None:
+            raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
+        else:
+            ids = self._as_ids(reset)
+            self._send_resets(ids, kwargs)
         self._order.append(ids)
         self._dispatch_time += perf_counter() - begin
 
