@@ -208,7 +208,7 @@ class ProcessBackend(Workers):
 
     def _lacks_extra(self, i: int) -> bool:
         """Whether the env has answered, but for an extra that is still on its way."""
-        return box.has_extra(self._mail[i]) and i not in self._extras
+        return self._mail[i] in (box.DONE_EXTRA, box.DONE_EXTRA_FINAL) and i not in self._extras
 
     def restart(self, env_id: int) -> None:
         worker = self.workers[int(self._worker_of[env_id])]

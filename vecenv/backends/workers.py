@@ -210,14 +210,14 @@ class Workers(Backend):
             # Found out first: the end of a worker, which several of its descriptors may tell, makes them nobody's.
             for worker, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
                 if worker is None:
-                    self._on_signal(fd)
+                    self._on_bell()
                 elif worker.alive and fd == worker.channel.fileno():
                     self._on_channel(worker, event)
                 elif worker.alive:
                     self._on_end(worker)
 
-    def _on_signal(self, fd: int) -> None:
-        """Something that is neither a channel nor a sentinel."""
+    def _on_bell(self) -> None:
+        """What was found is neither a channel nor a sentinel: the parent's bell (Shmem)."""
 
     def _on_channel(self, worker: WorkerProcess, event: int) -> None:
         if event & select.POLLOUT and worker.channel.flush():
