@@ -138,10 +138,10 @@ class ExitsInClose(Counter):
 def test_a_worker_that_ends_in_close_is_named_in_a_warning(column: Column) -> None:
     venv = column.backend(counters(N, env1=ExitsInClose), **column.options)
     Ledger(venv).begin()
-    with pytest.warns(
-        RuntimeWarning, match=r"the worker of envs \[0, 1\] \(pid \d+\) ended before its envs had closed"
-    ):
-        venv.close()
+    text = r"the worker of envs \[0, 1\] \(pid \d+\) ended before its envs had closed"
+    with pytest.warns(RuntimeWarning, match=text) as warned, venv:
+        pass
+    assert warned[0].filename == __file__
 
 
 @columns("blocks")

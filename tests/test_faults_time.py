@@ -171,8 +171,9 @@ def test_without_a_limit_a_long_step_is_told_in_a_warning_with_its_stack(
 ) -> None:
     go, told = tmp_path / "go", []
 
-    def showwarning(message: Any, *_: Any) -> None:
+    def showwarning(message: Any, category: Any, filename: str, *_: Any) -> None:
         told.append(str(message))
+        assert Path(filename).name == "ledger.py", "a warning names the line that called us"
         go.touch()  # the env comes back once it has been warned of
 
     monkeypatch.setattr(watchdog, "SILENCE", 0.3)
@@ -449,6 +450,7 @@ def test_envs_that_wait_instead_of_computing_are_told_of_once(column: Column) ->
         ledger.venv.get_env_attr("id")  # answered after the workers have said what they noticed
         assert ledger.round() == []
         assert ledger.venv.num_workers == N // 2
-    told = [str(warning.message) for warning in warned if warning.category is RuntimeWarning]
+    told = [warning for warning in warned if warning.category is RuntimeWarning]
     assert len(told) == 1
-    assert f"they wait more than they compute, one after the other. Pass num_workers={N}" in told[0]
+    assert f"they wait more than they compute, one after the other. Pass num_workers={N}" in str(told[0].message)
+    assert Path(told[0].filename).name == "ledger.py", "a warning names the line that called us"

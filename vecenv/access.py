@@ -1,4 +1,4 @@
-"""EnvAccess: everything about the envs of a vector env but stepping them: spaces, attributes, seeds, frames."""
+"""EnvAccess: everything about the envs of a vector env but stepping them: ids, spaces, attributes, seeds, frames."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 from vecenv.backends.failure import Failure
 from vecenv.backends.per_env import PerEnvBackend
 from vecenv.backends.post_box import IDLE
+from vecenv.ids import as_ids
 from vecenv.seeding import check_seed, seed_chain, spread_seeds
 
 if TYPE_CHECKING:
+    from vecenv.backends.arena import Arena
     from vecenv.backends.base import Backend
     from vecenv.backends.host import EnvReport
     from vecenv.recovery import Recovery
@@ -24,14 +26,18 @@ class EnvAccess:
     env_num: int
     num_workers: int
     """How many workers share the envs."""
+    is_async: bool
     is_closed: bool
     _backend: Backend
     _reports: list[EnvReport]
+    _arena: Arena
     _mail: Any
     """The post box of each env: idle, or what was asked or answered; the only record of what is in flight."""
     _recovery: Recovery
     _unreset: np.ndarray
     _all_ids: list[int]
+    _all_idle: bytes
+    """What `_mail` is while nothing is in flight."""
     _rounds: int
     _steps: int
     _resets: int
@@ -41,11 +47,35 @@ class EnvAccess:
     def _check_open(self) -> None:
         raise NotImplementedError
 
-    def _check_not_busy(self, ids: np.ndarray | None) -> None:
-        raise NotImplementedError
+    # The ids of a call.
 
     def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
-        raise NotImplementedError
+        """The ids of a call, None for all in their order."""
+        if env_id is not None:
+            if id is not None:
+                raise TypeError("pass id or env_id, which are two names of one argument, not both")
+            id = env_id
+        if id is None:
+            return None
+        ids = as_ids(id, self.env_num)
+        return None if len(ids) == self.env_num and ids.tolist() == self._all_ids else ids
+
+    def _wrap_id(self, id: Any = None) -> list[int]:
+        """The ids of a call as a list (a name that subclasses written for tianshou use)."""
+        ids = self._as_ids(id)
+        return list(self._all_ids) if ids is None else ids.tolist()
+
+    def _check_not_busy(self, ids: np.ndarray | None) -> None:
+        if self._mail.tobytes() == self._all_idle:
+            return
+        busy = self._arena.mail[... if ids is None else ids] != IDLE
+        if busy.any():
+            first = int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
+            raise RuntimeError(
+                f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
+                "wait for it with step(None)"
+                + (", or pass only the ids that were returned: step(action, id)" if self.is_async else "")
+            )
 
     # What is known of the envs, one entry each, from when they were made.
 

@@ -14,18 +14,11 @@ import numpy as np
 
 from vecenv.backends import post_box as box
 from vecenv.backends.base import Backend
-from vecenv.backends.layout import common_layout
+from vecenv.backends.callers_line import warn_caller
+from vecenv.backends.layout import Layout, common_layout
 from vecenv.backends.per_env import PerEnvBackend
 from vecenv.backends.rows import Extra
-from vecenv.checks import (
-    check_env_fns,
-    check_spaces_equal,
-    check_timeout,
-    check_wait_num,
-    check_workers,
-    default_workers,
-    keeps,
-)
+from vecenv.checks import check_count, check_env_fns, check_spaces_equal, check_timeout, default_workers, keeps
 from vecenv.errors import ClosedError
 from vecenv.recovery import Recovery
 from vecenv.results import HandOver, Step
@@ -96,39 +89,16 @@ class BaseVectorEnv(Rounds):
         self.is_closed = False
         self._env_fns = check_env_fns(env_fns)
         n = self.env_num = len(self._env_fns)
-        self.wait_num = check_wait_num(wait_num, n)
+        self.wait_num = n if wait_num is None else check_count("wait_num", wait_num, n)
         self.timeout = check_timeout(timeout)
         self.is_async = self.wait_num != n or timeout is not None
-        if (worker_fn is None) == (backend is None):
-            raise TypeError(
-                "pass either worker_fn, which makes a worker of each env_fn, or backend; "
-                "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
-            )
-        if not callable(worker_fn) and not isinstance(backend, Backend):
-            raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
-        self._backend: Backend = PerEnvBackend(worker_fn) if backend is None else backend  # type: ignore[arg-type]
+        self._backend = _backend_for(worker_fn, backend)
         self._recovery = Recovery(self._backend, on_error, max_restarts)
-        workers = default_workers(n, self.is_async) if num_workers is None else check_workers(num_workers, n)
-        self._owner, self._forks = os.getpid(), _forks
-        # Before anything is started, so that an interrupted constructor leaves nothing behind.
-        self._finalizer = weakref.finalize(self, _shut_down, self._backend, type(self).__name__, self._owner)
-        self._finalizer.atexit = False
-        _open.add(self)
-        try:
-            self._reports = self._backend.start(self._env_fns, workers, self.is_async)
-            if check_spaces:
-                check_spaces_equal(self._reports)
-            layout = common_layout(
-                [r.observation_space for r in self._reports], [r.action_space for r in self._reports]
-            )
-            self._arena = self._backend.bind(layout)
-        except BaseException:
-            self.is_closed = True
-            self._finalizer.detach()
-            self._backend.close(CLOSE_TIMEOUT)
-            raise
+        if num_workers is None:
+            num_workers = default_workers(n, self.is_async)
+        num_workers = check_count("num_workers", num_workers, n)
+        layout = self._start(num_workers, check_spaces)
         self.num_workers = self._backend.num_workers
-        self._recovery.bind(self._arena)
         self._action_leaf = layout.action
         spaced = any(r.observation_space is not None for r in self._reports)
         self._strict, self._check_actions = strict, check_actions
@@ -145,6 +115,28 @@ class BaseVectorEnv(Rounds):
         self._resets_in_flight = {}
         self._rounds = self._steps = self._resets = 0
         self._dispatch_time = self._wait_time = 0.0
+
+    def _start(self, num_workers: int, check_spaces: bool) -> Layout:
+        """Make the envs and the memory for their batches, or close what was made of them."""
+        self._owner, self._forks = os.getpid(), _forks
+        # Before anything is started, so that an interrupted constructor leaves nothing behind.
+        self._finalizer = weakref.finalize(self, _shut_down, self._backend, type(self).__name__, self._owner)
+        self._finalizer.atexit = False
+        _open.add(self)
+        try:
+            self._reports = self._backend.start(self._env_fns, num_workers, self.is_async)
+            if check_spaces:
+                check_spaces_equal(self._reports)
+            layout = common_layout(
+                [r.observation_space for r in self._reports], [r.action_space for r in self._reports]
+            )
+            self._arena = self._backend.bind(layout)
+        except BaseException:
+            self.is_closed = True
+            self._finalizer.detach()
+            self._backend.close(CLOSE_TIMEOUT)
+            raise
+        return layout
 
     # Stepping.
 
@@ -213,24 +205,24 @@ class BaseVectorEnv(Rounds):
         """
         self._check_open()
         begin = perf_counter()
-        ids = None
-        if id is not None or env_id is not None or kwargs or not self._send_plainly(action, reset, autoreset):
-            if action is None:
-                if reset is None:
-                    raise ValueError("send() needs one action for each env, or ids to reset")
-                if id is not None or env_id is not None:
-                    raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
-                ids = self._as_ids(reset)
-                self._send_resets(ids, kwargs)
-            else:
-                ids = self._as_ids(id, env_id)
-                resets = None if reset is None else self._reset_rows(ids, reset)
-                if autoreset and not self._backend.autoresets:
-                    raise TypeError(
-                        f"{type(self._backend).__name__} cannot reset an env in the round of its last step (autoreset="
-                        "True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
-                    )
-                self._send_steps(ids, action, resets, autoreset, kwargs)
+        if id is None and env_id is None and not kwargs and self._send_plainly(action, reset, autoreset):
+            ids = None
+        elif action is not None:
+            ids = self._as_ids(id, env_id)
+            resets = None if reset is None else self._reset_rows(ids, reset)
+            if autoreset and not self._backend.autoresets:
+                raise TypeError(
+                    f"{type(self._backend).__name__} cannot reset an env in the round of its last step (autoreset="
+                    "True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
+                )
+            self._send_steps(ids, action, resets, autoreset, kwargs)
+        elif reset is None:
+            raise ValueError("send() needs one action for each env, or ids to reset")
+        elif id is not None or env_id is not None:
+            raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
+        else:
+            ids = self._as_ids(reset)
+            self._send_resets(ids, kwargs)
         self._order.append(ids)
         self._dispatch_time += perf_counter() - begin
 
@@ -281,7 +273,7 @@ class BaseVectorEnv(Rounds):
             return
         try:
             for problem in self._backend.close(CLOSE_TIMEOUT):
-                warnings.warn(problem, RuntimeWarning, stacklevel=2)
+                warn_caller(problem)
         finally:
             # The memory goes with the last view of it that the caller holds, not with this object.
             for name in ("_arena", "_mail", "_all_answered", "_hand_over", "_recovery", "_backend"):
@@ -304,6 +296,18 @@ class BaseVectorEnv(Rounds):
 
     def __reduce__(self) -> Any:
         raise TypeError("vector envs hold processes and cannot be pickled or copied; pickle the env_fns instead")
+
+
+def _backend_for(worker_fn: Any, backend: Any) -> Backend:
+    """The backend that is meant; TypeError for none, for two and for what is none."""
+    if (worker_fn is None) == (backend is None):
+        raise TypeError(
+            "pass either worker_fn, which makes a worker of each env_fn, or backend; "
+            "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
+        )
+    if not callable(worker_fn) and not isinstance(backend, Backend):
+        raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
+    return PerEnvBackend(worker_fn) if backend is None else backend
 
 
 _open: weakref.WeakSet[BaseVectorEnv] = weakref.WeakSet()

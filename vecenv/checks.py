@@ -28,18 +28,6 @@ def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
     return fns
 
 
-def check_wait_num(wait_num: Any, n: int) -> int:
-    """`wait_num`, or n for None."""
-    if wait_num is None:
-        return n
-    return check_count("wait_num", wait_num, n)
-
-
-def check_workers(num_workers: Any, n: int) -> int:
-    """`num_workers`, at most one an env."""
-    return check_count("num_workers", num_workers, n)
-
-
 def check_count(name: str, value: Any, most: int | None = None) -> int:
     """`value` as an int; TypeError for what is no integer, ValueError for one below 1 or above `most`."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
 from vecenv.backends.failure import add_note, died_failure
 from vecenv.backends.rows import Extra
@@ -41,10 +40,6 @@ class Recovery:
         """Of workers."""
         self.absorbed = 0
         """Failures that the caller did not see as exceptions."""
-
-    def bind(self, arena: Arena) -> None:
-        """The rows of failed envs are written here."""
-        self._arena = arena
 
     def note_lost(self) -> None:
         """The envs of a worker that ended have failed, also those whose last answer has yet to be collected."""
@@ -136,7 +131,7 @@ class Recovery:
         self.forget([i])
         op = box.RESET_KWARGS if args else box.RESET
         self._backend.send(np.array([i]), op, self._backend.encode(args))
-        self._backend.wait(lambda: self._arena.mail[i] >= box.DONE, None)
+        self._backend.wait(lambda: self._backend.arena.mail[i] >= box.DONE, None)
         return self._backend.take([i]).get(i, Extra())
 
     def _restart(self, i: int) -> None:
@@ -149,8 +144,8 @@ class Recovery:
 
     def _truncated_row(self, i: int) -> Extra:
         """The row of a failed env: the last observation, and an episode that was cut off."""
-        error = self.errors[i]
-        self._arena.reward[i], self._arena.terminated[i], self._arena.truncated[i] = 0.0, False, True
+        error, arena = self.errors[i], self._backend.arena
+        arena.reward[i], arena.terminated[i], arena.truncated[i] = 0.0, False, True
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 
     def _may_absorb(self, i: int) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 from vecenv.access import EnvAccess
 from vecenv.actions import batch_actions
 from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena
 from vecenv.backends.base import REVIEW_ROUNDS
 from vecenv.backends.host import own_actions
 from vecenv.backends.layout import Leaf
@@ -30,11 +29,7 @@ class Rounds(EnvAccess):
     """Sends rounds and collects them; the state is set up by BaseVectorEnv."""
 
     wait_num: int
-    is_async: bool
-    _arena: Arena
-    _mail: Any
     _all_done: bytes
-    _all_idle: bytes
     _all_answered: Callable[[], bool]
     _order: list[np.ndarray | None]
     """The ids of each round in flight, as they were asked for (None: all)."""
@@ -241,7 +236,7 @@ class Rounds(EnvAccess):
         if extras and any(extra.failure is not None for extra in extras.values()):
             failed = self._absorb(asked, extras)
         if self._strict:
-            rows = _rows_of(ids)
+            rows: Any = ... if ids is None else ids
             self._unreset[rows] = self._arena.terminated[rows] | self._arena.truncated[rows]
             self._unreset[[i for i, extra in extras.items() if extra.final is not None]] = False
         if failed:
@@ -283,34 +278,6 @@ class Rounds(EnvAccess):
 
     # Checks.
 
-    def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
-        """The ids of a call, None for all in their order."""
-        if env_id is not None:
-            if id is not None:
-                raise TypeError("pass id or env_id, which are two names of one argument, not both")
-            id = env_id
-        if id is None:
-            return None
-        ids = as_ids(id, self.env_num)
-        return None if len(ids) == self.env_num and ids.tolist() == self._all_ids else ids
-
-    def _wrap_id(self, id: Any = None) -> list[int]:
-        """The ids of a call as a list (a name that subclasses written for tianshou use)."""
-        ids = self._as_ids(id)
-        return list(self._all_ids) if ids is None else ids.tolist()
-
-    def _check_not_busy(self, ids: np.ndarray | None) -> None:
-        if self._mail.tobytes() == self._all_idle:
-            return
-        busy = self._arena.mail[_rows_of(ids)] != box.IDLE
-        if busy.any():
-            first = int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
-            raise RuntimeError(
-                f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
-                "wait for it with step(None)"
-                + (", or pass only the ids that were returned: step(action, id)" if self.is_async else "")
-            )
-
     def _check_ready(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
         """RuntimeError for envs that are stepping, have failed or, if `strict`, need a reset."""
         self._check_not_busy(ids)
@@ -338,10 +305,6 @@ class Rounds(EnvAccess):
                 raise ValueError(
                     f"action for env {i} is {action!r}, which is not in its action space {space} (check_actions=True)"
                 )
-
-
-def _rows_of(ids: np.ndarray | None) -> Any:
-    return ... if ids is None else ids
 
 
 def _mixed(op: int, resets: Any, reset: int) -> np.ndarray:

@@ -106,18 +106,15 @@ class VectorEnvNormObs(VectorEnvWrapper):
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         if env_id is not None:
             kwargs["env_id"] = env_id
-        obs, info = self._normed(self.venv.reset, id, **kwargs)
-        return obs, info
+        return self._normed(self.venv.reset, id, **kwargs)
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Step:
-        obs, rew, terminated, truncated, info = self._normed(self.venv.step, action, id, **kwargs)
-        return obs, rew, terminated, truncated, info
+        return self._normed(self.venv.step, action, id, **kwargs)
 
     def recv(self) -> Step:
-        obs, rew, terminated, truncated, info = self._normed(self.venv.recv)
-        return obs, rew, terminated, truncated, info
+        return self._normed(self.venv.recv)
 
-    def _normed(self, call: Callable[..., tuple[Any, ...]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def _normed(self, call: Callable[..., tuple[Any, ...]], *args: Any, **kwargs: Any) -> Any:
         """What `call` returns, with its observations normalised; so are those that its error brings along."""
         try:
             obs, *rest = call(*args, **kwargs)

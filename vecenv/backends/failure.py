@@ -76,12 +76,11 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
 
     Exceptions that end a program (SystemExit, ...) are never raised in the caller: they arrive as EnvStepError.
     """
-    text = _text(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    failure = Failure(env_id, op, type(error).__name__, text, _shortened(trace))
+    failure = Failure(env_id, op, type(error).__name__, _text(error), _shortened(trace))
     if not isinstance(error, Exception):
         if local:
-            failure.error = EnvStepError(f"env {env_id} failed in {op}(): {failure.type_name}: {text}")
+            failure.error = failure._step_error()
             failure.error.__cause__ = error
     elif local:
         failure.error = error

@@ -149,9 +149,8 @@ def _ensure_server() -> None:
     # It is to load what we have loaded: a file in the working directory that bears the name of a library is not that.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_search_path())}):
         _server.ensure_running()
-    default._actual_context = (
-        chosen  # starting the server fixes the default start method as a side effect: the user's choice
-    )
+    # Starting the server fixes the default start method as a side effect; that is the user's choice.
+    default._actual_context = chosen
 
 
 def _forget_server() -> None:

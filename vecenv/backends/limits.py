@@ -35,16 +35,17 @@ def _cgroup_quota() -> float | None:
 
 def available_memory() -> int | None:
     """Bytes that can be taken without making the system kill somebody, None where it does not say."""
-    grants = [number for number in (_meminfo("MemAvailable"), _cgroup_memory()) if number is not None]
+    grants = [number for number in (_free_memory(), _cgroup_memory()) if number is not None]
     return min(grants, default=None)
 
 
-def _meminfo(name: str) -> int | None:
+def _free_memory() -> int | None:
+    """What is left of the memory of the machine, None where the kernel does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _cgroup_memory() -> int | None:

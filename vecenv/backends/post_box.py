@@ -26,8 +26,3 @@ NOT_DONE = bytes(range(DONE))
 def all_ask(mail: bytes) -> bool:
     """Whether every one of these post boxes asks for something."""
     return not mail.translate(None, _ALL_OPS)
-
-
-def has_extra(answer: int) -> bool:
-    """Whether there is an `Extra` besides what the arena holds."""
-    return answer in (DONE_EXTRA, DONE_EXTRA_FINAL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +12,15 @@ import cloudpickle
 from vecenv.backends import channel as ch
 from vecenv.backends import post_box as box
 from vecenv.backends.arena import Arena
+from vecenv.backends.callers_line import warn_caller
+from vecenv.backends.channel import Frame
 from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.failure import Failure, died_failure, unreadable
 from vecenv.backends.layout import Layout
 from vecenv.backends.pickles import dumps
 from vecenv.backends.request import Call, Request
 from vecenv.backends.rows import RENEWED, Extra
+from vecenv.backends.shield import shield
 from vecenv.backends.worker_process import WorkerProcess
 from vecenv.backends.workers import Workers
 
@@ -29,6 +31,8 @@ class ProcessBackend(Workers):
     autoresets = True
     _bound = False
     _noted = False
+    _number = 0
+    """Of the last request."""
 
     def bind(self, layout: Layout) -> Arena:
         self._layout = layout
@@ -61,7 +65,7 @@ class ProcessBackend(Workers):
 
     def _pickled(self, payload: Any) -> bytes:
         blob = dumps(payload)
-        if b"__main__" in blob and self._method != "fork":
+        if b"__main__" in blob and not self._forked:
             return cloudpickle.dumps(payload)  # by value: workers do not run the user's script
         return blob
 
@@ -90,7 +94,7 @@ class ProcessBackend(Workers):
         self._notes.clear()
         if not self._noted:
             self._noted = True  # shown here, where a warning that is turned into an exception does no harm
-            warnings.warn(note, RuntimeWarning, stacklevel=6)
+            warn_caller(note)
 
     def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
         """Take the extras of a worker's round, of envs among `expected`. One that cannot be read fails its env."""
@@ -114,7 +118,9 @@ class ProcessBackend(Workers):
             ids -= request.extras_of
         self._request(worker, ch.RESEND, b"").extras_of = ids
 
-    def _on_reply(self, worker: WorkerProcess, request: Request) -> None:
+    def _on_reply(self, worker: WorkerProcess, frame: Frame) -> None:
+        request = worker.requests.pop(frame.number)
+        request.reply = frame.payload
         if request.extras_of:
             extras = request.values("step")
             for i in request.extras_of:
@@ -129,6 +135,18 @@ class ProcessBackend(Workers):
 
     # Calls.
 
+    def _request(self, worker: WorkerProcess, kind: int, payload: bytes) -> Request:
+        """Post a frame that the worker will reply to; settled at once where it has ended."""
+        request = Request(worker.start)
+        with shield:
+            if worker.alive:
+                self._number += 1
+                worker.requests[self._number] = request
+                self._post(worker, kind, self._number, payload)
+            else:
+                request.lost = self._reasons(worker)
+        return request
+
     def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         blobs = self.encode(dict(zip(ids, args, strict=True)))
         payloads = []
@@ -138,7 +156,14 @@ class ProcessBackend(Workers):
         return Call(ids, op, [self._request(worker, ch.CALL, payload) for worker, payload in payloads])
 
     def await_answers(self, asked: Call, deadline: float | None) -> bool:
-        return self._settle(asked.requests, deadline)
+        def settled() -> bool:
+            return all(request.is_settled for request in asked.requests)
+
+        def owing() -> list[WorkerProcess]:
+            return [worker for worker in self.workers if any(r in asked.requests for r in worker.requests.values())]
+
+        self.poll_until(settled, deadline, owing)
+        return settled()
 
     def answers(self, asked: Call) -> list[Any | Failure]:
         values: dict[int, Any] = {}
@@ -154,9 +179,16 @@ class ProcessBackend(Workers):
             if box.IDLE < self._mail[i] < box.DONE:
                 self.answer(i, Extra(failure=died_failure(i, "step", error, began=False)))
 
+    def _on_loss(self, worker: WorkerProcess) -> None:
+        # If it died while the vector env was made or started again, that fails.
+        if self._bound and isinstance(worker.ready, list) and not self._closing:
+            self._note_loss(worker)
+        for request in worker.requests.values():
+            request.lost = self._reasons(worker)
+        worker.requests.clear()
+
     def _note_loss(self, worker: WorkerProcess) -> None:
-        if not self._bound:  # it died while the vector env was made, which fails
-            return
+        """The envs of a worker are lost, and what they were asked for is answered by that."""
         pending = self._pending(worker)
         line = self.control.line(worker.index)
         began = line[DOING] in (A_ROUND, SENDING)
@@ -167,12 +199,16 @@ class ProcessBackend(Workers):
         for i in pending:
             self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
+    def _reasons(self, worker: WorkerProcess) -> dict[int, BaseException]:
+        """Why the envs of a worker are lost."""
+        return {i: self.lost[i] for i in worker.ids if i in self.lost}
+
     def _pending(self, worker: WorkerProcess) -> list[int]:
         return [i for i in worker.ids if box.IDLE < self._mail[i] < box.DONE or self._lacks_extra(i)]
 
     def _lacks_extra(self, i: int) -> bool:
         """Whether the env has answered, but for an extra that is still on its way."""
-        return box.has_extra(self._mail[i]) and i not in self._extras
+        return self._mail[i] in (box.DONE_EXTRA, box.DONE_EXTRA_FINAL) and i not in self._extras
 
     def restart(self, env_id: int) -> None:
         worker = self.workers[int(self._worker_of[env_id])]
@@ -184,7 +220,7 @@ class ProcessBackend(Workers):
     def _start_again(self, worker: WorkerProcess) -> None:
         """Until it serves, or nothing is left of it."""
         try:
-            self._launch(worker)
+            self._launch(worker, self._registered())
             self._await_ready([worker])
             self._post_frame(worker, ch.SETUP, 0, pickle.dumps(self._layout))
         except BaseException:

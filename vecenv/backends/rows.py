@@ -82,9 +82,7 @@ class RowWriter:
     def write_step(self, j: int, result: Any) -> Extra | None:
         """Take what `step` of env j returned; returns what does not fit the row, or None."""
         if result.__class__ is not tuple or len(result) != 5:
-            result = _as_tuple(
-                result, 5, "step", "(obs, reward, terminated, truncated, info)", "an env of the old Gym API"
-            )
+            result = _as_tuple(result, 5, "step", "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
@@ -116,7 +114,7 @@ class RowWriter:
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""
         if result.__class__ is not tuple or len(result) != 2 or not isinstance(result[1], (dict, Mapping)):
-            result = _as_tuple(result, 2, "reset", "(obs, info)", "an env of the old Gym API")
+            result = _as_tuple(result, 2, "reset", "(obs, info)")
         obs, info = result
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
@@ -306,7 +304,7 @@ def _own_arrays(value: Any) -> Any:
     return copy.copy(value) if value.__class__ in (set, bytearray) else value
 
 
-def _as_tuple(result: Any, length: int, op: str, form: str, likely: str) -> tuple[Any, ...]:
+def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
     """`result` as a tuple of `length`, for envs that return a list or a tuple class of their own."""
     if isinstance(result, (tuple, list)) and len(result) == length:
         if op == "step" or isinstance(result[1], Mapping):
@@ -314,7 +312,8 @@ def _as_tuple(result: Any, length: int, op: str, form: str, likely: str) -> tupl
         raise EnvContractError(f"reset() must return (obs, info) with a dict as info, got a {type(result[1]).__name__}")
     got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
     raise EnvContractError(
-        f"{op}() returned {got}, expected {length}: {form}; is it {likely}? gymnasium has wrappers for these"
+        f"{op}() returned {got}, expected {length}: {form}; is it an env of the old Gym API? gymnasium has wrappers "
+        "for these"
     )
 
 

@@ -157,29 +157,29 @@ class ShmemBackend(ProcessBackend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
         self._memory_fd = self.own_fd(anonymous_file("vecenv-arena"))
-        self._bell = self._new_bell()
-        self._poller.register(self._bell[0], select.POLLIN)
+        self._bell = self._new_bell(None)
+        self._poller.register(self._bell.read, select.POLLIN)
         self._bells: dict[int, Bell] = {}
         self._round = 0
         self._spins = SPARE_SPINS if usable_cpus() > num_workers else SHARED_SPINS
         return super().start(env_fns, num_workers, eager)
 
-    def _new_bell(self) -> tuple[int, int]:
+    def _new_bell(self, cell: Any) -> Bell:
         read, write = bell_fds()
         for fd in {read, write}:
             self.own_fd(fd)
-        return read, write
+        return Bell(read, write, cell)
 
     def _shared_parts(self, worker: WorkerProcess) -> SharedParts:
         w, sleepers = worker.index, self.control.sleepers
         self.control.rounds[w] = self.control.line(w)[CALLS] = 0
         if w not in self._bells:
-            self._bells[w] = Bell(*self._new_bell(), sleepers[w : w + 1])
+            self._bells[w] = self._new_bell(sleepers[w : w + 1])
         bell = self._bells[w]
         sleepers[w] = 0
         bell.silence()
         return SharedParts(
-            Descriptor(self._memory_fd), Descriptor(self._bell[1]), Descriptor(bell.read), len(self._makers)
+            Descriptor(self._memory_fd), Descriptor(self._bell.write), Descriptor(bell.read), len(self._makers)
         )
 
     def _reserve(self, layout: Layout) -> Arena:
@@ -262,8 +262,8 @@ class ShmemBackend(ProcessBackend):
         finally:
             sleepers[parent] = 0
 
-    def _on_signal(self, fd: int) -> None:
-        Bell(fd, -1, None).silence()
+    def _on_bell(self) -> None:
+        self._bell.silence()
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if self._lacks_extra(i)}

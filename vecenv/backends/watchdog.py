@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vecenv.backends.callers_line import warn_caller
 from vecenv.backends.control import DOING, NOTHING, PROGRESS
 from vecenv.errors import WorkerTimeoutError
 
@@ -108,10 +108,8 @@ class Watchdog:
             env_id = next(iter(self._backend._pending(worker)), env_id)
         stack = self._stack(worker)
         if not self._kills:
-            warnings.warn(
-                f"env {env_id} (worker pid {worker.pid}) has been busy for {self._limit:.0f} s; it is at\n{stack}",
-                RuntimeWarning,
-                stacklevel=6,
+            warn_caller(
+                f"env {env_id} (worker pid {worker.pid}) has been busy for {self._limit:.0f} s; it is at\n{stack}"
             )
             return
         self._backend.kill(worker, Hung(env_id, worker.pid, tuple(worker.ids), self._limit, stack))

@@ -38,7 +38,6 @@ from vecenv.backends.limits import check_descriptors
 from vecenv.backends.luggage import Luggage, packed, registered_by_user
 from vecenv.backends.memory import anonymous_file
 from vecenv.backends.placement import Placement
-from vecenv.backends.request import Request
 from vecenv.backends.shield import shield
 from vecenv.backends.watchdog import Hung, Watchdog
 from vecenv.backends.worker import Boot, Server
@@ -69,12 +68,12 @@ class Workers(Backend):
     ) -> None:
         super().__init__()
         self._method = check_method(context)
+        self._forked = self._method == "fork"
         self._start_timeout = start_timeout
         self._affinity = affinity
         self.workers: list[WorkerProcess] = []
         self._by_fd: dict[int, WorkerProcess] = {}
         self._poller = select.poll()
-        self._number = 0
         self._closing = False
         self._notes: list[str] = []
         self._own_fds: list[int] = []
@@ -83,7 +82,6 @@ class Workers(Backend):
     # Start.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
-        self._forked = self._method == "fork"
         self._makers = [env_fn if self._forked else packed(i, env_fn) for i, env_fn in enumerate(env_fns)]
         check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
         self.raise_shield()
@@ -112,7 +110,7 @@ class Workers(Backend):
         """What workers are told of gymnasium's registry, as it is now."""
         return [] if self._forked else registered_by_user()
 
-    def _launch(self, worker: WorkerProcess, registered: list[bytes] | None = None) -> None:
+    def _launch(self, worker: WorkerProcess, registered: list[bytes]) -> None:
         line = self.control.line(worker.index)
         line[DOING] = NOTHING
         self.watchdog.forget(worker)
@@ -121,7 +119,7 @@ class Workers(Backend):
             makers=self._makers[worker.start : worker.stop],
             # The environment of the forkserver is as old as the forkserver.
             environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
-            registered=self._registered() if registered is None else registered,
+            registered=registered,
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
         )
         boot = Boot(
@@ -152,49 +150,22 @@ class Workers(Backend):
     def _await_ready(self, workers: Sequence[WorkerProcess]) -> None:
         """Wait until all have reported; raises for the first constructor that failed or is late."""
         deadline = time.monotonic() + self._start_timeout
-        while any(worker.ready is None for worker in workers):
+        while True:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
-                if not worker.alive:
-                    raise worker.death(worker.start, worker.start if worker.ready is None else None)
+                if not worker.alive:  # also once it has reported
+                    raise worker.death(worker.start, None)
+            late = [i for worker in workers if worker.ready is None for i in worker.ids]
+            if not late:
+                return
             if time.monotonic() >= deadline:
-                late = [i for worker in workers if worker.ready is None for i in worker.ids]
                 raise WorkerTimeoutError(
                     f"envs {late} were not constructed within start_timeout={self._start_timeout} s"
                 )
             self._poll(deadline)
-        for worker in workers:
-            if isinstance(worker.ready, Failure):
-                raise worker.ready.exception(worker.pid)
-            if not worker.alive:  # since
-                raise worker.death(worker.start, None)
 
-    # Requests.
-
-    def _request(self, worker: WorkerProcess, kind: int, payload: bytes) -> Request:
-        """Post a frame that the worker will reply to; settled at once where it has ended."""
-        request = Request(worker.start)
-        with shield:
-            if worker.alive:
-                self._number += 1
-                worker.requests[self._number] = request
-                self._post(worker, kind, self._number, payload)
-            else:
-                request.lost = self._reasons(worker)
-        return request
-
-    def _settle(self, requests: Sequence[Request], deadline: float | None) -> bool:
-        """Wait until the workers have replied or ended; returns False if one has not by the deadline."""
-
-        def settled() -> bool:
-            return all(request.is_settled for request in requests)
-
-        def owing() -> list[WorkerProcess]:
-            return [worker for worker in self.workers if any(r in requests for r in worker.requests.values())]
-
-        self.poll_until(settled, deadline, owing)
-        return settled()
+    # What is sent.
 
     def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame that the worker reads while it serves."""
@@ -239,14 +210,14 @@ class Workers(Backend):
             # Found out first: the end of a worker, which several of its descriptors may tell, makes them nobody's.
             for worker, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
                 if worker is None:
-                    self._on_signal(fd)
+                    self._on_bell()
                 elif worker.alive and fd == worker.channel.fileno():
                     self._on_channel(worker, event)
                 elif worker.alive:
                     self._on_end(worker)
 
-    def _on_signal(self, fd: int) -> None:
-        """Something that is neither a channel nor a sentinel."""
+    def _on_bell(self) -> None:
+        """What was found is neither a channel nor a sentinel: the parent's bell (Shmem)."""
 
     def _on_channel(self, worker: WorkerProcess, event: int) -> None:
         if event & select.POLLOUT and worker.channel.flush():
@@ -269,9 +240,7 @@ class Workers(Backend):
         if frame.kind == ch.ANSWERS:
             self._on_answers(worker, frame)
         elif frame.kind == ch.REPLY:
-            request = worker.requests.pop(frame.number)
-            request.reply = frame.payload
-            self._on_reply(worker, request)
+            self._on_reply(worker, frame)
         elif frame.kind == ch.READY:
             worker.ready = _read_reports(worker, pickle.loads(frame.payload))
             worker.served = worker.served or not isinstance(worker.ready, Failure)
@@ -281,12 +250,13 @@ class Workers(Backend):
         elif frame.kind == ch.CLOSED:
             worker.problems = pickle.loads(frame.payload)
 
-    def _on_reply(self, worker: WorkerProcess, request: Request) -> None:
-        """A request has its reply."""
-
     @abstractmethod
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         """An ANSWERS frame has arrived."""
+
+    @abstractmethod
+    def _on_reply(self, worker: WorkerProcess, frame: Frame) -> None:
+        """A REPLY frame has arrived."""
 
     # The end of a worker.
 
@@ -298,23 +268,15 @@ class Workers(Backend):
         self._handle_frames(worker)
         self._unregister(*worker.fds())
         worker.bury()
-        if not self._closing and isinstance(worker.ready, list):
-            self._note_loss(worker)
-        for request in worker.requests.values():
-            request.lost = self._reasons(worker)
-        worker.requests.clear()
+        self._on_loss(worker)
 
     @abstractmethod
     def _pending(self, worker: WorkerProcess) -> list[int]:
         """The envs of a worker that were asked something and have not answered in full."""
 
     @abstractmethod
-    def _note_loss(self, worker: WorkerProcess) -> None:
-        """The envs of a worker that has ended are lost, and what they owe is answered by that."""
-
-    def _reasons(self, worker: WorkerProcess) -> dict[int, BaseException]:
-        """Why the envs of a worker are lost."""
-        return {i: self.lost[i] for i in worker.ids if i in self.lost}
+    def _on_loss(self, worker: WorkerProcess) -> None:
+        """A worker has ended: its envs are lost, and what it owes is answered by that."""
 
     def _unregister(self, *fds: int) -> None:
         for fd in fds:

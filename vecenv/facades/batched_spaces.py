@@ -26,21 +26,6 @@ from vecenv.nest import tensor_on_host
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def check_observation_mode(mode: Any) -> None:
-    """ValueError or TypeError if `mode` is not "same", "different" or a pair of spaces."""
-    if isinstance(mode, tuple) and len(mode) == 2:
-        if not all(isinstance(space, Space) for space in mode):
-            raise TypeError(
-                "Expected both elements of observation_mode to be Spaces, (batched space, single space), "
-                f"got {type(mode[0])} and {type(mode[1])}"
-            )
-    elif not isinstance(mode, str) or mode not in ("same", "different"):
-        raise ValueError(
-            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
-            f"space, actual got {mode}"
-        )
-
-
 def observation_spaces(mode: Any, found: Sequence[Any]) -> tuple[Any, Any]:
     """(batched, single) observation space of envs with the spaces `found`; RuntimeError if `mode` does not fit them."""
     _check_present("observation_space", found)

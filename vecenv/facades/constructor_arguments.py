@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode
-
-from vecenv.facades.batched_spaces import check_observation_mode
 
 
 def check_arguments(
@@ -18,7 +17,7 @@ def check_arguments(
     **unchecked: Any,
 ) -> None:
     """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
-    check_observation_mode(observation_mode)
+    _check_observation_mode(observation_mode)
     mode = AutoresetMode(autoreset_mode)
     if final_info_format not in ("dict", "list"):
         raise ValueError(f'final_info_format must be "dict" or "list", got {final_info_format!r}')
@@ -30,3 +29,18 @@ def check_arguments(
     steps = random_initial_steps
     if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
         raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
+
+
+def _check_observation_mode(mode: Any) -> None:
+    """ValueError or TypeError if `mode` is not "same", "different" or a pair of spaces."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                "Expected both elements of observation_mode to be Spaces, (batched space, single space), "
+                f"got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif not isinstance(mode, str) or mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )

@@ -10,6 +10,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.checks import keeps
+from vecenv.errors import Partial
 from vecenv.results import OwnStep as OwnStep
 from vecenv.results import Step
 from vecenv.wrappers import VectorEnvWrapper
@@ -120,6 +121,14 @@ def with_own_infos(venv: Any, ids: Sequence[int], step: Step) -> OwnStep:
     *columns, infos = step
     own_infos(venv, ids, infos.tolist())
     return *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
+
+
+def as_partial(step: OwnStep) -> Partial:
+    """A step of all envs as an error brings it along."""
+    obs, rew, terminated, truncated, infos = step
+    ids = np.arange(len(rew))
+    info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in ids.tolist()])
+    return Partial(ids, obs, rew, terminated, truncated, info)
 
 
 def check_engine(venv: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -23,6 +23,7 @@ from vecenv.facades.constructor_arguments import check_arguments
 from vecenv.facades.engine import (
     LatestObs,
     OwnStep,
+    as_partial,
     autoresets,
     check_engine,
     check_halves,
@@ -36,31 +37,11 @@ from vecenv.facades.engine import (
 from vecenv.facades.episodes import Episodes
 from vecenv.facades.random_starts import spread_out
 from vecenv.facades.reset_options import as_seeds, split_options
-from vecenv.facades.vector_infos import add_final, vector_infos
+from vecenv.facades.same_step import EndedStep
+from vecenv.facades.vector_infos import vector_infos
 
 FLOAT64 = np.dtype(np.float64)
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
-
-
-class _Rows(NamedTuple):
-    """What a round returned."""
-
-    obs: Any
-    rew: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    infos: dict[int, dict[str, Any]]
-    """Of the envs that had something to say."""
-
-
-class _Ended(NamedTuple):
-    """A step of SAME_STEP mode in which episodes ended, kept while envs are being reset."""
-
-    step: _Rows
-    final: dict[int, tuple[Any, dict[str, Any]]]
-    """The last observation and info of each env whose episode ended."""
-    left: list[int]
-    """Those of them that the step itself has not reset."""
 
 
 class GymnasiumVectorEnv(AsyncCalls):
@@ -139,7 +120,8 @@ class GymnasiumVectorEnv(AsyncCalls):
         """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
         self._ids = range(n)
         self._resetting: Sequence[int] = ()
-        self._ended: _Ended | None = None
+        self._ended: EndedStep | None = None
+        """What a step that ended episodes has returned, while envs are being reset after it."""
         self._reward_shape: tuple[int, ...] = ()
         self._autoreset = False
         """Whether the last round was sent with `autoreset`."""
@@ -241,81 +223,69 @@ class GymnasiumVectorEnv(AsyncCalls):
             self._await(STEP, deadline)
         if self._ended is None:
             return self._results(self._receive(self._ids), deadline)
-        return self._with_final(self._receive_reset(self._ended))
+        return self._finish(self._ended)
 
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
         """A step of the engine as `step` returns it; in SAME_STEP mode the envs are reset whose episodes it ended."""
         obs, rew, terminated, truncated, infos = step
         if rew.dtype is not FLOAT64 or rew.ndim > 1 or self._reward_shape:
-            rew = self._vector_rewards(_Rows(*step))
+            rew = self._vector_rewards(step)
         if self._latest.is_kept:
             self._latest.note(self._ids, obs)
         self._episodes.note_all(terminated | truncated)
         if not self._episodes.ended or self.autoreset_mode is not AutoresetMode.SAME_STEP:
             batch = vector_infos(infos.items(), self.num_envs) if infos else {}
             return self._obs.join(obs), rew, terminated, truncated, batch
-        ended = self._end_episodes(_Rows(obs, rew, terminated, truncated, infos))
-        if ended.left:
-            self._ended = ended
-            self._reset_ended(ended.left)
-            if deadline is not None:
-                self._await(STEP, deadline)
-            ended = self._receive_reset(ended)
-        return self._with_final(ended)
+        return self._end_episodes((obs, rew, terminated, truncated, infos), deadline)
 
-    def _vector_rewards(self, step: _Rows) -> np.ndarray:
+    def _vector_rewards(self, step: OwnStep) -> np.ndarray:
         """Rewards that are vectors, also in a round in which all envs were reset; EnvContractError for a mixture."""
-        if step.rew.dtype == object:
+        rew = step[1]
+        if rew.dtype == object:
             ids_by_shape: dict[tuple[int, ...], list[int]] = {}
-            for i, reward in enumerate(step.rew):
+            for i, reward in enumerate(rew):
                 ids_by_shape.setdefault(np.shape(reward), []).append(i)
             found = ", ".join(f"{shape} in envs {ids}" for shape, ids in ids_by_shape.items())
             error = EnvContractError(f"the rewards of one step must have one shape, the envs differ: {found}")
             error.env_id = list(ids_by_shape.values())[1][0]
-            error.partial = _as_partial(step)
+            error.partial = as_partial(step)
             self._give_up(error)
             raise error
-        if step.rew.ndim == 1 and not step.rew.any():
+        if rew.ndim == 1 and not rew.any():
             return np.zeros((self.num_envs, *self._reward_shape))
-        self._reward_shape = step.rew.shape[1:]
-        return step.rew
+        self._reward_shape = rew.shape[1:]
+        return rew
 
     # Episodes that end in SAME_STEP mode.
 
-    def _end_episodes(self, step: _Rows) -> _Ended:
+    def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
+        """The results of a step that ended episodes; first the envs are reset that the step itself has not reset."""
         ids = self._episodes.ended
         failed = self.venv.failed_id if self._autoreset else ids
         left = [i for i in ids if i in failed]
         begun = [i for i in ids if i not in failed]
-        final = {i: (_own_row(step.obs, i), step.infos.get(i, {})) for i in left}
-        final |= {i: (step.infos[i].pop("final_obs"), step.infos[i].pop("final_info")) for i in begun}
+        ended = EndedStep(step, ids, left)
         self._episodes.note(begun, False)
         self._episodes.begin(begun, {})
-        return _Ended(step, final, left)
+        if left:
+            self._ended = ended
+            seeding = self._episodes.seeds_for(left, None)
+            self._send(STEP, None, left, False, **seeding)
+            self._episodes.begin(left, seeding)
+            if deadline is not None:
+                self._await(STEP, deadline)
+        return self._finish(ended)
 
-    def _reset_ended(self, ids: list[int]) -> None:
-        seeding = self._episodes.seeds_for(ids, None)
-        self._send(STEP, None, ids, False, **seeding)
-        self._episodes.begin(ids, seeding)
-
-    def _receive_reset(self, ended: _Ended) -> _Ended:
-        """Put the next episodes of the envs that were left into the results of the step."""
-        begun = _Rows(*self._receive(ended.left))
-        self._ended = None
-        self._latest.note(ended.left, begun.obs)
-        self._episodes.note(ended.left, False)
-        nest.put(ended.step.obs, ended.left, begun.obs)
-        ended.step.infos.update({i: begun.infos.get(i, {}) for i in ended.left})
-        return ended
-
-    def _with_final(self, ended: _Ended) -> VectorStep:
-        """The results of the step, with the last observations and infos of the episodes that it ended."""
-        obs, rew, terminated, truncated, infos_by_id = ended.step
-        infos = vector_infos(sorted(infos_by_id.items()), self.num_envs)
-        ids = sorted(ended.final)
-        final_obs, final_info = zip(*(ended.final[i] for i in ids), strict=True)
-        add_final(infos, ids, final_obs, final_info, self.num_envs, as_list=self._final_as_list)
-        return self._obs.join(obs), rew, terminated, truncated, infos
+    def _finish(self, ended: EndedStep) -> VectorStep:
+        """The results of the step, once the envs that it had left are reset."""
+        if left := ended.left:
+            first_obs, _, _, _, first_infos = self._receive(left)
+            self._ended = None
+            self._latest.note(left, first_obs)
+            self._episodes.note(left, False)
+            ended.begin(first_obs, first_infos)
+        obs, rew, terminated, truncated, _ = ended.step
+        return self._obs.join(obs), rew, terminated, truncated, ended.vector_infos(self._final_as_list)
 
     # The engine.
 
@@ -376,7 +346,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         if isinstance(partial, Partial):
             self._note(partial)
         if self._ended is not None:  # the step itself went well
-            error.partial = _as_partial(self._ended.step)  # type: ignore[attr-defined]
+            error.partial = as_partial(self._ended.step)  # type: ignore[attr-defined]
         self._pending = self._ended = None
 
     def _note(self, rows: Partial) -> None:
@@ -389,18 +359,6 @@ class GymnasiumVectorEnv(AsyncCalls):
 
     def _owned(self, obs: Any) -> Any:
         return nest.map(np.copy, obs) if self.copy and self._has_views else obs
-
-
-def _as_partial(step: _Rows) -> Partial:
-    """A step of all envs as an error brings it along."""
-    ids = np.arange(len(step.rew))
-    info = nest.object_array([{**step.infos.get(i, {}), "env_id": i} for i in ids.tolist()])
-    return Partial(ids, step.obs, step.rew, step.terminated, step.truncated, info)
-
-
-def _own_row(obs: Any, i: int) -> Any:
-    """The observation of one env, apart from the batch."""
-    return nest.map(lambda leaf: leaf[i].copy() if leaf.dtype != object else leaf[i], obs)
 
 
 def _render_mode(venv: Any) -> str | None:
