@@ -16,7 +16,7 @@ from vecenv.backends.base import REVIEW_ROUNDS
 from vecenv.backends.host import own_actions
 from vecenv.backends.layout import Leaf
 from vecenv.backends.rows import Extra
-from vecenv.errors import Partial
+from vecenv.errors import ClosedError, Partial
 from vecenv.ids import as_ids
 from vecenv.results import HandOver
 from vecenv.seeding import spread_seeds
@@ -191,7 +191,12 @@ class Rounds(EnvAccess):
 
     def _wait(self, done: Callable[[], bool], timeout: float | None) -> None:
         begin = perf_counter()
-        self._backend.wait(done, None if timeout is None else time.monotonic() + timeout)
+        try:
+            self._backend.wait(done, None if timeout is None else time.monotonic() + timeout)
+        except Exception as error:
+            if self.is_closed and not isinstance(error, ClosedError):  # another thread is taking it all apart
+                raise ClosedError("the vector env was closed while this call waited for its envs") from error
+            raise
         waited = self._backend.waited = perf_counter() - begin
         self._wait_time += waited
         if not self._rounds % REVIEW_ROUNDS:

@@ -251,6 +251,7 @@ class ShmemBackend(ProcessBackend):
         owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
         sleepers, parent = self.control.sleepers, self.num_workers
+        slept = sleepers[parent]  # another thread, which will be told that it was there first
         sleepers[parent] = 1
 
         def fenced() -> bool:
@@ -260,7 +261,7 @@ class ShmemBackend(ProcessBackend):
         try:
             super().poll_until(fenced, deadline, owing)
         finally:
-            sleepers[parent] = 0
+            sleepers[parent] = slept
 
     def _on_bell(self) -> None:
         self._bell.silence()

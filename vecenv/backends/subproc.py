@@ -140,15 +140,11 @@ class SubprocBackend(ProcessBackend):
                 self._answer_lost()
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        self.look()
-        if done():
-            return
-        for _ in range(PARENT_SPINS):
+        for _ in range(1 + PARENT_SPINS):
+            self.look()
+            if done():
+                return
             os.sched_yield()
-            if events := self._poller.poll(0):
-                self._handle(events)
-                if done():
-                    return
         self.poll_until(done, deadline)
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:

@@ -42,7 +42,7 @@ from vecenv.backends.shield import shield
 from vecenv.backends.watchdog import Hung, Watchdog
 from vecenv.backends.worker import Boot, Server
 from vecenv.backends.worker_process import WorkerProcess
-from vecenv.errors import WorkerTimeoutError
+from vecenv.errors import ClosedError, WorkerTimeoutError
 
 FDS_PER_WORKER = 7  # channel, sentinel, what it watches, bell, its pidfd, and two more while it starts
 FDS_BESIDES = 24
@@ -58,6 +58,8 @@ class Workers(Backend):
     """
 
     server: type[Server]
+    _waited_for = False
+    """Whether a call sleeps until envs have answered."""
 
     def __init__(
         self,
@@ -163,7 +165,7 @@ class Workers(Backend):
                 raise WorkerTimeoutError(
                     f"envs {late} were not constructed within start_timeout={self._start_timeout} s"
                 )
-            self._poll(deadline)
+            self._handle(self._events(deadline))
 
     # What is sent.
 
@@ -185,24 +187,36 @@ class Workers(Backend):
         owing: Callable[[], Sequence[WorkerProcess]] | None = None,
     ) -> None:
         """Handle events until `done()` or the deadline, and now and then look for workers that hang."""
+        if self._waited_for:
+            raise RuntimeError("another thread waits for this vector env: only one at a time may use it")
         look = self.watchdog.start()
-        while not done():
-            self._poll(look if deadline is None else min(look, deadline))
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                return
-            if now >= look:
-                look = self.watchdog.look(owing() if owing else self._owing())
+        self._waited_for = True
+        try:
+            while not done():
+                events = self._events(look if deadline is None else min(look, deadline))
+                if self._closing:  # by another thread, or by the handler of a signal
+                    raise ClosedError("the vector env was closed while this call waited for its envs")
+                self._handle(events)
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return
+                if now >= look:
+                    look = self.watchdog.look(owing() if owing else self._owing())
+        finally:
+            self._waited_for = False
 
     def _owing(self) -> list[WorkerProcess]:
         """The workers of envs that have yet to answer."""
         return [worker for worker in self.workers if self._pending(worker)]
 
-    def _poll(self, deadline: float | None) -> None:
-        """Wait for events until the deadline (None: without end), and handle them."""
+    def _events(self, deadline: float) -> Sequence[tuple[int, int]]:
+        """What happens until the deadline, or nothing where another thread looks just now."""
         # The system takes no wait of a month: whoever waits looks again.
-        timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000
-        self._handle(self._poller.poll(timeout))
+        timeout = min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000
+        try:
+            return self._poller.poll(timeout)
+        except RuntimeError:
+            return ()
 
     def _handle(self, events: Sequence[tuple[int, int]]) -> None:
         """Handle what `poll` has found."""
@@ -291,7 +305,11 @@ class Workers(Backend):
             self._on_end(worker)
 
     def look(self) -> None:
-        if events := self._poller.poll(0):
+        try:
+            events = self._poller.poll(0)
+        except RuntimeError:  # another thread waits: it will see what there is
+            return
+        if events:
             self._handle(events)
 
     def busy_time(self) -> list[float]:
@@ -304,6 +322,10 @@ class Workers(Backend):
 
     def close(self, timeout: float) -> list[str]:
         self._closing = True
+        # One of its own: a call may be waiting in the other, in another thread or where a signal has interrupted it.
+        self._poller = select.poll()
+        for fd in self._by_fd:
+            self._poller.register(fd, select.POLLIN)
         started = [worker for worker in self.workers if worker.process is not None]
         try:
             problems = self._stop(started, time.monotonic() + timeout)
@@ -319,6 +341,7 @@ class Workers(Backend):
             self.lower_shield()
             # The memory goes with the last view of it that the caller holds, not with this object.
             self.__dict__.clear()
+            self._closing = True
         return problems + [problem for worker in started for problem in worker.problems or []]
 
     def _stop(self, workers: Sequence[WorkerProcess], deadline: float) -> list[str]:
@@ -331,7 +354,7 @@ class Workers(Backend):
                 self._post(worker, ch.CLOSE, 0)
                 asked.append(worker)
         while any(worker.alive for worker in workers) and time.monotonic() < deadline:
-            self._poll(deadline)
+            self._handle(self._events(deadline))
         killed = [worker for worker in workers if worker.alive]
         for worker in killed:
             self.kill(worker, None)

@@ -1,0 +1,108 @@
+"""A vector env belongs to one thread at a time; what another thread, or the handler of a signal, may do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import vecenv.base
+from tests.ledger import CLOSED
+from vecenv import ClosedError
+from vecenv.testing import Gates
+
+ACTIONS = [0, 0]
+
+
+@contextmanager
+def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Runs the call beside the block; the list has what it returned, or the error."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield outcome
+    finally:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def sleeps(venv: Any, within: float = 20.0) -> None:
+    """Waits until a call sleeps until envs have answered."""
+    deadline = time.monotonic() + within
+    while not venv._backend._waited_for:
+        assert time.monotonic() < deadline, "no call waits"
+        time.sleep(0.002)
+
+
+def test_close_ends_a_wait_of_another_thread(process_backend: type) -> None:
+    with Gates(2, ops=["step"]) as gates:
+        venv = process_backend(gates.env_fns, num_workers=2)
+        venv.reset()
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            sleeps(venv)
+            threading.Timer(0.0, gates.open, (0, 1)).start()
+            venv.close()
+        assert isinstance(outcome[0], ClosedError) or len(outcome[0]) == 5  # the answers came before the close
+
+
+@pytest.mark.filterwarnings("ignore:the worker of envs:RuntimeWarning")
+def test_close_is_bounded_also_where_another_thread_waits_for_ever(
+    process_backend: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
+    with Gates(2, ops=["step"]) as gates:
+        venv = process_backend(gates.env_fns, num_workers=1)
+        venv.reset()
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            sleeps(venv)
+            begin = time.monotonic()
+            venv.close()
+            assert time.monotonic() - begin < CLOSED
+        assert isinstance(outcome[0], ClosedError)
+        assert "closed while this call waited" in str(outcome[0])
+
+
+@pytest.mark.filterwarnings("ignore:the worker of envs:RuntimeWarning")
+def test_the_handler_of_a_signal_may_close(process_backend: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
+    with Gates(2, ops=["step"]) as gates:
+        venv = process_backend(gates.env_fns, num_workers=1)
+        venv.reset()
+        before = signal.signal(signal.SIGTERM, lambda number, frame: venv.close())
+        try:
+            told = in_a_thread(lambda: (sleeps(venv), os.kill(os.getpid(), signal.SIGTERM)))
+            with told, pytest.raises(ClosedError):
+                venv.step(ACTIONS)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def test_another_thread_may_ask_who_is_alive_and_is_told_to_wait_for_the_rest(process_backend: type) -> None:
+    with Gates(2, ops=["step"]) as gates, process_backend(gates.env_fns, num_workers=2) as venv:
+        venv.reset()
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            sleeps(venv)
+            assert [venv.alive() for _ in range(100)] == [[True, True]] * 100
+            assert venv.waiting_id == [0, 1]
+            assert venv.stats()["rounds"] == 2
+            for call in (venv.step, venv.send):
+                with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+                    call(ACTIONS)
+            with pytest.raises(RuntimeError, match="another thread waits for this vector env"):
+                venv.recv()
+            gates.open(0, 1)
+        assert len(outcome[0]) == 5
