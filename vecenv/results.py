@@ -43,6 +43,8 @@ class HandOver:
         """What a batch of all envs is a copy of, where observations are one array of numbers."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
+        self._nothing: dict[int, np.ndarray] = {}
+        """Of each env that pays vectors, the vector of zeros for a round in which it is reset."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.own_ids: dict[int, Any] = {}
@@ -56,7 +58,7 @@ class HandOver:
         """The same without the infos."""
         if ids is None and self._whole is not None:
             obs, rew, terminated, truncated = self._whole
-            rew = self.rew(None, extras) if extras else rew.copy()
+            rew = self.rew(None, extras) if extras or self._nothing else rew.copy()
             return obs.copy(), rew, terminated.copy(), truncated.copy()
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
@@ -98,16 +100,24 @@ class HandOver:
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
         """Rewards (k,); (k, m) where envs return vectors, and an object array where the envs differ in it."""
         reward = self._rows(self._arena.reward, ids)
-        if extras and any(extra.reward is not None for extra in extras.values()):
-            asked = self._all if ids is None else ids.tolist()
-            vectors = {i: vector for i in asked if i in extras and (vector := extras[i].reward) is not None}
-            # A row of 0 and no vector is that of an env that was reset in this round, or could not be stepped.
-            others = [i for i in asked if i not in vectors]
-            zeros = np.zeros_like(next(iter(vectors.values())))
-            if all(v.shape == zeros.shape for v in vectors.values()) and not self._arena.reward[others].any():
-                return np.stack([vectors.get(i, zeros) for i in asked])
-            return nest.object_array([vectors.get(i, self._arena.reward[i]) for i in asked])
-        return reward
+        vectors = {i: extra.reward for i, extra in extras.items() if extra.reward is not None}
+        if not vectors and not self._nothing:
+            return reward
+        asked = self._all if ids is None else ids.tolist()
+        for i in asked:
+            if i in vectors:
+                self._nothing[i] = np.zeros_like(vectors[i])
+            elif self._arena.reward[i]:
+                self._nothing.pop(i, None)  # it failed by the change to a number, and was reset
+        paid = {i: vectors.get(i, self._nothing[i]) for i in asked if i in self._nothing}
+        if not paid:
+            return reward
+        # One that pays no vectors, as far as is known, and has paid 0: it may have been reset, or could not be stepped.
+        zeros = np.zeros_like(next(iter(paid.values())))
+        others = [i for i in asked if i not in paid]
+        if all(vector.shape == zeros.shape for vector in paid.values()) and not self._arena.reward[others].any():
+            return np.stack([paid.get(i, zeros) for i in asked])
+        return nest.object_array([paid.get(i, self._arena.reward[i]) for i in asked])
 
     def own_rows(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> OwnStep:
         """What `rows` returns, with infos as the envs gave them, of those that said anything."""

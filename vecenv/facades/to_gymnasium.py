@@ -40,7 +40,6 @@ from vecenv.facades.reset_options import as_seeds, split_options
 from vecenv.facades.same_step import EndedStep
 from vecenv.facades.vector_infos import vector_infos
 
-FLOAT64 = np.dtype(np.float64)
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
@@ -122,7 +121,6 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._resetting: Sequence[int] = ()
         self._ended: EndedStep | None = None
         """What a step that ended episodes has returned, while envs are being reset after it."""
-        self._reward_shape: tuple[int, ...] = ()
         self._autoreset = False
         """Whether the last round was sent with `autoreset`."""
         self._pending = self._called = None
@@ -228,8 +226,8 @@ class GymnasiumVectorEnv(AsyncCalls):
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
         """A step of the engine as `step` returns it; in SAME_STEP mode the envs are reset whose episodes it ended."""
         obs, rew, terminated, truncated, infos = step
-        if rew.dtype is not FLOAT64 or rew.ndim > 1 or self._reward_shape:
-            rew = self._vector_rewards(step)
+        if rew.dtype == object:
+            self._refuse_mixture(step)
         if self._latest.is_kept:
             self._latest.note(self._ids, obs)
         self._episodes.note_all(terminated | truncated)
@@ -238,23 +236,17 @@ class GymnasiumVectorEnv(AsyncCalls):
             return self._obs.join(obs), rew, terminated, truncated, batch
         return self._end_episodes((obs, rew, terminated, truncated, infos), deadline)
 
-    def _vector_rewards(self, step: OwnStep) -> np.ndarray:
-        """Rewards that are vectors, also in a round in which all envs were reset; EnvContractError for a mixture."""
-        rew = step[1]
-        if rew.dtype == object:
-            ids_by_shape: dict[tuple[int, ...], list[int]] = {}
-            for i, reward in enumerate(rew):
-                ids_by_shape.setdefault(np.shape(reward), []).append(i)
-            found = ", ".join(f"{shape} in envs {ids}" for shape, ids in ids_by_shape.items())
-            error = EnvContractError(f"the rewards of one step must have one shape, the envs differ: {found}")
-            error.env_id = list(ids_by_shape.values())[1][0]
-            error.partial = as_partial(step)
-            self._give_up(error)
-            raise error
-        if rew.ndim == 1 and not rew.any():
-            return np.zeros((self.num_envs, *self._reward_shape))
-        self._reward_shape = rew.shape[1:]
-        return rew
+    def _refuse_mixture(self, step: OwnStep) -> None:
+        """Raise EnvContractError: these rewards have several shapes."""
+        ids_by_shape: dict[tuple[int, ...], list[int]] = {}
+        for i, reward in enumerate(step[1]):
+            ids_by_shape.setdefault(np.shape(reward), []).append(i)
+        found = ", ".join(f"{shape} in envs {ids}" for shape, ids in ids_by_shape.items())
+        error = EnvContractError(f"the rewards of one step must have one shape, the envs differ: {found}")
+        error.env_id = list(ids_by_shape.values())[1][0]
+        error.partial = as_partial(step)
+        self._give_up(error)
+        raise error
 
     # Episodes that end in SAME_STEP mode.
 

@@ -58,7 +58,7 @@ def check_vector_rewards(factory: Factory) -> None:
     with factory([functools.partial(_VectorRewards, i) for i in range(N)]) as venv:
         venv.reset()
         venv.step([0] * N)
-        for t, ids, resets in ((2, [3, 1], []), (3, [1, 4, 3], [4])):
+        for t, ids, resets in ((2, [3, 1], []), (3, [1, 4, 3], [4]), (4, [2, 0], [0, 2])):
             rew = venv.step([0] * len(ids), ids, reset=resets or None)[1]
             want = np.array([[0, 0] if i in resets else [i, t] for i in ids], np.float64)
             assert_same(rew, want, f"rew of envs {ids}, whose rewards are vectors")
