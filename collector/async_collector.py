@@ -193,13 +193,14 @@ class AsyncDataCollector(BatchCollector):
         self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: CheckedHook | None
     ) -> None:
         reward, terminated, truncated, next_obs, info = step
+        reward = self._payment.in_shape(reward, ids)
         done = terminated | truncated
         broken = np.zeros(len(ids), np.bool_)
         broken[restarted(np.flatnonzero(done), info)] = True
         chunk = {
             "obs": nest.take(self._obs, ids),
             "action": self._acted["action"][ids],
-            "reward": self._payment.in_shape(reward, ids),
+            "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
             "traj_ids": self._episodes.ids(ids),

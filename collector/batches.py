@@ -211,8 +211,9 @@ class BatchCollector(ABC):
         `gym_reset_kwargs` are for that reset. on_step: called after each round with a `StepBatch`; what it returns (a
         dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`, which are zero where a round returned
         nothing (tianshou pads so, too). A name that the batch or the policy uses is a `ValueError`. on_episode: with
-        `n_episode`, called with each `Episode`, by the time of their ends, soon after it has ended. keep: False
-        returns no batch, for evaluations that need no memory.
+        `n_episode`, called with each `Episode` soon after it has ended, by the time of their ends (asynchronous
+        collectors: those of some rounds by environment). keep: False returns no batch, for evaluations that need no
+        memory.
 
         Returns the `CollectStats`; nothing is counted in `frames`.
         """
@@ -291,11 +292,10 @@ class BatchCollector(ABC):
 
     def _leave_started(self) -> np.ndarray:
         """Leave the episodes of which a step has been taken; returns their ids."""
+        left = self._episodes.ids(np.flatnonzero(self._episodes.taken))  # before steps in flight end some of them
         self._land()
         self._forget()
-        started = np.flatnonzero(self._episodes.taken)
-        left = self._episodes.ids(started)
-        self._episodes.abandon(started)
+        self._episodes.abandon(np.flatnonzero(self._episodes.taken))
         return left
 
     def _put_obs(self, ids: np.ndarray, obs: Any) -> None:

@@ -202,12 +202,14 @@ class _Loop:
             self._lap("act")
             autoreset = self._may_autoreset(ids, time + 1 < tape.steps)
             obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, autoreset)
+            reward, done = self._in_shape(reward, ids), terminated | truncated
+            ended = done if autoreset else None  # by itself: what is cut goes on
             if self._limit:
                 truncated = self._cut_long(ids, truncated)
-            tape.write_step(where, outputs, self._in_shape(reward, ids), terminated, truncated)
-            done = terminated | truncated
+                done = done | truncated
+            tape.write_step(where, outputs, reward, terminated, truncated)
             over = done.nonzero()[0]
-            last_obs, begun = _last_obs(obs, over, info, autoreset) if len(over) else (None, [])
+            last_obs, begun = _last_obs(obs, over, info, ended) if len(over) else (None, [])
             if self._on_step is not None:
                 before = tape.read("obs", where)
                 after = _with_rows(obs, over, last_obs) if begun else obs
@@ -280,11 +282,13 @@ class _Loop:
             self._tape.write_extra(name, where, rows)
 
 
-def _last_obs(obs: Any, over: np.ndarray, info: Any, autoreset: bool) -> tuple[Any, list[int]]:
-    """The last observations of the episodes that ended in these rows of a round, and which of them were reset in it."""
+def _last_obs(obs: Any, over: np.ndarray, info: Any, ended: np.ndarray | None) -> tuple[Any, list[int]]:
+    """The last observations of the episodes that are over in these rows of a round, and which of them were reset in it:
+    only those in `ended` can have been. (An environment may well have a key `final_obs` of its own.)
+    """
     last, begun = nest.take(obs, over), []
     for j, row in enumerate(over.tolist()):
-        if autoreset and "final_obs" in info[row]:
+        if ended is not None and ended[row] and "final_obs" in info[row]:
             nest.put(last, j, info[row]["final_obs"])
             begun.append(row)
     return last, begun

@@ -88,7 +88,7 @@ class EpisodeTracker:
     def update(self, batch: Rollout | FlatRollout) -> Ended:
         """The episodes that end in this batch, by environment, then by time."""
         env_ids, ids, reward, done = _rows(batch)
-        if self._returns is None:
+        if self._returns is None or self._returns.shape[1:] != reward.shape[1:]:  # nothing was paid until now
             self._returns = np.zeros((len(self._ids), *reward.shape[1:]))
         if not len(ids):
             return Ended(env_ids, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))

@@ -72,7 +72,8 @@ class CheckedHook:
 
     def __call__(self, step: StepBatch) -> dict[str, np.ndarray]:
         """What the hook returned for the round, as arrays of ours; empty where it returned None."""
-        returned = self._hook(StepBatch(*(nest.map(np.copy, column) for column in step)))
+        own = StepBatch(*(nest.map(np.copy, column) for column in step))
+        returned = self._hook(own._replace(info=nest.object_array([dict(info) for info in step.info])))
         if returned is None:
             return {}
         if not isinstance(returned, dict):

@@ -14,7 +14,7 @@ from collector.rollout import Rollout
 class Finishing:
     """Makes what the iterator gives of a batch: splits it, moves it to the storing device, post-processes it.
 
-    With `reuse` it gives the same object each time.
+    With `reuse` it gives the same object each time, one for each class of batches.
     """
 
     def __init__(self, device: Any, split: bool, postproc: Callable[[Any], Any] | None, reuse: bool) -> None:
@@ -24,7 +24,7 @@ class Finishing:
         if postproc is not None and hasattr(postproc, "to") and device is not None:
             self.postproc = postproc.to(device)
         self._reuse = reuse
-        self._batch: Any = None
+        self._kept: dict[type, Any] = {}
 
     def store(self, batch: Any) -> Any:
         """The batch on the storing device."""
@@ -32,10 +32,9 @@ class Finishing:
             batch = batch.to(self._device)
         if not self._reuse:
             return batch
-        if self._batch is None:
-            self._batch = batch
-        self._batch.__dict__.update(batch.__dict__)
-        return self._batch
+        kept = self._kept.setdefault(type(batch), batch)
+        kept.__dict__.update(batch.__dict__)
+        return kept
 
     def finish(self, batch: Any) -> Any:
         """What the iterator gives for it."""

@@ -291,6 +291,26 @@ def test_keys_of_an_environments_own_info_mean_nothing_to_the_collector(backend:
     assert_equal(collect(TellsOfEnds), collect(Countdown))
 
 
+class TellsAlways(Countdown):
+    """Has such a key in every step."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"final_obs": -obs}
+
+
+@backends
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_they_mean_nothing_either_where_the_collector_ends_the_episode(backend: Any, kind: type) -> None:
+    fns = [partial(TellsAlways, length) for length in (5, 2)]
+    with kind(backend(fns), zeros, frames_per_batch=32, max_frames_per_traj=3) as collector:
+        batch = collector.rollout().flatten()
+    first = batch.env_ids == 0
+    np.testing.assert_array_equal(batch.obs[first, 1], batch.step_count[first])
+    np.testing.assert_array_equal(batch.obs[first, 0], batch.traj_ids[first] // 2)
+    np.testing.assert_array_equal(batch.next.obs[:, 1], batch.step_count + 1)
+
+
 def test_where_the_vector_env_cannot_reset_by_itself_the_resets_after_a_round_share_one() -> None:
     venv = CountsRounds(DummyVectorEnv(countdowns(3, 4, 5, 6)))
     with SyncDataCollector(venv, zeros, frames_per_batch=4 * 60) as collector:

@@ -136,6 +136,21 @@ class TestEpisodes:
             assert 1 <= stats.n_collected_episodes <= 4
             assert not stats.batch.env_ids.any()
 
+    @pytest.mark.parametrize("calls", range(1, 9))
+    def test_an_interruptor_leaves_no_part_of_an_episode(self, kind: type, calls: int) -> None:
+        interruptor, asked = Interruptor(), [0]
+
+        def policy(obs: Any) -> np.ndarray:
+            asked[0] += 1
+            if asked[0] == calls:
+                interruptor.stop_collection()
+            return np.zeros(len(obs), int)
+
+        with make(kind, 2, 4, policy=policy, interruptor=interruptor) as collector:
+            stats = collector.collect(n_episode=6)
+        assert stats.n_collected_steps == stats.batch.frames
+        assert stats.batch.done.sum() == len(np.unique(stats.batch.traj_ids)) == stats.n_collected_episodes
+
     def test_each_episode_is_shown_once_and_whole(self, kind: type) -> None:
         seen: list[Episode] = []
         with make(kind, 70, 3) as collector:

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from collector import AsyncDataCollector, SyncDataCollector
 from collector.episodes import EpisodeCutter
+from collector.extras import StepBatch
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 
 both = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
@@ -36,6 +37,20 @@ class NotANumber(Countdown):
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)
         return (obs, np.nan if self.taken == 3 else reward, *rest)
+
+
+class BreaksUntil(Countdown):
+    """Fails in its first `failures` steps."""
+
+    def __init__(self, length: int, failures: int) -> None:
+        super().__init__(length)
+        self.left = failures
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left >= 0:
+            raise OverflowError("the env broke")
+        return super().step(action)
 
 
 def _two_rewards(episode: int, at: int) -> Any:
@@ -169,6 +184,39 @@ class TestRestart:
                 batch = collector.rollout()
                 assert batch.reward.shape == (*batch.shape, 2)
                 assert (batch.reward[batch.mask] == [1, 2]).all()
+
+    @both
+    @pytest.mark.parametrize("form", ["batches", "n_step", "n_episode"])
+    def test_rewards_that_are_vectors_where_nothing_was_paid_for_long(
+        self, kind: type, form: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("collector.collecting.CHUNK", 2)
+        venv = DummyVectorEnv([lambda: PaysTwo(BreaksUntil(3, 5))], on_error="restart", max_restarts=9)
+        with kind(venv, zeros, frames_per_batch=1) as collector:
+            if form == "n_episode":
+                stats = collector.collect(n_episode=2)
+                assert stats.returns.tolist() == [[3, 6]] * 2
+                assert stats.batch.reward.tolist() == [[1, 2]] * 6
+            elif form == "n_step":
+                returns = [collector.collect(n_step=1).returns for _ in range(11)]
+                assert [each.tolist() for each in returns if len(each)] == [[[3, 6]], [[3, 6]]]
+            else:
+                rewards = [batch.reward[batch.mask] for batch in (collector.rollout() for _ in range(9))]
+                assert [each.tolist() for each in rewards if len(each)][:3] == [[[1, 2]]] * 3
+
+    @both
+    def test_a_hook_gets_rewards_of_one_shape_and_may_empty_the_infos(self, kind: type) -> None:
+        def hook(step: StepBatch) -> None:
+            shapes.add(step.reward.shape[1:])
+            for info in step.info:
+                info.clear()
+
+        shapes: set[tuple[int, ...]] = set()
+        with kind(DummyVectorEnv([partial(_two_rewards, 1, 1)], on_error="restart"), zeros, frames_per_batch=1) as it:
+            stats = it.collect(n_episode=3, on_step=hook)
+        assert shapes == {(2,)}
+        assert stats.lens.tolist() == [3, 3, 3]
+        assert stats.batch.broken_ids.tolist() == [1]
 
     @backends
     @pytest.mark.parametrize("frames", [1, 6, 40])

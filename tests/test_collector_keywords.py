@@ -17,6 +17,7 @@ from collector import (
     AsyncDataCollector,
     Collector,
     ExplorationType,
+    FlatRollout,
     RandomPolicy,
     Rollout,
     StepBatch,
@@ -366,6 +367,14 @@ class TestAfterABatch:
             reward = first.reward
             assert collector.next() is first
             assert not np.shares_memory(first.reward, reward)
+
+    def test_there_is_one_object_for_each_class_of_batches(self) -> None:
+        venv = DummyVectorEnv(countdowns(3, 3))
+        with AsyncDataCollector(venv, zeros, frames_per_batch=8, return_same_td=True, split_trajs=True) as collector:
+            flat, split = collector.rollout(), collector.next()
+            assert (type(flat), type(split)) == (FlatRollout, Rollout)
+            assert split.next.obs.shape == (*split.shape, 2)
+            assert (collector.rollout(), collector.next()) == (flat, split)
 
     def test_without_it_batches_do_not_alias(self) -> None:
         with make(3, 4) as collector:

@@ -252,6 +252,24 @@ class TestWhenAJobCannotGoOn:
         assert len(read_manifest(tmp_path)["shards"]) == 2
         assert_whole(load_episodes(tmp_path))
 
+    def test_a_manifest_that_cannot_be_written_counts_nothing_as_committed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(path: Path, write: Any) -> None:
+            if path.name == "manifest.json":
+                raise OSError(28, "No space left on device")
+            write_atomically(path, write)
+
+        one = np.ones(1)
+        writer = DatasetWriter(tmp_path, {})
+        writer.add([Episode(np.zeros(2), one, one, one > 0, one < 0, 0)])
+        with monkeypatch.context() as patch:
+            patch.setattr("collector.dataset.write_atomically", full)
+            with pytest.raises(DatasetError, match="the 0 episodes committed before are kept"):
+                writer.commit()
+        writer.close("complete")
+        assert read_manifest(tmp_path)["episodes"] == len(load_episodes(tmp_path)) == 1
+
     def test_observations_that_are_no_arrays_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="Python objects"):
             run_job(config(tmp_path, env="Words-v0"))
@@ -290,6 +308,19 @@ class TestFolders:
         assert len(load_episodes(tmp_path)) == 1
         prepare_folder(tmp_path, overwrite=True)
         assert list(tmp_path.iterdir()) == []
+
+    def test_episodes_that_cannot_be_removed_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: Path) -> None:
+            if path.name.endswith((".npz", ".json")):
+                raise PermissionError(1, "Operation not permitted")
+            os.unlink(path)
+
+        self.write(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            with pytest.raises(DatasetError, match="Operation not permitted; choose another folder"):
+                prepare_folder(tmp_path, overwrite=True)
+        assert len(load_episodes(tmp_path)) == 1
 
     def test_a_job_that_cannot_run_removes_no_episodes(self, tmp_path: Path) -> None:
         self.write(tmp_path)
