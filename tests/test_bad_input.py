@@ -92,7 +92,9 @@ class TestConstructors:
             with lock:
                 return CountingEnv()
 
-        with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be sent to a worker: cannot pickle '_thread.lock'"):
+        with pytest.raises(
+            TypeError, match=r"env_fns\[1\] cannot be sent to a worker: TypeError: cannot pickle '_thread.lock'"
+        ):
             process_backend([lambda: started.append(1) or CountingEnv(), made])
 
     @pytest.mark.parametrize("name", ["wait_num", "num_workers"])

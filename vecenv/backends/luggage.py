@@ -51,8 +51,8 @@ def packed(i: int, env_fn: Callable[[], Any]) -> Packed:
         return Packed(cloudpickle.dumps(env_fn))
     except Exception as error:
         raise TypeError(
-            f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. Create what it refers to inside the function, "
-            'or pass context="fork": forked workers inherit it.'
+            f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. "
+            'Create what it refers to inside the function, or pass context="fork": forked workers inherit it.'
         ) from error
 
 
