@@ -102,7 +102,7 @@ def test_another_thread_may_ask_who_is_alive_and_is_told_to_wait_for_the_rest(pr
             for call in (venv.step, venv.send):
                 with pytest.raises(RuntimeError, match="env 0 is still stepping"):
                     call(ACTIONS)
-            with pytest.raises(RuntimeError, match="another thread waits for this vector env"):
+            with pytest.raises(RuntimeError, match="another call waits for this vector env"):
                 venv.recv()
             gates.open(0, 1)
         assert len(outcome[0]) == 5

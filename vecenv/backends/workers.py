@@ -188,7 +188,7 @@ class Workers(Backend):
     ) -> None:
         """Handle events until `done()` or the deadline, and now and then look for workers that hang."""
         if self._waited_for:
-            raise RuntimeError("another thread waits for this vector env: only one at a time may use it")
+            raise RuntimeError("another call waits for this vector env: one at a time may use it")
         look = self.watchdog.start()
         self._waited_for = True
         try:
