@@ -115,14 +115,9 @@ def _episodes(
     if on_step is not None:
         for batch in batches:
             on_step.fill(batch.extras, batch.shape)
-    paid = ends[-1].returns.shape[1:]
-    batches = [replace(batch, reward=_zeros_unless(paid, batch.reward)) for batch in batches]
-    ends = [each._replace(returns=_zeros_unless(paid, each.returns)) for each in ends]
+    in_shape = collector._payment.in_shape  # the first ones, while nothing was paid, may have another
+    batches = [replace(batch, reward=in_shape(batch.reward, batch.env_ids)) for batch in batches]
+    ends = [each._replace(returns=in_shape(each.returns, each.env_ids)) for each in ends]
     all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
     order = np.argsort(all_ends.env_ids, kind="stable")
     return batches, Ended(*(column[order] for column in all_ends))
-
-
-def _zeros_unless(paid: tuple[int, ...], rewards: np.ndarray) -> np.ndarray:
-    """Rewards in the shape that is paid: the first ones, while nothing was paid, may say nothing of it."""
-    return rewards if rewards.shape[1:] == paid else np.zeros((len(rewards), *paid))

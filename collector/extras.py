@@ -72,8 +72,9 @@ class CheckedHook:
 
     def __call__(self, step: StepBatch) -> dict[str, np.ndarray]:
         """What the hook returned for the round, as arrays of ours; empty where it returned None."""
-        own = StepBatch(*(nest.map(np.copy, column) for column in step))
-        returned = self._hook(own._replace(info=nest.object_array([dict(info) for info in step.info])))
+        columns = [nest.map(np.copy, column) for column in step[:-1]]
+        infos = nest.object_array([dict(info) for info in step.info])
+        returned = self._hook(StepBatch._make([*columns, infos]))
         if returned is None:
             return {}
         if not isinstance(returned, dict):

@@ -194,8 +194,8 @@ class Rounds(EnvAccess):
         try:
             self._backend.wait(done, None if timeout is None else time.monotonic() + timeout)
         except Exception as error:
-            if self.is_closed and not isinstance(error, ClosedError):  # another thread is taking it all apart
-                raise ClosedError("the vector env was closed while this call waited for its envs") from error
+            if not isinstance(error, ClosedError):
+                self._check_open()  # another thread may be taking it all apart
             raise
         waited = self._backend.waited = perf_counter() - begin
         self._wait_time += waited

@@ -210,12 +210,14 @@ class Workers(Backend):
         return [worker for worker in self.workers if self._pending(worker)]
 
     def _events(self, deadline: float) -> Sequence[tuple[int, int]]:
-        """What happens until the deadline, or nothing where another thread looks just now."""
+        """What happens until the deadline."""
         # The system takes no wait of a month: whoever waits looks again.
-        timeout = min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000
+        return self._poll(min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000)
+
+    def _poll(self, timeout: float) -> Sequence[tuple[int, int]]:
         try:
             return self._poller.poll(timeout)
-        except RuntimeError:
+        except RuntimeError:  # another thread waits, and will see what there is
             return ()
 
     def _handle(self, events: Sequence[tuple[int, int]]) -> None:
@@ -305,11 +307,7 @@ class Workers(Backend):
             self._on_end(worker)
 
     def look(self) -> None:
-        try:
-            events = self._poller.poll(0)
-        except RuntimeError:  # another thread waits: it will see what there is
-            return
-        if events:
+        if events := self._poll(0):
             self._handle(events)
 
     def busy_time(self) -> list[float]:
