@@ -38,11 +38,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.envs import PIXEL_SHAPE, EnvSpec, calibrate
 from benchmarks.report import git_revision, machine, versions
 from collector import ExplorationType, SyncDataCollector
-from collector.device import TorchPolicy
-from collector.graphs import GraphedPolicy
-from collector.link import link_to
-from collector.staging import Staged, memory_of
-from collector.tensors import resolve_device
+from collector.device.link import link_to
+from collector.device.tensors import resolve_device
+from collector.device.transfer import Staged, memory_of
+from collector.policy.cuda_graphs import GraphedPolicy
+from collector.policy.torch_policy import TorchPolicy
 from vecenv import ShmemVectorEnv
 
 PATH_TARGET = 0.85

@@ -4,21 +4,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from collector.async_collector import AsyncDataCollector
-from collector.collector import SyncDataCollector
-from collector.dataset import DatasetError, load_episodes
-from collector.episode_stats import CollectStats, SequenceSummaryStats
-from collector.episodes import Episode
-from collector.exploration import ExplorationType, exploration_type, set_exploration_type
-from collector.extras import StepBatch
-from collector.flat import FlatRollout
+from collector.batch.flat_rollout import FlatRollout
+from collector.batch.rollout import Rollout
+from collector.batch.step_extras import StepBatch
+from collector.episodes.episode import Episode
+from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
-from collector.policy import RandomPolicy
-from collector.rollout import Rollout
+from collector.job.store import DatasetError, load_episodes
+from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
+from collector.policy.interface import RandomPolicy
+from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
 if TYPE_CHECKING:
-    from collector.mlp import MLPPolicy
-    from collector.torch_vector_env import TorchVectorEnv
+    from collector.device.torch_vector_env import TorchVectorEnv
+    from collector.policy.mlp import MLPPolicy
 
 Collector = SyncDataCollector
 
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 # The names that need torch, which takes seconds to import, with the module of each.
-_LOADED_WHEN_USED = {"MLPPolicy": "collector.mlp", "TorchVectorEnv": "collector.torch_vector_env"}
+_LOADED_WHEN_USED = {"MLPPolicy": "collector.policy.mlp", "TorchVectorEnv": "collector.device.torch_vector_env"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""`python -m collector`: see `collector.cli`."""
+"""`python -m collector`: see `collector.job.cli`."""
 
 import sys
 
-from collector.cli import main
+from collector.job.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

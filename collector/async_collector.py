@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from collector.actor import Actor, Outputs
-from collector.batches import BatchCollector
-from collector.bookkeeping import restarted
-from collector.extras import CheckedHook, StepBatch, StepHook, check_policy_names
-from collector.flat import FlatRollout, join, with_tails
-from collector.policy import Policy
-from collector.settings import at_least_one
+from collector.arguments import at_least_one
+from collector.base_collector import BatchCollector
+from collector.batch.flat_rollout import FlatRollout, join, with_tails
+from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
+from collector.episodes.progress import restarted
+from collector.policy.actor import Actor, Outputs
+from collector.policy.interface import Policy
 from vecenv import nest
 from vecenv.facades.engine import check_halves
 from vecenv.venvs import ShmemVectorEnv

@@ -48,12 +48,15 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
 
 def _instead_of(source: Any) -> str | None:
     """What to pass in place of a vector environment that collectors cannot step; None for all that they can."""
-    tensors = sys.modules.get("collector.torch_vector_env")
+    tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"
     if isinstance(source, Env) or hasattr(source, "env_num") or not hasattr(source, "num_envs"):
         return None
-    multi_agent, rows = sys.modules.get("vecenv.envs.multi_agent"), getattr(source, "unwrapped", source)
+    multi_agent, rows = (
+        sys.modules.get("vecenv.envs.multi_agent.multi_agent_vector_env"),
+        getattr(source, "unwrapped", source),
+    )
     if multi_agent is not None and isinstance(getattr(rows, "env", rows), multi_agent.MultiAgentVectorEnv):
         return (
             f"{type(source).__name__} steps many agents in each environment, and collectors step one agent an "

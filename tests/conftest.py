@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
-from vecenv.backends import launch
+from vecenv.backends.pool import start_methods
 
 BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
 PROCESS_BACKENDS = BACKENDS[1:]
@@ -35,12 +35,12 @@ OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
 
 # What nearly all workers import, with the classes of their envs or for CartPole: once, not in each of them.
-launch.PRELOAD[:0] = [
+start_methods.PRELOAD[:0] = [
     "psutil",
     "pytest",
     "gymnasium.envs.classic_control",
     "gymnasium.envs.toy_text",
-    "vecenv.facades.sync_and_async",
+    "vecenv.facades.to_gymnasium.sync_and_async",
     "vecenv.testing",
     "cases",
     "countdown",
@@ -117,13 +117,13 @@ def descriptors() -> dict[int, str]:
 
 def kept_descriptors() -> set[int]:
     """Those of the forkserver and the resource tracker, which stay for the life of the process."""
-    owned = (launch._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd)
+    owned = (start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd)
     return {fd for fd in owned if fd is not None}
 
 
 def children() -> set[psutil.Process]:
     """All processes below this one, except the forkserver and the resource tracker."""
-    kept = {launch._server._forkserver_pid, resource_tracker._resource_tracker._pid}
+    kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid}
     found = set()
     for pid in _below(os.getpid()):
         if pid not in kept:

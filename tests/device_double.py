@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from collector.link import Link
+from collector.device.link import Link
 from vecenv import nest
 
 

@@ -10,7 +10,7 @@ from conftest import BACKENDS
 from gymnasium import spaces
 
 from vecenv import BaseVectorEnv, DummyVectorEnv
-from vecenv.backends.channel import Channel
+from vecenv.backends.ipc.messages import Channel
 from vecenv.testing import CountingEnv
 
 BACKENDS_AND_CUSTOM = pytest.mark.parametrize("backend", [*BACKENDS, custom], ids=lambda make: make.__name__)

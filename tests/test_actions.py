@@ -7,8 +7,8 @@ from cases import Records, Writes
 from gymnasium import spaces
 
 from vecenv import DummyVectorEnv
-from vecenv.actions import batch_actions
-from vecenv.backends.layout import Leaf
+from vecenv.backends.memory.layout import Leaf
+from vecenv.engine.actions import batch_actions
 
 N = 3
 

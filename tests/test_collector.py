@@ -29,8 +29,8 @@ from collector_envs import (
 from countdown import Breaks, BreaksOnce, Countdown, DictObs, Empty, Stops
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
-from collector.cli import make_parser
-from collector.flat import concatenate
+from collector.batch.flat_rollout import concatenate
+from collector.job.cli import make_parser
 from vecenv import (
     AECVectorEnv,
     DummyVectorEnv,
@@ -181,7 +181,7 @@ def test_a_vector_env_that_returns_views_gives_the_same_data(backend: Any, kind:
 
 def test_no_device_is_ever_synchronised() -> None:
     """`torch.cuda.synchronize` would wait for all that runs on it, a learner's work too."""
-    sources = list((Path(__file__).parent.parent / "collector").glob("*.py"))
+    sources = list((Path(__file__).parent.parent / "collector").rglob("*.py"))
     found = [
         f"{path.name}:{node.lineno}"
         for path in sources
@@ -469,7 +469,7 @@ class TestEnvironments:
         assert self.made([DummyVectorEnv(countdowns(3, 4))]) == 2
 
     def test_a_vector_env_of_tensors_is_refused(self) -> None:
-        tensors = pytest.importorskip("collector.torch_vector_env")
+        tensors = pytest.importorskip("collector.device.torch_vector_env")
         venv = tensors.TorchVectorEnv(DummyVectorEnv(countdowns(3)), "cpu")
         with venv, pytest.raises(TypeError, match="without TorchVectorEnv"):
             self.made(venv)

@@ -20,9 +20,9 @@ from device_double import FakeCudart, LateLink  # noqa: E402
 from faulty import Counter  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
-from collector.page_lock import lock_pages  # noqa: E402
-from collector.staging import Staged, memory_of  # noqa: E402
-from collector.tensors import resolve_device  # noqa: E402
+from collector.device.pinned_memory import lock_pages  # noqa: E402
+from collector.device.tensors import resolve_device  # noqa: E402
+from collector.device.transfer import Staged, memory_of  # noqa: E402
 from vecenv import ShmemVectorEnv  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -55,7 +55,7 @@ class Device:
         """A collector whose policy is asked there."""
         if self._link is not None:
             staged = partial(Staged, rows=venv.env_num, memory=memory_of(venv), link=self._link)
-            self._monkeypatch.setattr("collector.device.Direct", staged)
+            self._monkeypatch.setattr("collector.policy.torch_policy.Direct", staged)
         return kind(venv, policy, policy_device=self.name, **options)
 
     def policy(self) -> Lean:
@@ -130,7 +130,9 @@ def test_after_the_shutdown_nothing_is_locked_or_kept(monkeypatch: pytest.Monkey
     cudart, link = FakeCudart(), Registers()
     with monkeypatch.context() as patch:
         venv = ShmemVectorEnv(cartpoles(3), copy=False)
-        patch.setattr("collector.device.Direct", partial(Staged, rows=3, memory=memory_of(venv), link=link))
+        patch.setattr(
+            "collector.policy.torch_policy.Direct", partial(Staged, rows=3, memory=memory_of(venv), link=link)
+        )
         collector = SyncDataCollector(venv, Lean(link.kernel), policy_device="cpu", frames_per_batch=30)
     actor = weakref.ref(collector._actors.own)
     gc.disable()

@@ -15,8 +15,8 @@ from countdown import Breaks, BreaksOnce, Countdown, PaysTwo
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, SyncDataCollector
-from collector.episodes import EpisodeCutter
-from collector.extras import StepBatch
+from collector.batch.step_extras import StepBatch
+from collector.episodes.episode import EpisodeCutter
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 
 both = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
@@ -190,7 +190,7 @@ class TestRestart:
     def test_rewards_that_are_vectors_where_nothing_was_paid_for_long(
         self, kind: type, form: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("collector.collecting.CHUNK", 2)
+        monkeypatch.setattr("collector.collect.CHUNK", 2)
         venv = DummyVectorEnv([lambda: PaysTwo(BreaksUntil(3, 5))], on_error="restart", max_restarts=9)
         with kind(venv, zeros, frames_per_batch=1) as collector:
             if form == "n_episode":

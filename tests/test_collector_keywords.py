@@ -730,7 +730,7 @@ class TestStats:
     @pytest.mark.parametrize("slow", ["environments", "policy", "idle", "hooks"])
     def test_who_is_slow_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
-        for module in ("timing", "actor", "calling"):
+        for module in ("timing", "policy.actor", "policy.calling"):
             monkeypatch.setattr(f"collector.{module}.time.perf_counter", lambda: now[0])
 
         def pass_time(who: str) -> None:

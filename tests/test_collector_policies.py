@@ -13,7 +13,7 @@ from countdown import Countdown, DictObs
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, ExplorationType, RandomPolicy, Rollout, SyncDataCollector
-from collector.policy import draw
+from collector.policy.interface import draw
 from vecenv import DummyVectorEnv
 
 

@@ -280,7 +280,7 @@ class TestLife:
                 )
 
     def test_the_default_number_of_workers_is_that_of_the_usable_cpus(self, process_backend):
-        from vecenv.backends.limits import usable_cpus
+        from vecenv.backends.system_limits import usable_cpus
 
         with process_backend(counting(3)) as venv:
             assert venv.num_workers == min(3, usable_cpus())

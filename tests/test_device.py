@@ -10,10 +10,10 @@ from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
-from collector.device import TorchPolicy  # noqa: E402
-from collector.policy import ExplorationType  # noqa: E402
-from collector.staging import Direct, Staged  # noqa: E402
-from collector.tensors import as_tensor, one_thread, resolve_device, to_device  # noqa: E402
+from collector.device.tensors import as_tensor, one_thread, resolve_device, to_device  # noqa: E402
+from collector.device.transfer import Direct, Staged  # noqa: E402
+from collector.policy.interface import ExplorationType  # noqa: E402
+from collector.policy.torch_policy import TorchPolicy  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -170,7 +170,7 @@ class TestPolicy:
 
     @devices
     def test_the_mlp_acts_on_any_device(self, device: str) -> None:
-        from collector.mlp import MLPPolicy
+        from collector.policy.mlp import MLPPolicy
 
         policy = MLPPolicy(spaces.Box(-1, 1, (3, 2)), spaces.Discrete(4))
         actions = TorchPolicy(policy, device, 8, ExplorationType.RANDOM)(rows(5))["action"]

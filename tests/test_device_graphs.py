@@ -26,12 +26,12 @@ from torch.distributions import (  # noqa: E402
     TransformedDistribution,
 )
 
-from collector.device import TorchPolicy  # noqa: E402
-from collector.exploration import ExplorationType, choose  # noqa: E402
-from collector.graphs import CudaCapture, GraphedPolicy, no_collection, unchecked_distributions  # noqa: E402
-from collector.mlp import MLPPolicy  # noqa: E402
-from collector.padding import PaddedPolicy, batch_sizes  # noqa: E402
-from collector.prepare import prepare_policy  # noqa: E402
+from collector.policy.cuda_graphs import CudaCapture, GraphedPolicy, no_collection, unchecked_distributions  # noqa: E402
+from collector.policy.exploration import ExplorationType, choose  # noqa: E402
+from collector.policy.mlp import MLPPolicy  # noqa: E402
+from collector.policy.padding import PaddedPolicy, batch_sizes  # noqa: E402
+from collector.policy.prepare import prepare_policy  # noqa: E402
+from collector.policy.torch_policy import TorchPolicy  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -455,12 +455,12 @@ class TestPrepare:
 
     @pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
     def test_two_kinds_of_graphs_are_one_too_many(self, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
-        monkeypatch.setattr("collector.prepare.resolve_device", lambda device: torch.device("cuda", 0))
+        monkeypatch.setattr("collector.policy.prepare.resolve_device", lambda device: torch.device("cuda", 0))
         with pytest.raises(ValueError, match="makes CUDA graphs by itself"):
             prepare_policy(nn.Linear(4, 2), "cuda", True, options, rows=8)
 
     def test_both_together_record_the_compiled_policy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("collector.prepare.resolve_device", lambda device: torch.device("cuda", 0))
+        monkeypatch.setattr("collector.policy.prepare.resolve_device", lambda device: torch.device("cuda", 0))
         graphs, compiled = FakeGraphs(), []
 
         def backend(graph: Any, inputs: Any) -> Any:

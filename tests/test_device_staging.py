@@ -15,12 +15,13 @@ torch = pytest.importorskip("torch")
 from collector_envs import countdowns  # noqa: E402
 from device_double import FakeCudart, LateLink  # noqa: E402
 
-from collector import AsyncDataCollector, SyncDataCollector, page_lock  # noqa: E402
-from collector.device import TorchPolicy  # noqa: E402
-from collector.exploration import ExplorationType  # noqa: E402
-from collector.link import CudaLink  # noqa: E402
-from collector.page_lock import lock_pages  # noqa: E402
-from collector.staging import Staged, memory_of  # noqa: E402
+from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
+from collector.device import pinned_memory  # noqa: E402
+from collector.device.link import CudaLink  # noqa: E402
+from collector.device.pinned_memory import lock_pages  # noqa: E402
+from collector.device.transfer import Staged, memory_of  # noqa: E402
+from collector.policy.exploration import ExplorationType  # noqa: E402
+from collector.policy.torch_policy import TorchPolicy  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ class TestRowsOfAPolicy:
     def link(self, monkeypatch: pytest.MonkeyPatch, nothing_blocks: None) -> LateLink:
         """That of the policy's device. An index from this process would have to go there, and be waited for."""
         link = LateLink()
-        monkeypatch.setattr("collector.device.Direct", lambda device: Staged(device, 3, link=link))
+        monkeypatch.setattr("collector.policy.torch_policy.Direct", lambda device: Staged(device, 3, link=link))
 
         def on_device(index: Callable[..., Any]) -> Callable[..., Any]:
             def kernel(tensor: torch.Tensor, where: Any, *value: Any) -> Any:
@@ -364,7 +365,7 @@ class TestPageLocks:
 
     def test_a_refusal_leaves_no_error_behind(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        cudart.cudaHostRegister(page_lock.address_of(array), array.nbytes, 1)  # by somebody else
+        cudart.cudaHostRegister(pinned_memory.address_of(array), array.nbytes, 1)  # by somebody else
         assert lock(array, cudart) is None
         assert cudart.log[-1] == "clear"
         assert cudart.pending_error == 0

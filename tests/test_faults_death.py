@@ -28,8 +28,8 @@ from tests.faulty import (
 )
 from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins, said
 from vecenv import EnvStepError, ShmemVectorEnv, WorkerDiedError
-from vecenv.backends import launch
-from vecenv.backends.control import A_ROUND, DOING
+from vecenv.backends.ipc.control_block import A_ROUND, DOING
+from vecenv.backends.pool import start_methods
 
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
 
@@ -235,12 +235,12 @@ def test_a_worker_that_is_killed_in_a_call_is_not_told_to_have_been_idle(column:
 def test_when_the_forkserver_is_killed_its_workers_are_told_dead_and_another_one_starts(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()
-        server, workers = launch._server._forkserver_pid, set(pids(ledger.venv))
+        server, workers = start_methods._server._forkserver_pid, set(pids(ledger.venv))
         os.kill(server, signal.SIGKILL)
         assert all(gone(pid) for pid in workers)
         with column.open(counters(N)) as other:
             other.begin()
-        assert launch._server._forkserver_pid != server
+        assert start_methods._server._forkserver_pid != server
         assert {type(error) for error in ledger.round()} == {WorkerDiedError}
         ledger.born_again(range(N))
         ledger.reset()

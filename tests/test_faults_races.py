@@ -42,10 +42,10 @@ from vecenv import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from vecenv.backends import channel as ch
-from vecenv.backends import worker_process
+from vecenv.backends.ipc import messages
+from vecenv.backends.pool import worker_handle
+from vecenv.backends.pool.worker_handle import WorkerProcess
 from vecenv.backends.shield import shield
-from vecenv.backends.worker_process import WorkerProcess
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -440,11 +440,11 @@ def test_an_interrupt_while_infos_are_sent_again_loses_nothing(
         post, patience = backend._post, threading.Timer(SEEN, os.kill, (pid, signal.SIGCONT))
 
         def stop_and_post(worker: Any, kind: int, *args: Any) -> None:
-            if kind == ch.RESEND:
+            if kind == messages.RESEND:
                 os.kill(pid, signal.SIGSTOP)
                 patience.start()
             post(worker, kind, *args)
-            if kind == ch.RESEND:
+            if kind == messages.RESEND:
                 signal.raise_signal(signal.SIGINT)
 
         with monkeypatch.context() as patch:
@@ -769,10 +769,10 @@ def test_envs_that_share_their_infos_do_not_share_ours(backend: Any) -> None:
 
 def test_a_forked_copy_of_a_program_closes_no_channels_of_the_original(process_backend: Any) -> None:
     with process_backend(counters(2)):
-        assert worker_process._parent_fds
+        assert worker_handle._parent_fds
         pid = os.fork()
         if pid == 0:
-            os._exit(len(worker_process._parent_fds))
+            os._exit(len(worker_handle._parent_fds))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -782,16 +782,16 @@ def test_a_channel_that_another_thread_closes_before_a_fork_is_no_reason_to_die(
 ) -> None:
     """Its number may be that of something else by then, which the new worker needs."""
     others = {os.dup(0) for _ in range(4)}
-    start = worker_process.start_process
+    start = worker_handle.start_process
 
     def close_and_start(*args: Any) -> Any:
-        for fd in others & worker_process._parent_fds:
-            worker_process._parent_fds.discard(fd)
+        for fd in others & worker_handle._parent_fds:
+            worker_handle._parent_fds.discard(fd)
             os.close(fd)
         return start(*args)
 
-    worker_process._parent_fds.update(others)
-    monkeypatch.setattr(worker_process, "start_process", close_and_start)
+    worker_handle._parent_fds.update(others)
+    monkeypatch.setattr(worker_handle, "start_process", close_and_start)
     with process_backend(counters(1), context="fork") as venv:
         venv.reset()
         assert venv.alive() == [True]

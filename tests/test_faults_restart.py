@@ -13,7 +13,8 @@ from gymnasium import spaces
 
 from tests.faulty import Counter, DiesOnReset, DiesOnStep, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
 from tests.ledger import Column, N, block_of, columns, pids
-from vecenv import DummyVectorEnv, WorkerDiedError, recovery
+from vecenv import DummyVectorEnv, WorkerDiedError
+from vecenv.engine import recovery
 
 
 @columns()

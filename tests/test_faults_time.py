@@ -31,7 +31,7 @@ from tests.faulty import (
 )
 from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, pids
 from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
-from vecenv.backends import watchdog
+from vecenv.backends.pool import watchdog
 
 LIMIT = 0.5
 TOLD = LIMIT + 2.5

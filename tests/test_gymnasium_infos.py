@@ -6,7 +6,7 @@ import pytest
 from gymnasium_cases import OURS, Tells, assert_same
 
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, VectorEnvWrapper
-from vecenv.facades.vector_infos import vector_infos
+from vecenv.facades.to_gymnasium.vector_infos import vector_infos
 
 
 class Original(gym.vector.VectorEnv):

@@ -79,7 +79,10 @@ def test_importing_vecenv_takes_at_most_50_ms_more_than_numpy_and_gymnasium(tmp_
     assert own <= allowed
 
 
-@pytest.mark.parametrize("module", ["device", "tensors", "torch_vector_env", "prepare", "graphs", "mlp"])
+@pytest.mark.parametrize(
+    "module",
+    ["policy.torch_policy", "device.tensors", "device.torch_vector_env", "prepare", "policy.cuda_graphs", "mlp"],
+)
 def test_without_torch_what_needs_it_says_what_to_install(module):
     program = """
 import sys
@@ -96,7 +99,7 @@ def test_without_torch_a_device_says_what_to_install():
     program = """
 import sys
 sys.modules["torch"] = None
-from collector.settings import resolve_devices
+from collector.arguments import resolve_devices
 try:
     resolve_devices({modules}, None, None, None)
 except ImportError as error:

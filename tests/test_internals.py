@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 import vecenv
 from vecenv import SharedMemoryError, nest
-from vecenv.backends import watchdog
-from vecenv.backends.arena import Arena, arena_bytes, used_bytes
-from vecenv.backends.channel import HEADER, Channel
-from vecenv.backends.control import A_ROUND, DOING, LINE, NOTHING, SENDING
-from vecenv.backends.layout import Leaf, ObjectLeaf, common_layout, space_tree
-from vecenv.backends.memory import PAGE, anonymous_file, reserve
-from vecenv.backends.rows import own_containers
-from vecenv.ids import as_ids
-from vecenv.seeding import next_seed, seed_chain, spread_seeds
+from vecenv.backends.host.row_writer import own_containers
+from vecenv.backends.ipc.control_block import A_ROUND, DOING, LINE, NOTHING, SENDING
+from vecenv.backends.ipc.messages import HEADER, Channel
+from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
+from vecenv.backends.memory.layout import Leaf, ObjectLeaf, common_layout, space_tree
+from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
+from vecenv.backends.pool import watchdog
+from vecenv.engine.ids import as_ids
+from vecenv.engine.seeding import next_seed, seed_chain, spread_seeds
 
 
 def test_every_module_can_be_imported_alone():
@@ -142,7 +142,7 @@ class TestArena:
     def test_arrays_do_not_overlap_and_start_on_pages(self):
         buffer = np.zeros(arena_bytes(self.LAYOUT, 4), np.uint8)
         arena = Arena.build(self.LAYOUT, 4, buffer)
-        arrays = [arena.mail, arena.action, *arena.outputs()]
+        arrays = [arena.status, arena.action, *arena.outputs()]
         for value, array in enumerate(arrays, 1):
             array[...] = value if array.dtype != bool else True
             assert array.size == 0 or (array.ctypes.data - buffer.ctypes.data) % PAGE == 0

@@ -21,11 +21,11 @@ import pytest
 from gymnasium import spaces
 
 from collector import Episode, SyncDataCollector, load_episodes
-from collector.cli import main
-from collector.dataset import DatasetError, DatasetWriter, prepare_folder, read_manifest, write_atomically
-from collector.episodes import EpisodeCutter
+from collector.episodes.episode import EpisodeCutter
 from collector.interruptor import StopSignals
-from collector.job import JobConfig, JobError, JobState, run_job
+from collector.job.cli import main
+from collector.job.run import JobConfig, JobError, JobState, run_job
+from collector.job.store import DatasetError, DatasetWriter, prepare_folder, read_manifest, write_atomically
 from vecenv import DummyVectorEnv
 from vecenv.venvs import BACKENDS
 
@@ -86,7 +86,7 @@ def _registered() -> Iterator[None]:
 def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """matplotlib keeps the font files open that it has once used; that is no leak of the test that draws first."""
     pytest.importorskip("matplotlib")
-    from collector.picture import draw_returns
+    from collector.job.plot import draw_returns
 
     draw_returns(tmp_path_factory.mktemp("fonts") / "returns.png", [1.0, 2.0], [1, 1], "fonts")
 
@@ -210,7 +210,7 @@ class TestWhatAJobWrites:
     @pytest.mark.parametrize("terminal", [True, False])
     def test_progress_says_where_the_time_goes(self, terminal: bool, tmp_path: Path) -> None:
         console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=terminal, width=200)
-        from collector.report import Report
+        from collector.job.progress_report import Report
 
         said: list[str] = []
         job = config(tmp_path)
@@ -264,7 +264,7 @@ class TestWhenAJobCannotGoOn:
         writer = DatasetWriter(tmp_path, {})
         writer.add([Episode(np.zeros(2), one, one, one > 0, one < 0, 0)])
         with monkeypatch.context() as patch:
-            patch.setattr("collector.dataset.write_atomically", full)
+            patch.setattr("collector.job.store.write_atomically", full)
             with pytest.raises(DatasetError, match="the 0 episodes committed before are kept"):
                 writer.commit()
         writer.close("complete")
@@ -485,7 +485,7 @@ class TestCommandLine:
 
     def test_help_needs_neither_torch_nor_rich(self) -> None:
         code = (
-            "import sys; from collector.cli import main\n"
+            "import sys; from collector.job.cli import main\n"
             "try: main(['--help'])\n"
             "finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])"
         )
@@ -497,7 +497,7 @@ class TestCommandLine:
     @pytest.mark.parametrize("library", ["rich", "torch", "matplotlib"])
     def test_a_missing_library_is_an_error_that_says_what_to_install(self, library: str, tmp_path: Path) -> None:
         arguments = ["--env", "CartPole-v1", "--backend", "dummy", "--out", str(tmp_path / "a")]
-        code = f"import sys; sys.modules[{library!r}] = None; from collector.cli import main; main({arguments})"
+        code = f"import sys; sys.modules[{library!r}] = None; from collector.job.cli import main; main({arguments})"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert f"pip install vecenv[{'torch' if library == 'torch' else 'job'}]" in done.stderr
@@ -530,7 +530,7 @@ class TestSignals:
     def test_a_signal_before_the_first_step_ends_a_job_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("collector.job._steps_per_batch", lambda *args: signal.raise_signal(signal.SIGINT) or 8)
+        monkeypatch.setattr("collector.job.run._steps_per_batch", lambda *args: signal.raise_signal(signal.SIGINT) or 8)
         state = run_job(config(tmp_path))
         assert state.status == "interrupted"
         assert load_episodes(tmp_path) == []
@@ -590,7 +590,7 @@ class TestSignals:
 
     def test_a_killed_job_leaves_what_was_committed(self, tmp_path: Path) -> None:
         code = (
-            "import sys; from pathlib import Path; from collector.job import JobConfig, run_job\n"
+            "import sys; from pathlib import Path; from collector.job.run import JobConfig, run_job\n"
             "out = Path(sys.argv[1])\n"
             "job = JobConfig('CartPole-v1', out, 10**9, policy='random', plot=False, shard_bytes=20_000)\n"
             "run_job(job, lambda state: print(state.steps, flush=True))"

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vecenv import DummyVectorEnv, ObservationError, ShmemVectorEnv, SubprocVectorEnv
-from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena
-from vecenv.backends.layout import common_layout, space_tree
-from vecenv.backends.rows import RowWriter
+from vecenv.backends.host.row_writer import RowWriter
+from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import common_layout, space_tree
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 dtypes = st.sampled_from(
@@ -113,4 +113,4 @@ def test_any_value_arrives_unchanged_or_is_an_observation_error(space, value):
             assert np.array_equal(arena.obs[1], given_array)
     assert extra is None
     assert not arena.obs[[0, 2]].any()
-    assert arena.mail.tolist() == [box.IDLE] * 3
+    assert arena.status.tolist() == [opcodes.IDLE] * 3

@@ -28,8 +28,8 @@ from tests.faulty import Counter, SpawnsChild, UsesMultiprocessing, counters
 from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids
 from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
-from vecenv.backends import workers
-from vecenv.backends.luggage import registered_by_user
+from vecenv.backends.pool import worker_pool
+from vecenv.backends.worker.worker_setup import registered_by_user
 
 ROOT = Path(__file__).parent.parent
 every_context = pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
@@ -227,7 +227,7 @@ def test_what_the_program_registered_is_looked_up_once_for_all_workers(
     column: Column, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[None] = []
-    monkeypatch.setattr(workers, "registered_by_user", lambda: looks.append(None) or registered_by_user())
+    monkeypatch.setattr(worker_pool, "registered_by_user", lambda: looks.append(None) or registered_by_user())
     with column.open([partial(LooksIntoTheRegistry, i) for i in range(N)]) as ledger:
         assert (ledger.venv.num_workers, len(looks)) == (N, 1)
         monkeypatch.setitem(gymnasium.registry, "Local/Later-v0", EnvSpec("Local/Later-v0"))

@@ -9,7 +9,7 @@ from conftest import BACKENDS
 
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv
 from vecenv.backends.dummy import DummyBackend
-from vecenv.backends.post_box import AUTORESET, STEP, STEP_OBJECT
+from vecenv.backends.ipc.opcodes import AUTORESET, STEP, STEP_OBJECT
 from vecenv.testing import CHECKS, check_rounds, check_vector_env
 
 
@@ -38,7 +38,7 @@ class LosesAnAnswer(DummyBackend):
 
     def send(self, ids, ops, payloads):
         super().send(ids, ops, payloads)
-        self.arena.mail[-1] = STEP
+        self.arena.status[-1] = STEP
 
     def wait(self, done, deadline):
         if not done():
@@ -351,5 +351,5 @@ class SharesActions(DummyBackend):
 
     def send(self, ids, ops, payloads):
         if ids is None and isinstance(ops, int) and ops == STEP:
-            payloads, ops = dict.fromkeys(range(len(self.arena.mail)), self.arena.action[0]), STEP_OBJECT
+            payloads, ops = dict.fromkeys(range(len(self.arena.status)), self.arena.action[0]), STEP_OBJECT
         super().send(ids, ops, payloads)

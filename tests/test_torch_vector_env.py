@@ -15,8 +15,8 @@ from device_double import LateLink  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
 from collector import TorchVectorEnv  # noqa: E402
-from collector.staging import Staged, memory_of  # noqa: E402
-from collector.tensors import resolve_device  # noqa: E402
+from collector.device.tensors import resolve_device  # noqa: E402
+from collector.device.transfer import Staged, memory_of  # noqa: E402
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

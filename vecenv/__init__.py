@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from vecenv.backends.base import Backend
-from vecenv.backends.per_env import EnvWorker
+from vecenv.backends.env_worker import EnvWorker
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import (
     ClosedError,
@@ -18,7 +18,7 @@ from vecenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from vecenv.running import RunningMeanStd
+from vecenv.running_mean_std import RunningMeanStd
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
     from vecenv.envs.discretize import ContinuousToDiscrete, MultiDiscreteToDiscrete
     from vecenv.envs.dm_control_env import DMControlEnv
-    from vecenv.envs.envpool_env import EnvPoolVectorEnv
-    from vecenv.envs.flatten_agents import flatten_agents
     from vecenv.envs.gym_env import GymEnv
+    from vecenv.envs.multi_agent.flatten_agents import flatten_agents
+    from vecenv.envs.multi_agent.pettingzoo_env import PettingZooEnv
+    from vecenv.envs.multi_agent.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
     from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
-    from vecenv.envs.pettingzoo_env import PettingZooEnv
-    from vecenv.envs.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
-    from vecenv.envs.truncated import TruncatedAsTerminated
+    from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv
+    from vecenv.envs.truncated_as_terminated import TruncatedAsTerminated
     from vecenv.facades.make_vec import make_vec
-    from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
-    from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
+    from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
+    from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
 
 # `from vecenv import *` loads every name that stands here: AtariVectorEnv and SB3VecEnv are classes of other libraries,
@@ -81,23 +81,23 @@ __version__ = "0.1.0"
 
 # Names that are loaded when they are first used, with the module of each: not every program needs what they stand on.
 _LOADED_WHEN_USED = {
-    "AECVectorEnv": "vecenv.envs.pettingzoo_vector",
-    "AsyncVectorEnv": "vecenv.facades.sync_and_async",
+    "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
+    "AsyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
     "AtariVectorEnv": "vecenv.envs.atari_env",
     "ContinuousToDiscrete": "vecenv.envs.discretize",
     "DMControlEnv": "vecenv.envs.dm_control_env",
-    "EnvPoolVectorEnv": "vecenv.envs.envpool_env",
+    "EnvPoolVectorEnv": "vecenv.envs.pools.envpool_env",
     "GymEnv": "vecenv.envs.gym_env",
-    "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium",
+    "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium.vector_env",
     "MultiDiscreteToDiscrete": "vecenv.envs.discretize",
     "MultiThreadedEnv": "vecenv.envs.multi_threaded",
     "MultiThreadedEnvWrapper": "vecenv.envs.multi_threaded",
-    "ParallelVectorEnv": "vecenv.envs.pettingzoo_vector",
-    "PettingZooEnv": "vecenv.envs.pettingzoo_env",
+    "ParallelVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
+    "PettingZooEnv": "vecenv.envs.multi_agent.pettingzoo_env",
     "SB3VecEnv": "vecenv.facades.to_sb3",
-    "SyncVectorEnv": "vecenv.facades.sync_and_async",
-    "TruncatedAsTerminated": "vecenv.envs.truncated",
-    "flatten_agents": "vecenv.envs.flatten_agents",
+    "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
+    "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
+    "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "make_vec": "vecenv.facades.make_vec",
 }
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vecenv.backends.failure import Failure
-from vecenv.backends.per_env import PerEnvBackend
-from vecenv.backends.post_box import IDLE
-from vecenv.ids import as_ids
-from vecenv.seeding import check_seed, seed_chain, spread_seeds
+from vecenv.backends.env_worker import PerEnvBackend
+from vecenv.backends.host.failure import Failure
+from vecenv.backends.ipc.opcodes import IDLE
+from vecenv.engine.ids import as_ids
+from vecenv.engine.seeding import check_seed, seed_chain, spread_seeds
 
 if TYPE_CHECKING:
-    from vecenv.backends.arena import Arena
     from vecenv.backends.base import Backend
-    from vecenv.backends.host import EnvReport
-    from vecenv.recovery import Recovery
+    from vecenv.backends.host.env_host import EnvReport
+    from vecenv.backends.memory.arena import Arena
+    from vecenv.engine.recovery import Recovery
 
 
 class EnvAccess:
@@ -31,13 +31,13 @@ class EnvAccess:
     _backend: Backend
     _reports: list[EnvReport]
     _arena: Arena
-    _mail: Any
-    """The post box of each env: idle, or what was asked or answered; the only record of what is in flight."""
+    _status: Any
+    """The status byte of each env: idle, or what was asked or answered; the only record of what is in flight."""
     _recovery: Recovery
     _unreset: np.ndarray
     _all_ids: list[int]
     _all_idle: bytes
-    """What `_mail` is while nothing is in flight."""
+    """What `_status` is while nothing is in flight."""
     _rounds: int
     _steps: int
     _resets: int
@@ -66,9 +66,9 @@ class EnvAccess:
         return list(self._all_ids) if ids is None else ids.tolist()
 
     def _check_not_busy(self, ids: np.ndarray | None) -> None:
-        if self._mail.tobytes() == self._all_idle:
+        if self._status.tobytes() == self._all_idle:
             return
-        busy = self._arena.mail[... if ids is None else ids] != IDLE
+        busy = self._arena.status[... if ids is None else ids] != IDLE
         if busy.any():
             first = int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
             raise RuntimeError(
@@ -133,22 +133,22 @@ class EnvAccess:
     def ready_id(self) -> list[int]:
         """The envs that can be stepped."""
         self._check_open()
-        return [i for i in self._all_ids if self._mail[i] == IDLE and i not in self._recovery.errors]
+        return [i for i in self._all_ids if self._status[i] == IDLE and i not in self._recovery.errors]
 
     @property
     def waiting_id(self) -> list[int]:
         """The envs in flight: started by `send` or an async `step`, their results not yet returned."""
         self._check_open()
-        return [i for i in self._all_ids if self._mail[i] != IDLE]
+        return [i for i in self._all_ids if self._status[i] != IDLE]
 
     @property
     def failed_id(self) -> list[int]:
         """The envs that failed and accept nothing but `reset`."""
         self._check_open()
-        return [i for i in sorted(self._recovery.errors) if self._mail[i] == IDLE]
+        return [i for i in sorted(self._recovery.errors) if self._status[i] == IDLE]
 
     def _in_flight(self) -> int:
-        return self.env_num - self._mail.tobytes().count(IDLE)
+        return self.env_num - self._status.tobytes().count(IDLE)
 
     def alive(self) -> list[bool]:
         """Whether each env exists: False for those whose worker has ended. Does not wait."""

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import post_box as box
 from vecenv.backends.base import Backend
-from vecenv.backends.callers_line import warn_caller
-from vecenv.backends.layout import Layout, common_layout
-from vecenv.backends.per_env import PerEnvBackend
-from vecenv.backends.rows import Extra
-from vecenv.checks import check_count, check_env_fns, check_spaces_equal, check_timeout, default_workers, keeps
+from vecenv.backends.env_worker import PerEnvBackend
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.layout import Layout, common_layout
+from vecenv.caller_warnings import warn_caller
+from vecenv.engine.checks import check_count, check_env_fns, check_spaces_equal, check_timeout, default_workers, keeps
+from vecenv.engine.recovery import Recovery
+from vecenv.engine.results import HandOver, Step
 from vecenv.errors import ClosedError
-from vecenv.recovery import Recovery
-from vecenv.results import HandOver, Step
 from vecenv.rounds import Rounds
 
 CLOSE_TIMEOUT = 5.0
@@ -109,8 +109,8 @@ class BaseVectorEnv(Rounds):
         self._hand_over = HandOver(self._arena, layout, self._all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self._unreset = np.ones(n, dtype=np.bool_)
         self._order: list[np.ndarray | None] = []
-        self._mail: Any = self._arena.mail.data
-        self._all_done, self._all_idle = bytes([box.DONE]) * n, bytes([box.IDLE]) * n
+        self._status: Any = self._arena.status.data
+        self._all_done, self._all_idle = bytes([opcodes.DONE]) * n, bytes([opcodes.IDLE]) * n
         self._all_answered = self._enough(n)
         self._resets_in_flight = {}
         self._rounds = self._steps = self._resets = 0
@@ -276,7 +276,7 @@ class BaseVectorEnv(Rounds):
                 warn_caller(problem)
         finally:
             # The memory goes with the last view of it that the caller holds, not with this object.
-            for name in ("_arena", "_mail", "_all_answered", "_hand_over", "_recovery", "_backend"):
+            for name in ("_arena", "_status", "_all_answered", "_hand_over", "_recovery", "_backend"):
                 self.__dict__.pop(name, None)
 
     def __enter__(self) -> Any:

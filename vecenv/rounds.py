@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from vecenv.access import EnvAccess
-from vecenv.actions import batch_actions
-from vecenv.backends import post_box as box
 from vecenv.backends.base import REVIEW_ROUNDS
-from vecenv.backends.host import own_actions
-from vecenv.backends.layout import Leaf
-from vecenv.backends.rows import Extra
+from vecenv.backends.host.env_host import own_actions
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.layout import Leaf
+from vecenv.engine.actions import batch_actions
+from vecenv.engine.ids import as_ids
+from vecenv.engine.results import HandOver
+from vecenv.engine.seeding import spread_seeds
 from vecenv.errors import ClosedError, Partial
-from vecenv.ids import as_ids
-from vecenv.results import HandOver
-from vecenv.seeding import spread_seeds
 
 BOOL = np.dtype(np.bool_)
 NO_ARGUMENTS: dict[str, Any] = {}
@@ -67,19 +67,19 @@ class Rounds(EnvAccess):
             action.__class__ is not np.ndarray
             or action.shape != shape
             or action.dtype is not dtype
-            or self._mail.tobytes() != self._all_idle
+            or self._status.tobytes() != self._all_idle
             or self._backend.lost
             or self._recovery.errors
             or (autoreset and not self._backend.autoresets)
         ):
             return False
-        ops: Any = box.STEP_RESET if autoreset else box.STEP
+        ops: Any = opcodes.STEP_RESET if autoreset else opcodes.STEP
         chosen: list[int] = []
         if reset is not None:
-            if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self._arena.mail.shape:
+            if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self._arena.status.shape:
                 return False
             if chosen := reset.nonzero()[0].tolist():
-                ops = _mixed(ops, reset, box.RESET)
+                ops = _mixed(ops, reset, opcodes.RESET)
         self._arena.action[...] = action  # type: ignore[index]
         if chosen:
             self._resets_in_flight = dict.fromkeys(chosen, NO_ARGUMENTS)  # of an idle env there is none in flight
@@ -101,15 +101,15 @@ class Rounds(EnvAccess):
         if self._check_actions:
             self._refuse_bad_actions(asked, batch, resets)
         self._check_ready(ids, resets)
-        ops: Any = box.STEP
+        ops: Any = opcodes.STEP
         payloads: dict[int, Any] = {}
         is_array = batch.__class__ is np.ndarray
         if not is_array:
-            ops, payloads = box.STEP_OBJECT, dict(zip(asked, batch, strict=True))
+            ops, payloads = opcodes.STEP_OBJECT, dict(zip(asked, batch, strict=True))
         elif batch.dtype != self._action_leaf.dtype:  # type: ignore[union-attr]
-            ops |= box.WIDE
+            ops |= opcodes.WIDE
         if autoreset:
-            ops |= box.AUTORESET
+            ops |= opcodes.AUTORESET
         chosen = [] if resets is None else resets.nonzero()[0].tolist()
         if chosen:
             chosen = chosen if ids is None else ids[resets].tolist()
@@ -118,7 +118,7 @@ class Rounds(EnvAccess):
                 del payloads[i]
             if kwargs:
                 payloads.update(args)
-            ops = _mixed(ops, resets, box.RESET_KWARGS if kwargs else box.RESET)
+            ops = _mixed(ops, resets, opcodes.RESET_KWARGS if kwargs else opcodes.RESET)
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
         encoded = self._backend.encode(payloads) if payloads else {}
@@ -135,7 +135,7 @@ class Rounds(EnvAccess):
         encoded = self._backend.encode(args) if kwargs else {}
         self._backend.look()  # what ended while it was idle is started again at once, not found out by asking
         self._begin_reset(args)
-        self._send(ids, box.RESET_KWARGS if kwargs else box.RESET, encoded)
+        self._send(ids, opcodes.RESET_KWARGS if kwargs else opcodes.RESET, encoded)
 
     def _send(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
         """Hand a checked round to the backend; envs that failed answer at once."""
@@ -150,8 +150,10 @@ class Rounds(EnvAccess):
             if ids is None or len(ids):
                 self._backend.send(ids, ops, encoded)
         except BaseException:
-            # Interrupted: in flight is what reached the post boxes.
-            self._resets_in_flight = {i: a for i, a in self._resets_in_flight.items() if self._mail[i] != box.IDLE}
+            # Interrupted: in flight is what reached the status bytes.
+            self._resets_in_flight = {
+                i: a for i, a in self._resets_in_flight.items() if self._status[i] != opcodes.IDLE
+            }
             self._backend.nudge()
             raise
 
@@ -204,11 +206,11 @@ class Rounds(EnvAccess):
 
     def _enough(self, need: int) -> Callable[[], bool]:
         """A test whether `need` envs have answered, quick enough to spin on."""
-        mail, all_done = self._mail, self._all_done
+        status, all_done = self._status, self._all_done
 
         def enough() -> bool:
-            raw = mail.tobytes()
-            return raw == all_done or len(raw.translate(None, box.NOT_DONE)) >= need
+            raw = status.tobytes()
+            return raw == all_done or len(raw.translate(None, opcodes.NOT_DONE)) >= need
 
         return enough
 
@@ -216,18 +218,18 @@ class Rounds(EnvAccess):
         """A test whether these envs have answered."""
         if self._in_flight() == len(asked):
             return self._enough(len(asked))
-        mail = self._mail
-        return lambda: all(mail[i] >= box.DONE for i in asked)
+        status = self._status
+        return lambda: all(status[i] >= opcodes.DONE for i in asked)
 
     def _finished_ids(self) -> tuple[np.ndarray, list[int]]:
         """The envs to return now: in the order in which they were sent when all are back, else as they are found."""
         order, self._order = self._order, []
         if not self.is_async:
             parts = [np.arange(self.env_num) if part is None else part for part in order]
-            if sum(map(len, parts)) == np.count_nonzero(self._arena.mail):
+            if sum(map(len, parts)) == np.count_nonzero(self._arena.status):
                 ids = np.concatenate(parts)
                 return ids, ids.tolist()
-        ids = np.flatnonzero(self._arena.mail >= box.DONE)
+        ids = np.flatnonzero(self._arena.status >= opcodes.DONE)
         return ids, ids.tolist()
 
     def _take(self, ids: np.ndarray | None, asked: list[int]) -> Mapping[int, Extra]:
@@ -260,7 +262,7 @@ class Rounds(EnvAccess):
         except BaseException:
             self._backend.nudge()
             for i in asked:
-                if self._mail[i] == box.IDLE:  # not asked once more
+                if self._status[i] == opcodes.IDLE:  # not asked once more
                     self._backend.answer(i, extras.get(i))
             raise
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vecenv.backends.dummy import DummyBackend
+from vecenv.backends.pool.worker_pool import START_TIMEOUT
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
-from vecenv.backends.workers import START_TIMEOUT
 from vecenv.base import BaseVectorEnv
-from vecenv.checks import check_timeout
+from vecenv.engine.checks import check_timeout
 
 EnvFns = Sequence[Callable[[], Any]]
 

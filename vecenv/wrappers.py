@@ -10,11 +10,11 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.access import EnvAccess
-from vecenv.backends.layout import ObjectLeaf, merge_trees, space_tree
+from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
+from vecenv.engine.results import Step
 from vecenv.errors import Partial
-from vecenv.results import Step
-from vecenv.running import RunningMeanStd
+from vecenv.running_mean_std import RunningMeanStd
 
 
 class VectorEnvWrapper(BaseVectorEnv):

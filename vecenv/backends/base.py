@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena
-from vecenv.backends.failure import Failure
-from vecenv.backends.host import EnvReport
-from vecenv.backends.layout import Layout
-from vecenv.backends.rows import Extra
+from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.host.failure import Failure
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import Layout
 from vecenv.backends.shield import shield
 
 REVIEW_ROUNDS = 8
@@ -28,20 +28,20 @@ class Backend(ABC):
         reports = backend.start(env_fns, num_workers, eager)
         arena = backend.bind(common_layout(...))
         backend.send(ids, ops, payloads)                    # one operation an env, never blocks for long
-        backend.wait(lambda: all_done(arena.mail), deadline)
+        backend.wait(lambda: all_done(arena.status), deadline)
         ...                                                 # read the rows of arena
-        extras = backend.take(ids)                          # what does not fit a row; the post boxes are idle again
+        extras = backend.take(ids)                          # what does not fit a row; the status bytes are idle again
         backend.close(timeout)
 
-    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a post box that says so
-    (`post_box.DONE` and above), or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a
+    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a status byte that says so
+    (`opcodes.DONE` and above), or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a
     worker, the operations of that worker answered by failures and all its envs in `lost`; (3) `close` returns in
     bounded time, whatever happened before.
     """
 
     num_workers: int = 0
     autoresets: bool = False
-    """Whether it knows steps with `post_box.AUTORESET`."""
+    """Whether it knows steps with `opcodes.AUTORESET`."""
     lost: dict[int, BaseException]
     """Envs that do not exist any more, with the reason; `restart` brings them back."""
 
@@ -87,7 +87,7 @@ class Backend(ABC):
         """Ask the envs `ids` (None for all) for one operation each: one for all, or a uint8 array (k,)."""
 
     def nudge(self) -> None:
-        """`send` was interrupted: make sure that what the post boxes ask for is known."""
+        """`send` was interrupted: make sure that what the status bytes ask for is known."""
         return
 
     @abstractmethod
@@ -103,24 +103,24 @@ class Backend(ABC):
         return
 
     def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
-        """The extras of envs that have answered (None for all), all of them; their post boxes become idle."""
+        """The extras of envs that have answered (None for all), all of them; their status bytes become idle."""
         self.finish(ids)
         boxes: Any = ... if ids is None else list(ids)
         if not self._extras:
-            self.arena.mail[boxes] = box.IDLE
+            self.arena.status[boxes] = opcodes.IDLE
             return {}
         with shield:  # an idle box whose extra is still here, or the reverse, would be a lost answer
-            self.arena.mail[boxes] = box.IDLE
+            self.arena.status[boxes] = opcodes.IDLE
             if ids is not None:
                 return {i: self._extras.pop(i) for i in ids if i in self._extras}
             extras, self._extras = self._extras, {}
             return extras
 
     def answer(self, env_id: int, extra: Extra | None) -> None:
-        """Put the answer of an env into its post box: the row is written, `extra` holds the rest."""
+        """Put the answer of an env into its status byte: the row is written, `extra` holds the rest."""
         if extra is not None:
             self._extras[env_id] = extra
-        self.arena.mail[env_id] = box.DONE if extra is None else box.DONE_EXTRA
+        self.arena.status[env_id] = opcodes.DONE if extra is None else opcodes.DONE_EXTRA
 
     @abstractmethod
     def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Any:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena
 from vecenv.backends.base import Backend
-from vecenv.backends.copies import own_copies, own_copy, plain_copy
-from vecenv.backends.failure import Failure
-from vecenv.backends.host import EnvHost, EnvReport
-from vecenv.backends.layout import Layout
+from vecenv.backends.host.copies import own_copies, own_copy, plain_copy
+from vecenv.backends.host.env_host import EnvHost, EnvReport
+from vecenv.backends.host.failure import Failure
+from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import Layout
 
 
 class DummyBackend(Backend):
@@ -44,11 +44,11 @@ class DummyBackend(Backend):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = time.perf_counter()
-        host, rows, mail = self._host, ... if ids is None else ids, self.arena.mail
-        mask = np.zeros(len(mail), dtype=np.uint8)
+        host, rows, status = self._host, ... if ids is None else ids, self.arena.status
+        mask = np.zeros(len(status), dtype=np.uint8)
         mask[rows] = ops
         asked, extras = bytearray(mask), self._extras
-        mail[rows] = ops  # a call from another thread is told that they are stepping
+        status[rows] = ops  # a call from another thread is told that they are stepping
         while True:
             before = host.progress[0]
             try:
@@ -57,11 +57,11 @@ class DummyBackend(Backend):
             except BaseException as error:  # between two envs: the round goes on, and ends with it
                 begun = host.begun(before)
                 if not begun and not isinstance(error, KeyboardInterrupt):
-                    mail[rows] = box.IDLE
+                    status[rows] = opcodes.IDLE
                     raise
                 host.interrupt = error
                 asked[:begun] = bytes(begun)
-        mail[rows] = box.DONE
+        status[rows] = opcodes.DONE
         self._busy += time.perf_counter() - begin
         self._raise_interrupt()
 

@@ -9,20 +9,19 @@ from typing import Any
 
 import cloudpickle
 
-from vecenv.backends import channel as ch
-from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena
-from vecenv.backends.callers_line import warn_caller
-from vecenv.backends.channel import Frame
-from vecenv.backends.control import A_ROUND, DOING, NOTHING, PROGRESS, SENDING
-from vecenv.backends.failure import Failure, died_failure, unreadable
-from vecenv.backends.layout import Layout
-from vecenv.backends.pickles import dumps
-from vecenv.backends.request import Call, Request
-from vecenv.backends.rows import RENEWED, Extra
+from vecenv.backends.host.failure import Failure, died_failure, unreadable
+from vecenv.backends.host.row_writer import RENEWED, Extra
+from vecenv.backends.ipc import messages, opcodes
+from vecenv.backends.ipc.control_block import A_ROUND, DOING, NOTHING, PROGRESS, SENDING
+from vecenv.backends.ipc.messages import Frame
+from vecenv.backends.ipc.serialization import dumps
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import Layout
+from vecenv.backends.pool.requests import Call, Request
+from vecenv.backends.pool.worker_handle import WorkerProcess
+from vecenv.backends.pool.worker_pool import Workers
 from vecenv.backends.shield import shield
-from vecenv.backends.worker_process import WorkerProcess
-from vecenv.backends.workers import Workers
+from vecenv.caller_warnings import warn_caller
 
 
 class ProcessBackend(Workers):
@@ -38,11 +37,11 @@ class ProcessBackend(Workers):
         self._layout = layout
         self._n = len(self._makers)
         self.arena = self._reserve(layout)
-        self._mail: Any = self.arena.mail.data
-        self._all_done = bytes([box.DONE]) * self._n
+        self._status: Any = self.arena.status.data
+        self._all_done = bytes([opcodes.DONE]) * self._n
         self._bound = True
         for worker in self.workers:
-            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(layout))
+            self._post_frame(worker, messages.SETUP, 0, pickle.dumps(layout))
         return self.arena
 
     @abstractmethod
@@ -70,20 +69,20 @@ class ProcessBackend(Workers):
         return blob
 
     def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
-        if ids is None and self._mail.tobytes() == self._all_done and not self._notes:
-            self.arena.mail[...] = box.IDLE
+        if ids is None and self._status.tobytes() == self._all_done and not self._notes:
+            self.arena.status[...] = opcodes.IDLE
             return {}
         return super().take(ids)
 
     def finish(self, ids: Sequence[int] | None) -> None:
         if self._notes:
             self._show_notes()
-        mail = self._mail.tobytes()
-        i = mail.find(box.DONE_FINAL)
+        status = self._status.tobytes()
+        i = status.find(opcodes.DONE_FINAL)
         while i >= 0:
             self._extras[i] = RENEWED
-            i = mail.find(box.DONE_FINAL, i + 1)
-        if box.DONE_EXTRA in mail or box.DONE_EXTRA_FINAL in mail:  # the extras may still be on their way
+            i = status.find(opcodes.DONE_FINAL, i + 1)
+        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # the extras may still be on their way
             asked = range(self._n) if ids is None else ids
             missing = [i for i in asked if self._lacks_extra(i)]
             self.poll_until(lambda: all(i in self._extras for i in missing), None)
@@ -116,7 +115,7 @@ class ProcessBackend(Workers):
         """Have the extras of these envs sent again, each pickled alone; until then they are still on their way."""
         for request in worker.requests.values():
             ids -= request.extras_of
-        self._request(worker, ch.RESEND, b"").extras_of = ids
+        self._request(worker, messages.RESEND, b"").extras_of = ids
 
     def _on_reply(self, worker: WorkerProcess, frame: Frame) -> None:
         request = worker.requests.pop(frame.number)
@@ -153,7 +152,7 @@ class ProcessBackend(Workers):
         for w in sorted({int(self._worker_of[i]) for i in ids}):
             worker = self.workers[w]
             payloads.append((worker, pickle.dumps((op, worker.own(blobs)))))
-        return Call(ids, op, [self._request(worker, ch.CALL, payload) for worker, payload in payloads])
+        return Call(ids, op, [self._request(worker, messages.CALL, payload) for worker, payload in payloads])
 
     def await_answers(self, asked: Call, deadline: float | None) -> bool:
         def settled() -> bool:
@@ -176,7 +175,7 @@ class ProcessBackend(Workers):
     def _answer_lost(self) -> None:
         """Answer for those that were asked though their worker had ended: it was not seen before the round was sent."""
         for i, error in self.lost.items():
-            if box.IDLE < self._mail[i] < box.DONE:
+            if opcodes.IDLE < self._status[i] < opcodes.DONE:
                 self.answer(i, Extra(failure=died_failure(i, "step", error, began=False)))
 
     def _on_loss(self, worker: WorkerProcess) -> None:
@@ -204,11 +203,11 @@ class ProcessBackend(Workers):
         return {i: self.lost[i] for i in worker.ids if i in self.lost}
 
     def _pending(self, worker: WorkerProcess) -> list[int]:
-        return [i for i in worker.ids if box.IDLE < self._mail[i] < box.DONE or self._lacks_extra(i)]
+        return [i for i in worker.ids if opcodes.IDLE < self._status[i] < opcodes.DONE or self._lacks_extra(i)]
 
     def _lacks_extra(self, i: int) -> bool:
         """Whether the env has answered, but for an extra that is still on its way."""
-        return self._mail[i] in (box.DONE_EXTRA, box.DONE_EXTRA_FINAL) and i not in self._extras
+        return self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL) and i not in self._extras
 
     def restart(self, env_id: int) -> None:
         worker = self.workers[int(self._worker_of[env_id])]
@@ -222,7 +221,7 @@ class ProcessBackend(Workers):
         try:
             self._launch(worker, self._registered())
             self._await_ready([worker])
-            self._post_frame(worker, ch.SETUP, 0, pickle.dumps(self._layout))
+            self._post_frame(worker, messages.SETUP, 0, pickle.dumps(self._layout))
         except BaseException:
             if worker.alive:
                 self.kill(worker, None)

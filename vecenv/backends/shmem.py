@@ -2,10 +2,10 @@
 
     parent                                        worker
     ------                                        ------
-    write actions, then the post boxes            (looks for a new round, then sleeps on its bell)
+    write actions, then the status bytes            (looks for a new round, then sleeps on its bell)
     count the round, ring if it sleeps  ->
     (looks for answers, then polls)               steps the envs of its block, writes rows
-                                        <-        writes the post boxes, rings the parent's bell if it polls
+                                        <-        writes the status bytes, rings the parent's wakeup if it polls
                                         <-        ANSWERS frame with the extras, only if there are any
 
 Nothing is pickled, no frame is sent and, as long as both sides are awake, no system call is made in a round whose
@@ -24,22 +24,21 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends import channel as ch
-from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena, arena_bytes, used_bytes
-from vecenv.backends.bell import IN_ORDER, Bell, bell_fds, fence
-from vecenv.backends.channel import Channel, Frame
-from vecenv.backends.control import CALLS, Control
-from vecenv.backends.host import EnvHost, EnvReport
-from vecenv.backends.launch import Descriptor
-from vecenv.backends.layout import Layout
-from vecenv.backends.limits import usable_cpus
-from vecenv.backends.memory import anonymous_file, reserve
+from vecenv.backends.host.env_host import EnvHost, EnvReport
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import messages, opcodes
+from vecenv.backends.ipc.control_block import CALLS, Control
+from vecenv.backends.ipc.messages import Channel, Frame
+from vecenv.backends.ipc.wakeup import IN_ORDER, Wakeup, fence, wakeup_fds
+from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
+from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.shared_memory import anonymous_file, reserve
+from vecenv.backends.pool.start_methods import Descriptor
+from vecenv.backends.pool.worker_handle import WorkerProcess
 from vecenv.backends.process import ProcessBackend
-from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
-from vecenv.backends.worker import Boot, Server, answer_of
-from vecenv.backends.worker_process import WorkerProcess
+from vecenv.backends.system_limits import usable_cpus
+from vecenv.backends.worker.main import Boot, Server, answer_of
 
 WORKER_SPINS = 200
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
@@ -57,13 +56,13 @@ class SharedParts:
     """What a worker shares with the parent besides its channel."""
 
     memory: Descriptor
-    parent_bell: Descriptor
-    bell: Descriptor
+    parent_wakeup: Descriptor
+    wakeup: Descriptor
     envs: int
 
 
 class ShmemServer(Server):
-    """Serves rounds from the post boxes."""
+    """Serves rounds from the status bytes."""
 
     def __init__(self, boot: Boot, host: EnvHost, channel: Channel) -> None:
         super().__init__(boot, host, channel)
@@ -72,14 +71,14 @@ class ShmemServer(Server):
         self._payloads: dict[int, bytes] = {}
         control, w = Control(boot.workers, boot.control.fd), boot.index
         self._rounds = control.rounds[w : w + 1]
-        self._parent_bell = Bell(-1, self._shared.parent_bell.fd, control.sleepers[boot.workers :])
-        self._bell = Bell(self._shared.bell.fd, -1, control.sleepers[w : w + 1])
+        self._parent_wakeup = Wakeup(-1, self._shared.parent_wakeup.fd, control.sleepers[boot.workers :])
+        self._wakeup = Wakeup(self._shared.wakeup.fd, -1, control.sleepers[w : w + 1])
 
     def bind(self, layout: Layout) -> None:
         self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, self._shared.envs))
         block = Arena.build(layout, self._shared.envs, self._memory).block(self.first_id, self.first_id + self.count)
         self._block = block
-        self._mail: Any = block.mail.data
+        self._status: Any = block.status.data
         self.host.bind(layout, block)
 
     def serve(self) -> None:
@@ -96,7 +95,7 @@ class ShmemServer(Server):
             announced = rounds[0]
             if not IN_ORDER:
                 fence()
-            asked = self._mail.tobytes()
+            asked = self._status.tobytes()
             if not IN_ORDER:
                 fence()
             while line[CALLS] != self._handled:
@@ -109,19 +108,19 @@ class ShmemServer(Server):
     def _sleep(self, seen: int) -> None:
         """Until there is another round than that which was `seen`, or a frame is under way."""
         poller = select.poll()
-        poller.register(self._bell.read, select.POLLIN)
-        self._bell.cell[0] = 1
+        poller.register(self._wakeup.read, select.POLLIN)
+        self._wakeup.cell[0] = 1
         fence()
         while self._rounds[0] == seen and self.line[CALLS] == self._handled:
             poller.poll()
-            self._bell.silence()
-        self._bell.cell[0] = 0
+            self._wakeup.silence()
+        self._wakeup.cell[0] = 0
 
     def _read_frame(self) -> bool:
         """Handle the next frame; returns True if it was CLOSE."""
         frame = self.channel.read()
         self._handled += 1
-        if frame.kind == ch.PAYLOADS:
+        if frame.kind == messages.PAYLOADS:
             self._payloads.update(pickle.loads(frame.payload))
             return False
         return self.handle(frame)
@@ -135,19 +134,19 @@ class ShmemServer(Server):
     def _publish(self, done: Sequence[int], extras: dict[int, Extra]) -> None:
         """Announce the answers first, then send the extras: the parent reads them while we write.
 
-        Each post box is written alone, as by `send`: the second time may fall into the next round, because the parent
+        Each status byte is written alone, as by `send`: a second store may fall into the next round, as the parent
         takes answers as soon as it sees them.
         """
         payload = self.extras_payload(extras) if extras else b""
         if not IN_ORDER:
             fence()
-        mail = self._mail
+        status = self._status
         for j in done:
-            mail[j] = answer_of(extras.get(j)) if extras else box.DONE
+            status[j] = answer_of(extras.get(j)) if extras else opcodes.DONE
         fence()
-        self._parent_bell.ring()
+        self._parent_wakeup.ring()
         if payload:
-            self.channel.write(ch.ANSWERS, done[0] + 1 if len(done) == 1 else 0, payload)
+            self.channel.write(messages.ANSWERS, done[0] + 1 if len(done) == 1 else 0, payload)
 
 
 class ShmemBackend(ProcessBackend):
@@ -157,29 +156,29 @@ class ShmemBackend(ProcessBackend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
         self._memory_fd = self.own_fd(anonymous_file("vecenv-arena"))
-        self._bell = self._new_bell(None)
-        self._poller.register(self._bell.read, select.POLLIN)
-        self._bells: dict[int, Bell] = {}
+        self._wakeup = self._new_wakeup(None)
+        self._poller.register(self._wakeup.read, select.POLLIN)
+        self._wakeups: dict[int, Wakeup] = {}
         self._round = 0
         self._spins = SPARE_SPINS if usable_cpus() > num_workers else SHARED_SPINS
         return super().start(env_fns, num_workers, eager)
 
-    def _new_bell(self, cell: Any) -> Bell:
-        read, write = bell_fds()
+    def _new_wakeup(self, cell: Any) -> Wakeup:
+        read, write = wakeup_fds()
         for fd in {read, write}:
             self.own_fd(fd)
-        return Bell(read, write, cell)
+        return Wakeup(read, write, cell)
 
     def _shared_parts(self, worker: WorkerProcess) -> SharedParts:
         w, sleepers = worker.index, self.control.sleepers
         self.control.rounds[w] = self.control.line(w)[CALLS] = 0
-        if w not in self._bells:
-            self._bells[w] = self._new_bell(sleepers[w : w + 1])
-        bell = self._bells[w]
+        if w not in self._wakeups:
+            self._wakeups[w] = self._new_wakeup(sleepers[w : w + 1])
+        wakeup = self._wakeups[w]
         sleepers[w] = 0
-        bell.silence()
+        wakeup.silence()
         return SharedParts(
-            Descriptor(self._memory_fd), Descriptor(self._bell.write), Descriptor(bell.read), len(self._makers)
+            Descriptor(self._memory_fd), Descriptor(self._wakeup.write), Descriptor(wakeup.read), len(self._makers)
         )
 
     def _reserve(self, layout: Layout) -> Arena:
@@ -198,14 +197,14 @@ class ShmemBackend(ProcessBackend):
         self._round += 1
         # With an index array each box is written once, alone. A copy over all of them may write some twice (`memmove`
         # does, and numpy): a worker that looks early, because of the round before, could answer in between.
-        self.arena.mail[self._everyone if ids is None else ids] = ops
-        self._announce(self._bells if ids is None else set(self._worker_of[ids].tolist()))
+        self.arena.status[self._everyone if ids is None else ids] = ops
+        self._announce(self._wakeups if ids is None else set(self._worker_of[ids].tolist()))
         if self.lost:
             self._answer_lost()
 
     def _announce(self, workers: Iterable[int]) -> None:
-        """Tell these workers that their post boxes are written, and wake those that sleep. Told again, they do not look
-        again: by then we may be writing the next round.
+        """Announce the round to these workers, and wake those that sleep. Announced again it is ignored: by then
+        the next round may be half written.
         """
         if not IN_ORDER:
             fence()
@@ -215,23 +214,23 @@ class ShmemBackend(ProcessBackend):
         fence()
         if 1 in control.sleepers.tobytes():
             for w in workers:
-                self._bells[w].ring()
+                self._wakeups[w].ring()
 
     def nudge(self) -> None:
-        mail = self.arena.mail
+        status = self.arena.status
         with shield:
-            self._announce(set(self._worker_of[(mail > box.IDLE) & (mail < box.DONE)].tolist()))
+            self._announce(set(self._worker_of[(status > opcodes.IDLE) & (status < opcodes.DONE)].tolist()))
 
     def _send_payloads(self, payloads: Mapping[int, Any]) -> None:
         for worker in self.workers:
             if worker.alive and (mine := worker.pickle_own(payloads)):
-                self._post(worker, ch.PAYLOADS, 0, mine)
+                self._post(worker, messages.PAYLOADS, 0, mine)
 
     def _post(self, worker: WorkerProcess, kind: int, number: int, *parts: bytes | memoryview) -> None:
         super()._post(worker, kind, number, *parts)
         self.control.line(worker.index)[CALLS] += 1  # it looks here, not at the channel
         fence()
-        self._bells[worker.index].ring()
+        self._wakeups[worker.index].ring()
 
     def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         if self.waited < LONG_ROUND:
@@ -263,8 +262,8 @@ class ShmemBackend(ProcessBackend):
         finally:
             sleepers[parent] = slept
 
-    def _on_bell(self) -> None:
-        self._bell.silence()
+    def _on_wakeup(self) -> None:
+        self._wakeup.silence()
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         late = {i - worker.start for i in worker.ids if self._lacks_extra(i)}

@@ -1,7 +1,7 @@
 """SubprocBackend: worker processes that get and give arrays through their channel, one message a worker and round.
 
     ROUND    operation of each env of the block, uint8 | action row of each env of the block | pickled payloads
-    ANSWERS  post box of each env of the block, uint8 | row of each env that has answered, array after array |
+    ANSWERS  status byte of each env of the block, uint8 | row of each env that has answered, array after array |
              last observation of each env that was reset with its last step, array after array | pickled extras
 
 The rows are raw bytes; only what does not fit a row is pickled. Nothing is shared, so the other end could be another
@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.backends import channel as ch
-from vecenv.backends import post_box as box
-from vecenv.backends.arena import Arena
-from vecenv.backends.channel import Frame
-from vecenv.backends.control import DOING, SENDING
-from vecenv.backends.layout import Layout
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import messages, opcodes
+from vecenv.backends.ipc.control_block import DOING, SENDING
+from vecenv.backends.ipc.messages import Frame
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import Layout
+from vecenv.backends.pool.worker_handle import WorkerProcess
 from vecenv.backends.process import ProcessBackend
-from vecenv.backends.rows import Extra
 from vecenv.backends.shield import shield
-from vecenv.backends.worker import Server, answer_of
-from vecenv.backends.worker_process import WorkerProcess
+from vecenv.backends.worker.main import Server, answer_of
 
 WORKER_SPINS = 100
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
@@ -41,13 +40,13 @@ class SubprocServer(Server):
     def bind(self, layout: Layout) -> None:
         self._block = Arena.build(layout, self.count)
         self._outputs, self._finals = self._block.outputs(), self._block.finals()
-        self._all_done = bytes([box.DONE]) * self.count
+        self._all_done = bytes([opcodes.DONE]) * self.count
         self.host.bind(layout, self._block)
 
     def serve(self) -> None:
         while True:
             frame = self.channel.read(WORKER_SPINS)
-            if frame.kind != ch.ROUND:
+            if frame.kind != messages.ROUND:
                 if self.handle(frame):
                     return
             else:
@@ -69,24 +68,24 @@ class SubprocServer(Server):
     def _answer(self, done: Any, extras: dict[int, Extra]) -> None:
         self.line[DOING] = SENDING
         if done is self.everyone and not extras:
-            self.channel.write(ch.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
+            self.channel.write(messages.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
             return
         payload = self.extras_payload(extras)
-        mail = bytearray(self.count)
+        status = bytearray(self.count)
         for j in done:
-            mail[j] = answer_of(extras.get(j))
+            status[j] = answer_of(extras.get(j))
         rows = slice(None) if done is self.everyone else list(done)
         parts = [array[rows].tobytes() for array in self._outputs]
-        if final := [j for j in done if mail[j] & box.FINAL]:
+        if final := [j for j in done if status[j] & opcodes.FINAL]:
             parts += [array[final].tobytes() for array in self._finals]
-        self.channel.write(ch.ANSWERS, 0, bytes(mail), *parts, payload)
+        self.channel.write(messages.ANSWERS, 0, bytes(status), *parts, payload)
 
 
 class Port(NamedTuple):
     """The memory of a worker's block in the parent's arena."""
 
     block: slice
-    mail: memoryview
+    status: memoryview
     action: bytes | memoryview
     outputs: list[tuple[memoryview, slice]]
     """Each with the part of an ANSWERS frame that goes there when all envs of the block have answered."""
@@ -118,7 +117,7 @@ class SubprocBackend(ProcessBackend):
                 start, end = end, end + len(view)
                 outputs.append((view, slice(start, end)))
         action = b"" if arena.action is None else _bytes_of(arena.action[block])
-        return Port(block, arena.mail[block].data, action, outputs, end)
+        return Port(block, arena.status[block].data, action, outputs, end)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = np.zeros(self._n, dtype=np.uint8)
@@ -131,11 +130,11 @@ class SubprocBackend(ProcessBackend):
                     continue
                 if worker.alive:
                     rest = worker.pickle_own(payloads) if payloads else b""
-                    self._post(worker, ch.ROUND, 0, mine, port.action, rest)
+                    self._post(worker, messages.ROUND, 0, mine, port.action, rest)
                 if ids is None:
-                    port.mail[:] = mine
+                    port.status[:] = mine
                 else:
-                    np.copyto(self.arena.mail[port.block], asked[port.block], where=asked[port.block] > 0)
+                    np.copyto(self.arena.status[port.block], asked[port.block], where=asked[port.block] > 0)
             if self.lost:
                 self._answer_lost()
 
@@ -149,28 +148,28 @@ class SubprocBackend(ProcessBackend):
 
     def _on_answers(self, worker: WorkerProcess, frame: Frame) -> None:
         payload, port = memoryview(frame.payload), self._ports[worker.index]
-        mail = frame.payload[: len(worker.ids)]
-        if box.IDLE not in mail:
+        status = frame.payload[: len(worker.ids)]
+        if opcodes.IDLE not in status:
             for view, part in port.outputs:
                 view[:] = payload[part]
             if len(payload) > port.size:
-                self._take_rest(worker, mail, worker.ids, payload[port.size :])
-            port.mail[:] = mail
+                self._take_rest(worker, status, worker.ids, payload[port.size :])
+            port.status[:] = status
             return
-        answered = [worker.start + j for j, answer in enumerate(mail) if answer]
-        rest = self._take_arrays(self._outputs, answered, payload[len(mail) :])
+        answered = [worker.start + j for j, answer in enumerate(status) if answer]
+        rest = self._take_arrays(self._outputs, answered, payload[len(status) :])
         if rest:
-            self._take_rest(worker, mail, answered, rest)
+            self._take_rest(worker, status, answered, rest)
         for i in answered:
-            self._mail[i] = mail[i - worker.start]
+            self._status[i] = status[i - worker.start]
 
-    def _take_rest(self, worker: WorkerProcess, mail: bytes, answered: Sequence[int], payload: memoryview) -> None:
+    def _take_rest(self, worker: WorkerProcess, status: bytes, answered: Sequence[int], payload: memoryview) -> None:
         """Take what comes behind the rows: last observations, and extras."""
-        if final := [i for i in answered if mail[i - worker.start] & box.FINAL]:
+        if final := [i for i in answered if status[i - worker.start] & opcodes.FINAL]:
             payload = self._take_arrays(self._finals, final, payload)
         if payload:
             places = [i - worker.start for i in answered]
-            self._load_extras(worker, bytes(payload), {j for j in places if mail[j] & box.EXTRA})
+            self._load_extras(worker, bytes(payload), {j for j in places if status[j] & opcodes.EXTRA})
 
     def _take_arrays(self, arrays: list[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
         """Take a row of each array for each of these envs; returns what comes behind them."""

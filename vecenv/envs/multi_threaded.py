@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vecenv.checks import check_count
-from vecenv.envs.envpool_env import EnvPoolVectorEnv, make_pool
+from vecenv.engine.checks import check_count
+from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv, make_pool
 
 # What torchrl's classes take and EnvPool has no use for: the values that change nothing, and what to use for others.
 _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -9,10 +9,10 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.checks import keeps
+from vecenv.engine.checks import keeps
+from vecenv.engine.results import OwnStep as OwnStep
+from vecenv.engine.results import Step
 from vecenv.errors import Partial
-from vecenv.results import OwnStep as OwnStep
-from vecenv.results import Step
 from vecenv.wrappers import VectorEnvWrapper
 
 

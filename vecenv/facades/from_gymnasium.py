@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
-from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
-from vecenv.ids import as_ids
-from vecenv.results import Step
+from vecenv.engine.ids import as_ids
+from vecenv.engine.results import Step
+from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 
 _FINAL = ("final_obs", "final_info")
 

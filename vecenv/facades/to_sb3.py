@@ -15,7 +15,8 @@ from gymnasium.vector import VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.checks import keeps
+from vecenv.engine.checks import keeps
+from vecenv.engine.seeding import check_seed
 from vecenv.errors import EnvContractError
 from vecenv.facades.engine import (
     OwnStep,
@@ -28,7 +29,6 @@ from vecenv.facades.engine import (
     with_own_infos,
 )
 from vecenv.facades.from_gymnasium import SameStepEnvs
-from vecenv.seeding import check_seed
 
 try:
     from stable_baselines3.common.vec_env import VecEnv

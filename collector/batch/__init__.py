@@ -1,0 +1,1 @@
+"""Batches of collected steps, and what can be done with them."""

@@ -1,0 +1,166 @@
+"""The tape on which a batch is recorded.
+
+Memory is laid out time first, because that is how it is written: one row of all environments after another. What the
+user sees is environment first, `(N, T, ...)`, as views of that memory::
+
+    tape (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
+    rollout       obs[env, t], action[env, t], reward[env, t], ...
+
+An environment that has all the episodes that were asked for stays behind. So a row is addressed by `time * N + env`,
+with one index array (or one slice, while all step).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collector.batch.rollout import Rollout
+from collector.batch.step_extras import check_policy_names
+from collector.episodes.progress import Episodes
+from vecenv import nest
+
+Where = slice | np.ndarray
+
+
+class Tape:
+    """Records one batch, row by row; the memory of a column is allocated when its first row is written.
+
+    A column is one array (or a tree of arrays) of `(T+1) * N` rows, so that `time * N + env` is where a row goes.
+    """
+
+    def __init__(self, env_num: int, steps: int) -> None:
+        self._env_num = env_num
+        self.steps = steps
+        self._columns: dict[str, Any] = {}
+        self._spare: dict[str, Any] = {}
+        self._finals: list[tuple[np.ndarray, Any]] = []
+        self._broken: list[np.ndarray] = []
+
+    def rewind(self) -> None:
+        """Record another batch in the same memory: the one before changes."""
+        self._spare |= self._columns
+        self._columns = {}
+        self._finals, self._broken = [], []
+
+    def write(self, name: str, where: Where, rows: Any) -> None:
+        """Put `rows`, a tree of `(k, ...)` arrays, where the k indices of `where` say."""
+        column = self._columns[name] if name in self._columns else self._new_column(name, rows)
+        if type(rows) is np.ndarray:
+            column[where] = rows
+        else:
+            nest.put(column, where, rows)
+
+    def write_step(
+        self,
+        where: Where,
+        outputs: dict[str, np.ndarray],
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> None:
+        """What one step left, but for its observation."""
+        columns = self._columns
+        if "reward" not in columns:
+            check_policy_names(outputs)
+            step = {**outputs, "reward": reward, "terminated": terminated, "truncated": truncated}
+            for name, rows in step.items():
+                self._new_column(name, rows)
+        for name, rows in outputs.items():
+            columns[name][where] = rows
+        if reward.ndim > columns["reward"].ndim:  # all environments had failed until now: nobody had said what is paid
+            columns["reward"] = self._allocate(reward)
+            columns["reward"][...] = 0
+        columns["reward"][where] = reward
+        columns["terminated"][where] = terminated
+        columns["truncated"][where] = truncated
+
+    def write_extra(self, name: str, where: Where, rows: np.ndarray) -> None:
+        """Put there what not every round has: the others are zero."""
+        if name not in self._columns:
+            self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
+        self._columns[name][where] = rows
+
+    def read(self, name: str, where: Where) -> Any:
+        """The rows at `where`: a copy where `where` is an index array."""
+        return nest.take(self._columns[name], where)
+
+    def end_episodes(self, rows: np.ndarray, obs: Any) -> None:
+        """Note that the steps in these rows ended their episodes, with these observations.
+
+        Those are kept: what a reset gives will be written over them.
+        """
+        self._finals.append((rows, obs))
+
+    def break_episodes(self, rows: np.ndarray) -> None:
+        """Note that the environment failed in these rows: they end an episode that is to be dropped."""
+        self._broken.append(rows)
+
+    def finish(self, count: np.ndarray, episodes: Episodes, policy_version: int) -> Rollout:
+        """The batch, as views of this tape.
+
+        `count` `(N,)` are the steps recorded of each environment, `episodes` where each was at the start.
+        """
+        n, steps = self._env_num, int(count.max())
+        recorded = np.arange(steps) < count[:, None]
+        columns = {name: nest.map(lambda rows: self._view(rows, steps), tree) for name, tree in self._columns.items()}
+        all_obs = columns.pop("obs")
+        columns = {name: nest.map(lambda rows: rows[:, :steps], tree) for name, tree in columns.items()}
+        full = bool(count.min() == steps)
+        if not full:
+            written = np.arange(steps + 1) <= count[:, None]
+            for rows in nest.leaves(all_obs):
+                rows[~written] = 0
+            for rows in nest.leaves(columns):
+                rows[~recorded] = 0
+        known = {name: columns.pop(name) for name in ("action", "reward", "terminated", "truncated")}
+        done = known["terminated"] | known["truncated"]
+        traj_ids, step_count = episodes.number(done)
+        broken = self._break(traj_ids, recorded)
+        final_env, final_time, final_obs = self._join_finals(all_obs)
+        return Rollout(
+            all_obs=all_obs,
+            **known,
+            traj_ids=traj_ids,
+            step_count=step_count,
+            policy_version=np.full((n, steps), policy_version),
+            env_ids=np.arange(n),
+            final_obs=final_obs,
+            final_env=final_env,
+            final_time=final_time,
+            mask=recorded & ~broken,
+            broken=broken,
+            broken_ids=np.unique(traj_ids[broken]),
+            extras=columns,
+        )
+
+    def _break(self, traj_ids: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+        """Which steps belong to an episode that broke off."""
+        if not self._broken:
+            return np.zeros_like(recorded)
+        time, env = np.divmod(np.concatenate(self._broken), self._env_num)
+        return np.isin(traj_ids, traj_ids[env, time]) & recorded
+
+    def _new_column(self, name: str, rows: Any) -> Any:
+        column = self._columns[name] = self._spare.pop(name) if name in self._spare else nest.map(self._allocate, rows)
+        return column
+
+    def _allocate(self, rows: np.ndarray) -> np.ndarray:
+        return np.empty(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
+
+    def _view(self, rows: np.ndarray, steps: int) -> np.ndarray:
+        """Rows as `(N, steps + 1, ...)`."""
+        return rows.reshape(self.steps + 1, self._env_num, *rows.shape[1:])[: steps + 1].swapaxes(0, 1)
+
+    def _join_finals(self, all_obs: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Environments, times and last observations of the episodes that ended, ordered by time and environment."""
+        ended = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in self._finals)])
+        obs = nest.map(lambda rows: np.empty((len(ended), *rows.shape[2:]), rows.dtype), all_obs)
+        start = 0
+        for rows, last in self._finals:
+            nest.put(obs, slice(start, start + len(rows)), last)
+            start += len(rows)
+        order = np.argsort(ended)
+        time, env = np.divmod(ended[order], self._env_num)
+        return env, time, nest.take(obs, order)

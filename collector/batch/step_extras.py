@@ -1,0 +1,119 @@
+"""Extras: what is stored beside a step, returned by the policy with its action, or by a step hook after the round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collector.batch.rollout import Rollout
+from vecenv import nest
+
+RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape of a row and dtype."""
+
+RESERVED = frozenset({each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector"})
+"""Names that a batch has already, or the `TensorDict` that it can be made into."""
+
+
+class StepBatch(NamedTuple):
+    """One round, as a step hook gets it: the k environments that stepped, and what came of it.
+
+    Example::
+
+        def distance(step: StepBatch) -> dict[str, np.ndarray]:
+            return {"distance": np.abs(step.next_obs[:, 0])}      # stored as batch.extras["distance"]
+
+        stats = collector.collect(n_step=1000, on_step=distance)
+    """
+
+    env_id: np.ndarray
+    """int64 `(k,)`."""
+    obs: Any
+    """What the policy was asked about: `(k, ...)`, or a dict or tuple of such."""
+    action: np.ndarray
+    reward: np.ndarray
+    """float64 `(k,)`, or `(k, m)` of environments that pay vectors."""
+    terminated: np.ndarray
+    """bool `(k,)`, as `truncated`."""
+    truncated: np.ndarray
+    next_obs: Any
+    """What came of the step: at an episode's end its true last observation."""
+    info: np.ndarray
+    """An object array of dicts `(k,)`."""
+
+
+StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
+
+
+def check_policy_names(outputs: Iterable[str]) -> None:
+    """Raise `ValueError` where the policy returned something beside the action under a name of the batch's own, and
+    `TypeError` where the name is no text.
+    """
+    for name in outputs:
+        if not isinstance(name, str):
+            raise TypeError(f"the policy returned something under {name!r}; names are text")
+    _refuse("the policy", RESERVED.intersection(outputs) - {"action"})
+
+
+class CheckedHook:
+    """Calls a step hook with copies of the round, and refuses what it returns where that does not fit the round, or
+    what it returned before.
+
+    `policy_layout` says what the policy returns.
+    """
+
+    def __init__(self, hook: StepHook, policy_layout: Callable[[], Mapping[str, RowLayout]]) -> None:
+        self._hook = hook
+        self._policy_layout = policy_layout
+        self._layout: dict[str, RowLayout] = {}
+
+    def __call__(self, step: StepBatch) -> dict[str, np.ndarray]:
+        """What the hook returned for the round, as arrays of ours; empty where it returned None."""
+        columns = [nest.map(np.copy, column) for column in step[:-1]]
+        infos = nest.object_array([dict(info) for info in step.info])
+        returned = self._hook(StepBatch._make([*columns, infos]))
+        if returned is None:
+            return {}
+        if not isinstance(returned, dict):
+            raise TypeError(f"on_step must return a dict of arrays or None; it returned {type(returned).__name__}")
+        extras = {name: np.array(rows) for name, rows in returned.items()}
+        for name, rows in extras.items():
+            self._check(name, rows, len(step.env_id))
+        return extras
+
+    @property
+    def names(self) -> list[str]:
+        """What it has returned until now."""
+        return list(self._layout)
+
+    def _check(self, name: str, rows: np.ndarray, count: int) -> None:
+        if rows.shape[:1] != (count,):
+            raise ValueError(
+                f"on_step returned {name!r} of shape {rows.shape} for the {count} environments that stepped; "
+                f"it must be ({count}, ...)"
+            )
+        if name not in self._layout:
+            _refuse("on_step", {name} & (RESERVED | self._policy_layout().keys()))
+        before = self._layout.setdefault(name, _layout_of(rows))
+        if before != _layout_of(rows):
+            raise TypeError(f"on_step returned {name!r} as {_layout_of(rows)} (shape of a row, dtype) after {before}")
+
+    def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
+        """Put zeros where these steps have nothing of what the hook returned in other rounds; always in one order."""
+        for name, layout in self._layout.items():
+            rows = extras.pop(name, None)
+            if rows is None or (rows.shape[len(shape) :], rows.dtype) != layout:
+                rows = np.zeros((*shape, *layout[0]), layout[1])
+            extras[name] = rows
+
+
+def _layout_of(rows: np.ndarray) -> RowLayout:
+    return rows.shape[1:], rows.dtype
+
+
+def _refuse(who: str, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        raise ValueError(f"{who} returned {name!r}, which a batch has already: store it under another name")

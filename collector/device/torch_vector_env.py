@@ -1,0 +1,182 @@
+"""A vector environment that speaks tensors on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from collector.device.tensors import as_tensor, resolve_device, torch
+from collector.device.transfer import Direct, Staged, memory_of
+from vecenv import nest
+from vecenv.backends.memory.layout import Leaf, common_layout
+from vecenv.nest import tensor_on_host
+from vecenv.wrappers import VectorEnvWrapper
+
+TensorStep = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]
+"""(obs, rew, terminated, truncated, info)"""
+
+
+class TorchVectorEnv(VectorEnvWrapper):
+    """Any vector env with tensors on `device` in place of arrays (what torchrl calls `env.to(device)`).
+
+        venv = TorchVectorEnv(ShmemVectorEnv(env_fns), "cuda")
+        obs, info = venv.reset(seed=0)
+        while True:
+            obs, rew, terminated, truncated, info = venv.step(policy(obs))
+            done = terminated | truncated
+            if done.any():
+                obs[done], _ = venv.reset(done)
+
+    Observations keep their dtype and shape (uint8 frames cross the bus as uint8) and come as a tensor, or a dict or
+    tuple of tensors; `terminated` and `truncated` are bool. Rewards are cast to `reward_dtype` before they go to the
+    device: float32 by default; float64 keeps every bit. Infos stay an array of dicts, and the `partial` of an error
+    arrays. Actions, ids and masks may be tensors on any device, or what `venv` takes. Everything else (spaces,
+    attributes, `seed`, `close`, ...) is that of `venv`.
+
+    Guarantees: what is returned belongs to the caller and never changes later; on the CPU it shares memory with what
+    `venv` returned, so there that holds unless `venv` was made with `copy=False`. On CUDA a step makes one copy a leaf
+    and waits once; a `venv` with `copy=False` is copied from straight out of its memory where CUDA can register that.
+
+    Assumes that `venv` itself is not stepped or reset beside this object, and one thread.
+
+    Raises `TypeError` for what is no vector env, for observations that cannot be tensors, and for a `reward_dtype` that
+    is no floating dtype; `ValueError` for a CUDA device that is not there.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> with TorchVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 2), "cpu") as venv:
+    ...     obs, info = venv.reset(seed=0)
+    ...     obs, rew, terminated, truncated, info = venv.step(torch.tensor([0, 1]))
+    ...     obs.shape, rew
+    (torch.Size([2, 4]), tensor([1., 1.]))
+    """
+
+    def __init__(self, venv: Any, device: Any, *, reward_dtype: torch.dtype = torch.float32) -> None:
+        _check_vector_env(venv)
+        super().__init__(venv)
+        self.device = resolve_device(device)
+        self.reward_dtype = reward_dtype
+        self._reward_dtype = _numpy_dtype(reward_dtype)
+        self._transfer = self._make_transfer()
+        self._transfers = [self._transfer]
+
+    def to(self, device: Any) -> TorchVectorEnv:
+        """Another one around the same `venv`, with tensors on `device`; this one goes on working."""
+        other = type(self)(self.venv, device, reward_dtype=self.reward_dtype)
+        # Whichever of the two steps the envs has to wait for the copies of both.
+        other._transfers = self._transfers
+        self._transfers.append(other._transfer)
+        return other
+
+    def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+        """As `venv.reset`; returns (obs, info) with tensors."""
+        self._settle()
+        obs, info = self.venv.reset(*_positional(id), **_on_host(kwargs))
+        return self._tensors(obs), info
+
+    def step(self, action: Any, id: Any = None, **kwargs: Any) -> TensorStep:  # type: ignore[override]
+        """As `venv.step`; returns (obs, rew, terminated, truncated, info) with tensors, but for infos."""
+        return self._result(self.venv.step(self._actions(action), *_positional(id), **_on_host(kwargs)))
+
+    def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
+        """As `venv.send`."""
+        self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
+
+    def recv(self) -> TensorStep:  # type: ignore[override]
+        """As `venv.recv`; returns what `step` does."""
+        self._settle()
+        return self._result(self.venv.recv())
+
+    def close(self) -> None:
+        """Close `venv`, once no copy reads from its memory any more. Safe to call again."""
+        try:
+            for transfer in self._transfers:
+                transfer.close()
+        finally:
+            self.venv.close()
+
+    def _make_transfer(self) -> Direct | Staged:
+        if self.device.type != "cuda":
+            return Direct(self.device)
+        rows = self.venv.env_num if hasattr(self.venv, "env_num") else self.venv.num_envs
+        return Staged(self.device, rows, memory=memory_of(self.venv), fresh=True)
+
+    def _settle(self) -> None:
+        """Before the envs may write: no copy of what they wrote before is on its way."""
+        for transfer in self._transfers:
+            transfer.settle()
+
+    def _actions(self, action: Any) -> Any:
+        """Actions as arrays; the wait for them is the one of the step."""
+        action = _stacked(action)
+        tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(action)) if isinstance(leaf, torch.Tensor)}
+        arrays = self._transfer.to_numpy(tensors)
+        self._settle()
+        if isinstance(self._transfer, Staged):
+            arrays = {name: array.copy() for name, array in arrays.items()}  # an env may hold on to its action
+        numbers = count()
+        return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), action)
+
+    def _result(self, step: Sequence[Any]) -> TensorStep:
+        obs, rew, terminated, truncated, info = step
+        rew = rew if rew.dtype == object else rew.astype(self._reward_dtype, copy=False)
+        return (*self._tensors((obs, rew, terminated, truncated)), info)
+
+    def _tensors(self, tree: Any) -> Any:
+        try:
+            return self._transfer.to_device(tree)
+        except TypeError as error:
+            raise TypeError(
+                f"{error} (from {self.venv!r}): observations and rewards must be stacked arrays of numbers; make the "
+                "vector env with stack_obs=True, and its envs with one shape and dtype"
+            ) from error
+
+
+def _check_vector_env(venv: Any) -> None:
+    """Raise `TypeError` for what is no vector env, or one whose observations cannot be tensors."""
+    if isinstance(venv, TorchVectorEnv):
+        raise TypeError("this is a TorchVectorEnv already; use its to(device) for another device")
+    if not (hasattr(venv, "step") and (hasattr(venv, "env_num") or hasattr(venv, "num_envs"))):
+        raise TypeError(
+            f"TorchVectorEnv wraps a vector env, got {type(venv).__name__}; make one of a single environment by "
+            "DummyVectorEnv([lambda: env])"
+        )
+    found = venv.observation_space
+    each = found if isinstance(found, (list, tuple)) else [found]
+    if any(isinstance(space, spaces.Space) for space in each):
+        for leaf in nest.leaves(common_layout(each, each).obs):
+            if not isinstance(leaf, Leaf):
+                raise TypeError(
+                    f"{leaf.path} of {venv!r} has no fixed shape and dtype that all envs share, so it cannot be a "
+                    "tensor; leave it out of the observation, or use the vector env without TorchVectorEnv"
+                )
+            as_tensor(np.empty(0, leaf.dtype))
+
+
+def _stacked(action: Any) -> Any:
+    """A list of equal tensors, one for each env, as one tensor: one copy instead of many."""
+    rows = action if isinstance(action, (list, tuple)) else ()
+    if not rows or not all(isinstance(row, torch.Tensor) for row in rows):
+        return action
+    same = len({(row.shape, row.dtype, row.device) for row in rows}) == 1
+    return torch.stack(list(rows)) if same else action
+
+
+def _positional(id: Any) -> tuple[Any, ...]:
+    """`id` as arguments: none where it was not given, for vector envs that know no ids."""
+    return () if id is None else (tensor_on_host(id),)
+
+
+def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Ids and masks among keyword arguments as arrays."""
+    return {name: tensor_on_host(value) for name, value in kwargs.items()}
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    if dtype not in (torch.float16, torch.float32, torch.float64):
+        raise TypeError(f"reward_dtype must be torch.float16, torch.float32 or torch.float64; got {dtype!r}")
+    return torch.empty(0, dtype=dtype).numpy().dtype

@@ -1,0 +1,1 @@
+"""Episodes: where each env is, whole episodes, and their statistics."""

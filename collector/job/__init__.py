@@ -1,0 +1,1 @@
+"""Collection jobs: from a command line to episodes on disk."""

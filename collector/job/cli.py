@@ -1,0 +1,123 @@
+"""The command line of collection jobs: `python -m collector --env CartPole-v1 --steps 50000 --out data/cartpole`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from collector.arguments import whole
+from collector.job.run import DEVICES, POLICIES, JobConfig, JobError, run_job
+from collector.job.store import DatasetError
+from vecenv.venvs import BACKENDS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job as the arguments say, and return the exit code.
+
+    0: collected. 1: it failed, or the folder cannot be used. 2: it cannot run with these arguments. 130, 143: ended by
+    Ctrl-C (SIGINT), by SIGTERM; what was collected is kept.
+    """
+    parser = make_parser()
+    options = vars(parser.parse_args(argv))
+    options.setdefault("out", Path("data") / re.sub(r"[/:]", "-", options["env"]))
+    workers = options.get("workers")
+    if workers is not None and options["backend"] == "dummy":
+        parser.error("argument --workers: the dummy backend has none; use --backend shmem or subproc")
+    if workers is not None and workers > options["num_envs"]:
+        parser.error(
+            f"argument --workers: {workers} workers for {options['num_envs']} environments; one each is the most"
+        )
+    try:
+        return _run(parser, options)
+    except KeyboardInterrupt:
+        print(f"\nstopped at once; episodes committed before are in {options['out']}", file=sys.stderr)
+        return 130
+
+
+def _run(parser: argparse.ArgumentParser, options: dict[str, Any]) -> int:
+    try:
+        # Imported here, so that --help and wrong arguments are answered without it.
+        from collector.job.progress_report import Report, make_console, summary
+    except ImportError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    console, config = make_console(), JobConfig(**options)
+    try:
+        with Report(console, config) as report:
+            state = run_job(config, report)
+    except JobError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    except DatasetError as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    except Exception:
+        print(f"{parser.prog}: the job failed; whole episodes until then are kept in {config.out}", file=sys.stderr)
+        raise
+    console.print(summary(state))
+    return 128 + state.signum if state.signum else 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the arguments; their names are those of `JobConfig`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m collector",
+        description="Collect whole episodes of a gymnasium environment into a folder.",
+        epilog="Ctrl-C and SIGTERM end a job cleanly: whole episodes so far are kept. Read them with "
+        "collector.load_episodes(folder), or with np.load. Exit status: 0 all collected, 1 failed, 2 wrong arguments, "
+        "130 and 143 ended by a signal.",
+    )
+    unset, default = argparse.SUPPRESS, JobConfig
+    add = parser.add_argument
+    add("--env", required=True, metavar="ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
+    add(
+        "--steps",
+        type=_count,
+        default=default.steps,
+        metavar="N",
+        help="stop once whole episodes have so many [%(default)s]",
+    )
+    add("--out", type=Path, default=unset, metavar="FOLDER", help="folder for the episodes [data/ID]")
+    add("--overwrite", action="store_true", help="replace what an earlier job left there")
+    add(
+        "--num-envs", type=_count, default=default.num_envs, metavar="N", help="environments side by side [%(default)s]"
+    )
+    add(
+        "--backend",
+        choices=BACKENDS,
+        default=default.backend,
+        help="where environments run; dummy: in this process [%(default)s]",
+    )
+    add("--workers", type=_count, default=unset, metavar="N", help="worker processes [one for each CPU]")
+    add("--policy", choices=POLICIES, default=default.policy, help="mlp: a network with random weights [%(default)s]")
+    add("--device", choices=DEVICES, default=default.device, help="where the network runs [%(default)s]")
+    add("--seed", type=_seed, default=default.seed, metavar="N", help="the same seed, the same episodes [%(default)s]")
+    add(
+        "--max-episode-steps",
+        type=_count,
+        default=unset,
+        metavar="N",
+        help="cut episodes off after so many [as the environment says]",
+    )
+    add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
+    return parser
+
+
+def _count(text: str) -> int:
+    return _whole_number(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    try:
+        digits = text.replace(",", "")
+        number = whole(text, float(digits) if set("eE.") & set(digits) else int(digits))
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+    return number

@@ -1,0 +1,107 @@
+"""A small policy network, so that a job has something to run."""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import spaces
+
+try:
+    import torch
+    from torch import nn
+except ImportError as error:
+    raise ImportError("the MLP policy needs PyTorch: pip install vecenv[torch]; or use the random policy") from error
+
+
+class MLPPolicy(nn.Module):
+    """Two hidden layers of tanh units that choose actions for array observations.
+
+    Observations: Box (flattened; uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, drawn from a softmax;
+    or a bounded float Box, drawn from a normal distribution that is squashed into the bounds. Other spaces raise
+    `TypeError`. The weights come from torch's random stream, and so do the actions, one draw for each call.
+
+    Example::
+
+        policy = MLPPolicy(env.observation_space, env.action_space)
+        actions = policy(torch.zeros(8, 4))       # int64 (8,) for Discrete; (8, ...) of the space's dtype for Box
+    """
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, hidden: int = 64) -> None:
+        super().__init__()
+        encoder, inputs = _encoder(observation_space)
+        head, outputs = _head(action_space)
+        layers = [
+            nn.Linear(inputs, hidden),
+            nn.Tanh(),
+            nn.Linear(hidden, hidden),
+            nn.Tanh(),
+            nn.Linear(hidden, outputs),
+        ]
+        self.net = nn.Sequential(encoder, *layers, head)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions `(k, ...)` for observations `(k, ...)`."""
+        actions: torch.Tensor = self.net(obs)
+        return actions
+
+
+def _encoder(space: spaces.Space) -> tuple[nn.Module, int]:
+    if isinstance(space, spaces.Discrete):
+        return _OneHot(space), int(space.n)
+    if isinstance(space, spaces.Box):
+        return _Flat(space), int(np.prod(space.shape))
+    raise TypeError(f"the MLP policy takes Box and Discrete observations, not {space}")
+
+
+def _head(space: spaces.Space) -> tuple[nn.Module, int]:
+    if isinstance(space, spaces.Discrete):
+        return _DrawDiscrete(space), int(space.n)
+    if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
+        return _DrawBox(space), int(np.prod(space.shape))
+    raise TypeError(f"the MLP policy gives Discrete and bounded float Box actions, not {space}")
+
+
+class _Flat(nn.Module):
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self._scale = 1 / 255 if space.dtype == np.uint8 else 1.0
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        rows = obs.flatten(1).float()
+        return rows if self._scale == 1.0 else rows * self._scale
+
+
+class _OneHot(nn.Module):
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__()
+        self._n, self._start = int(space.n), int(space.start)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(obs.long() - self._start, self._n).float()
+
+
+class _DrawDiscrete(nn.Module):
+    """Draws from the softmax of its inputs: the largest after Gumbel noise, which is cheaper than Categorical."""
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__()
+        self._start = int(space.start)
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1) + self._start
+
+
+class _DrawBox(nn.Module):
+    """Draws from a unit normal around its inputs, squashed into the bounds of the space."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.from_numpy(space.low.copy()))
+        self.register_buffer("high", torch.from_numpy(space.high.copy()))
+
+    def forward(self, mean: torch.Tensor) -> torch.Tensor:
+        unit = torch.sigmoid(mean + torch.randn_like(mean)).view(-1, *self.low.shape)
+        # The sum can round to a value just above the bound, which some environments refuse.
+        return torch.clamp(self.low + (self.high - self.low) * unit, self.low, self.high)

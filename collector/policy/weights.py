@@ -1,0 +1,180 @@
+"""Weights of the policy: replaced between batches, all of them or none."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+
+class PolicyWeights:
+    """Copies new weights into the network that the collector asks, in place, and counts the updates.
+
+    An update that comes while a batch is being collected (from another thread, or from the policy itself) is kept and
+    applied when that batch is complete: no batch is collected with half of them.
+    """
+
+    def __init__(self, policy: Any, module: Any) -> None:
+        self.version = 0
+        self._policy = policy
+        self._module = module
+        self._lock = threading.RLock()
+        self._collecting = 0
+        """How many batches are being collected, one within the other."""
+        self._waiting: dict[str, Any] | None = None
+        self._updates = 0
+        """How many updates wait; the weights are those of the last."""
+
+    def update(self, source: Any) -> None:
+        """Take the weights of `source`: a module, a mapping of names to tensors or arrays, or None for the original
+        policy.
+
+        Raises `RuntimeError` where there is no module to update, `TypeError` for what is no weight, `ValueError` where
+        names, shapes or dtypes do not fit; nothing is changed then.
+        """
+        if self._module is None:
+            raise RuntimeError("there are no weights to update: the policy is not a torch module")
+        weights = self._weights_of(self._policy if source is None else source)
+        with self._lock:
+            if self._collecting:
+                self._updates += 1
+                self._waiting = copy.deepcopy(weights)
+                _wait_for(self._waiting.values())
+            else:
+                self._apply(weights, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The version and, where the policy has some, the weights: entries of a collector's `state_dict`."""
+        state: dict[str, Any] = {"policy_version": self.version}
+        if hasattr(self._asked, "state_dict"):
+            state["policy_state_dict"] = self._asked.state_dict()
+        return state
+
+    def load(self, weights: Any, strict: bool) -> None:
+        """Go on with weights of a `state_dict`, all of them or none. Raises `RuntimeError` where the policy takes none,
+        and what its own `load_state_dict` does.
+        """
+        policy = self._asked
+        if not hasattr(policy, "load_state_dict"):
+            raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
+        before = copy.deepcopy(policy.state_dict())
+        try:
+            policy.load_state_dict(weights, strict=strict)
+        except BaseException:
+            policy.load_state_dict(before)  # torch loads what fits before it says what does not
+            raise
+
+    @property
+    def _asked(self) -> Any:
+        """The network, or the policy that is none and may have weights of its own all the same."""
+        return self._policy if self._module is None else self._module
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """No weight changes inside of `with`."""
+        with self._lock:
+            self._collecting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._collecting -= 1
+                if self._waiting is not None and not self._collecting:
+                    weights, self._waiting = self._waiting, None
+                    updates, self._updates = self._updates, 0
+                    self._apply(weights, updates)
+
+    def _weights_of(self, source: Any) -> dict[str, Any]:
+        """The weights by name, each as it can be copied."""
+        found = flat_names(source.state_dict() if hasattr(source, "state_dict") else source)
+        own = self._module.state_dict()
+        required = {name for name, _ in self._module.named_parameters()}
+        if unknown := found.keys() - own.keys():
+            raise ValueError(f"the policy has no weights named {sorted(unknown)}; it has {sorted(own)}")
+        if missing := required - found.keys():
+            raise ValueError(f"weights are missing: {sorted(missing)}")
+        weights = {
+            name: value if _is_extra_state(name) else _as_weight(name, value, own[name])
+            for name, value in found.items()
+        }
+        # What lies in the same memory needs no copy; one that waits would undo what a learner does there meanwhile.
+        return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
+
+    def _apply(self, weights: dict[str, Any], updates: int) -> None:
+        # What a module keeps beside its tensors goes first: it may refuse it.
+        self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
+        own = self._module.state_dict()
+        for name, value in weights.items():
+            if not _is_extra_state(name):
+                own[name].copy_(value)
+        _wait_for([*own.values(), *weights.values()])
+        self.version += updates
+
+
+def _wait_for(values: Iterable[Any]) -> None:
+    """Wait until what this thread has queued on the devices of these tensors has run: another goes on with them, on a
+    stream of its own.
+    """
+    devices = {value.device for value in values if getattr(value, "is_cuda", False)}
+    if devices:
+        import torch
+
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+
+def _as_weight(name: str, value: Any, own: Any) -> Any:
+    """The value as a tensor that can be copied into `own`."""
+    import torch
+
+    from collector.device.tensors import as_tensor
+
+    try:
+        tensor = value.detach() if isinstance(value, torch.Tensor) else as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name!r} is no weight, but {type(value).__name__}: {error}") from None
+    if tensor.shape != own.shape:
+        raise ValueError(f"{name!r} has the shape {tuple(tensor.shape)}; it must be {tuple(own.shape)}")
+    if not torch.can_cast(tensor.dtype, own.dtype):
+        raise ValueError(f"{name!r} has the dtype {tensor.dtype}, which does not fit {own.dtype}")
+    if tensor.is_meta:
+        raise ValueError(f"{name!r} is on the device meta, where tensors have no values; pass one that has")
+    return tensor
+
+
+def _is_same(value: Any, own: Any) -> bool:
+    """Whether a weight is the one that it is to be copied into."""
+    import torch
+
+    return (
+        isinstance(value, torch.Tensor)
+        and isinstance(own, torch.Tensor)
+        and value.device == own.device
+        and value.data_ptr() == own.data_ptr() != 0
+        and value.stride() == own.stride()
+    )
+
+
+def _is_extra_state(name: str) -> bool:
+    """Whether a module keeps there whatever it likes (`get_extra_state`)."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A mapping whose nested entries got names with dots: a state dict, or a `TensorDict` of parameters.
+
+    Raises `TypeError` where `tree` is no mapping.
+    """
+    if not hasattr(tree, "items"):
+        raise TypeError(f"weights are a module, or a mapping of names to tensors; got {type(tree).__name__}")
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if hasattr(value, "items") and not _is_extra_state(name):
+            found.update(flat_names(value, f"{prefix}{name}."))
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

@@ -1,0 +1,220 @@
+"""PerEnvBackend: workers of the user's own, one an env, with the interface of tianshou's EnvWorker."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.base import Backend
+from vecenv.backends.host.copies import own_copies, own_copy, plain_copy
+from vecenv.backends.host.env_host import EnvReport, own_actions, own_report
+from vecenv.backends.host.failure import Failure, capture
+from vecenv.backends.host.row_writer import Extra, RowWriter
+from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import Layout
+
+REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "render", "close")
+
+
+class EnvWorker(ABC):
+    """One env, wherever it lives: subclass it to bring workers of your own (contract of tianshou's EnvWorker).
+
+    `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` tells which
+    workers have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space that
+    it tells.
+    """
+
+    result: Any
+    """What `recv` returns, for subclasses whose `send` leaves it here."""
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        self._env_fn = env_fn
+        self.is_closed = False
+        self.is_reset = False
+
+    @functools.cached_property
+    def action_space(self) -> Any:
+        """The action space that the env had when it was first asked for."""
+        return self.get_env_attr("action_space")
+
+    @abstractmethod
+    def get_env_attr(self, key: str) -> Any:
+        """An attribute of the env."""
+
+    @abstractmethod
+    def set_env_attr(self, key: str, value: Any) -> None:
+        """Set an attribute of the env."""
+
+    @abstractmethod
+    def send(self, action: Any, **kwargs: Any) -> None:
+        """Start a step, or for the action None a reset."""
+
+    def recv(self) -> Any:
+        """The result of what `send` started: (obs, info), or (obs, reward, terminated, truncated, info)."""
+        return self.result
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the env and wait for it."""
+        self.send(None, **kwargs)
+        return self.recv()
+
+    def step(self, action: Any) -> Any:
+        """Step the env and wait for it."""
+        self.send(action)
+        return self.recv()
+
+    @staticmethod
+    def wait(workers: list[Any], wait_num: int, timeout: float | None = None) -> list[Any]:
+        """The workers that have a result: at least `wait_num`, or those that have one after `timeout` seconds."""
+        return workers
+
+    def seed(self, seed: int | None = None) -> Any:
+        """Seed the action space; where a subclass does not seed the env as well, the vector env resets it with the
+        seed.
+        """
+        return None if self.action_space is None else self.action_space.seed(seed)
+
+    @abstractmethod
+    def render(self, **kwargs: Any) -> Any:
+        """A frame of the env."""
+
+    @abstractmethod
+    def close_env(self) -> None:
+        """Close the env, once."""
+
+    def close(self) -> None:
+        """Close the env unless it is closed."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.close_env()
+
+
+class PerEnvBackend(Backend):
+    """Drives one worker an env; `worker_fn(env_fn)` makes it."""
+
+    def __init__(self, worker_fn: Callable[[Callable[[], Any]], Any]) -> None:
+        super().__init__()
+        self._worker_fn = worker_fn
+        self.workers: list[Any] = []
+
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+        self.num_workers = len(env_fns)
+        self.raise_shield()
+        for env_fn in env_fns:
+            worker = self._worker_fn(env_fn)
+            self.workers.append(worker)
+            missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
+            if missing:
+                raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
+        kinds = {type(worker) for worker in self.workers}
+        if len(kinds) > 1:
+            raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
+        reports = [_report(worker) for worker in self.workers]
+        self._spaces = [report.observation_space for report in reports]
+        return reports
+
+    def bind(self, layout: Layout) -> Arena:
+        self.arena = Arena.build(layout, len(self.workers))
+        self._action_dtype = None if layout.action is None else layout.action.dtype
+        self._rows = RowWriter(layout, self._spaces, self.arena, keep=copy.deepcopy)
+        self._resetting = np.zeros(len(self.workers), dtype=np.bool_)
+        return self.arena
+
+    def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
+        return own_copies(payloads)
+
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        env_ids = np.arange(len(self.workers)) if ids is None else ids
+        for i, op in zip(env_ids.tolist(), np.broadcast_to(ops, env_ids.shape).tolist(), strict=True):
+            self._resetting[i] = op in (opcodes.RESET, opcodes.RESET_KWARGS)
+            self.arena.status[i] = op
+            try:
+                if self._resetting[i]:
+                    self.workers[i].send(None, **(payloads[i] if op == opcodes.RESET_KWARGS else {}))
+                elif op == opcodes.STEP_OBJECT:
+                    self.workers[i].send(payloads[i])
+                else:
+                    assert self.arena.action is not None
+                    action = self.arena.action[i]
+                    self.workers[i].send(
+                        action.copy() if op & opcodes.WIDE else own_actions(action, self._action_dtype)
+                    )
+            except BaseException as error:  # also what ends a program: unanswered, the row would be that of before
+                self.answer(i, Extra(failure=self._failure(error, i)))
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+
+    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
+        wait = type(self.workers[0]).wait
+        while not done():
+            in_flight = np.flatnonzero((self.arena.status > opcodes.IDLE) & (self.arena.status < opcodes.DONE)).tolist()
+            if not in_flight:
+                return
+            timeout = None if deadline is None else deadline - time.monotonic()
+            if timeout is not None and timeout <= 0:
+                return
+            ready = wait([self.workers[i] for i in in_flight], 1, timeout)
+            for i in in_flight:
+                if any(worker is self.workers[i] for worker in ready):
+                    self.answer(i, self._receive(i))
+
+    def _receive(self, i: int) -> Extra | None:
+        try:
+            result = self.workers[i].recv()
+            return self._rows.write_reset(i, result) if self._resetting[i] else self._rows.write_step(i, result)
+        except Exception as error:
+            return Extra(failure=self._failure(error, i))
+
+    def _failure(self, error: BaseException, i: int) -> Failure:
+        return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
+
+    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+        values = []
+        for i, a in zip(ids, args, strict=True):
+            try:
+                values.append(plain_copy(_call(self.workers[i], op, own_copy(a))))
+            except Exception as error:
+                values.append(capture(error, i, op, local=True))
+        return values
+
+    def close(self, timeout: float) -> list[str]:
+        problems = []
+        for i, worker in enumerate(self.workers):
+            try:
+                worker.close()
+            except Exception as error:
+                problems.append(f"the worker of env {i} failed in close(): {type(error).__name__}: {error}")
+        self.lower_shield()
+        return problems
+
+
+def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
+    if op == "call":
+        name, positional, keywords = args
+        value = worker.get_env_attr(name)
+        return value(*positional, **keywords) if callable(value) else value
+    if op == "render":
+        return worker.render(**args[0])
+    value = getattr(worker, op)(*args)
+    if op == "seed" and getattr(worker.seed, "__func__", None) is EnvWorker.seed:
+        worker.reset(seed=args[0])  # it seeds the action space only
+        return True
+    return value
+
+
+def _report(worker: Any) -> EnvReport:
+    return own_report([_attr_or_none(worker, name) for name in EnvReport._fields])
+
+
+def _attr_or_none(worker: Any, name: str) -> Any:
+    try:
+        return worker.get_env_attr(name)
+    except AttributeError:
+        return None

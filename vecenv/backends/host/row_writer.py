@@ -1,0 +1,353 @@
+"""RowWriter: checks what an env returned and writes it into the env's row of the arena.
+
+The one place that decides which observations, rewards, flags and infos are accepted, for every backend.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vecenv import nest
+from vecenv.backends.host.failure import Failure
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import Layout, Leaf, ObjectLeaf, space_tree
+from vecenv.errors import EnvContractError, ObservationError
+
+Put = Callable[[Any, "list[Any] | None"], None]
+Keep = Callable[[Any], Any]
+
+
+class Final(NamedTuple):
+    """The end of an episode, of an env that was reset in the round of its last step: what the arena does not have.
+
+    `objects` are the values of the object leaves of the last observation.
+    """
+
+    objects: list[Any] | None
+    info: Mapping[str, Any]
+
+
+class Extra(NamedTuple):
+    """What does not fit the row of an env."""
+
+    info: Mapping[str, Any] | None = None
+    objects: list[Any] | None = None
+    """The values of the object leaves of the observation."""
+    reward: np.ndarray | None = None
+    """A reward that is a vector."""
+    failure: Failure | None = None
+    final: Final | None = None
+
+
+NOTHING = Extra()
+RENEWED = Extra(final=Final(None, {}))
+"""Of an env that was reset in the round of its last step, where both infos are empty and the arena has the rest."""
+
+REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
+FLAGS = frozenset({bool, np.bool_})
+
+
+class RowWriter:
+    """Writes results of the envs of a block.
+
+    `spaces` are their own observation spaces; `keep` copies object leaves, where envs or the caller could change them.
+    """
+
+    def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
+        arrays = [leaf for leaf in nest.leaves(block.obs) if leaf.dtype != object]
+        self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
+        self.own = _as_it_is if keep is None else own_containers
+        self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
+        self._put = [
+            _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
+            for j, space in enumerate(spaces)
+        ]
+        self._reward_shape: list[tuple[int, ...] | None] = [None] * len(spaces)
+        # What `EnvHost.run` needs to write the row of a well-behaved env by itself. The dtype is None, and nothing
+        # fits, where an observation is not one array, and until each env has shown that its rewards are numbers.
+        leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
+        self._leaf = leaf
+        self.dtype: np.dtype | None = None
+        self.shape = None if leaf is None else leaf.shape
+        self.obs_rows: list[Any] = [None] * len(spaces) if leaf is None else list(block.obs)
+        self.reward: Any = block.reward.data
+        self.terminated: Any = block.terminated.data
+        self.truncated: Any = block.truncated.data
+
+    def write_step(self, j: int, result: Any) -> Extra | None:
+        """Take what `step` of env j returned; returns what does not fit the row, or None."""
+        if result.__class__ is not tuple or len(result) != 5:
+            result = _as_tuple(result, 5, "step", "(obs, reward, terminated, truncated, info)")
+        obs, reward, terminated, truncated, info = result
+        objects: list[Any] | None = [] if self._has_objects else None
+        self._put[j](obs, objects)
+        vector = None
+        if reward.__class__ not in REWARDS:
+            reward, vector = _odd_reward(reward)
+        if (shape := () if vector is None else vector.shape) != self._reward_shape[j]:
+            self._learn_reward_shape(j, shape)
+        self.reward[j] = reward
+        self.terminated[j] = terminated if terminated.__class__ in FLAGS else _odd_flag("terminated", terminated)
+        self.truncated[j] = truncated if truncated.__class__ in FLAGS else _odd_flag("truncated", truncated)
+        if info.__class__ is not dict:
+            info = _odd_info("step", info)
+        if info or objects is not None or vector is not None:
+            return Extra(self.own(info) or None, objects, vector)
+        return None
+
+    def final(self, j: int, extra: Extra) -> Final:
+        """Keep what env j has just returned apart from its row, and from what the env may write into."""
+        for obs, final in self._obs_and_final:
+            final[j] = obs[j]
+        return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}))
+
+    def restore(self, j: int) -> None:
+        """Put the last observation of an episode back into the row."""
+        for obs, final in self._obs_and_final:
+            obs[j] = final[j]
+
+    def write_reset(self, j: int, result: Any) -> Extra | None:
+        """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""
+        if result.__class__ is not tuple or len(result) != 2 or not isinstance(result[1], (dict, Mapping)):
+            result = _as_tuple(result, 2, "reset", "(obs, info)")
+        obs, info = result
+        objects: list[Any] | None = [] if self._has_objects else None
+        self._put[j](obs, objects)
+        self.reward[j] = 0.0
+        self.terminated[j] = self.truncated[j] = False
+        if info.__class__ is not dict:
+            info = _odd_info("reset", info)
+        return Extra(self.own(info) or None, objects) if info or objects is not None else None
+
+    def _learn_reward_shape(self, j: int, shape: tuple[int, ...]) -> None:
+        """Of the first step of env j; it stays what it is until the env fails by changing it."""
+        seen = self._reward_shape[j]
+        if seen is not None:
+            self._reward_shape[j] = self.dtype = None  # once it was reset, its next step shows the shape again
+            raise EnvContractError(f"step() returned a reward of shape {shape}, before it was {seen}")
+        self._reward_shape[j] = shape
+        if self._leaf is not None and all(known == () for known in self._reward_shape):
+            self.dtype = self._leaf.dtype
+
+
+def _odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
+    """The reward as (scalar, vector or None), for all that is not a plain number."""
+    try:
+        array = np.asarray(reward)
+    except Exception:  # ragged, or a tensor that cannot be read here
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
+    if array.shape in ((), (1,)):
+        return float(array.reshape(())), None
+    return 0.0, array.astype(np.float64)
+
+
+def _compile(tree: Any, own: Any, rows: Any, keep: Keep | None) -> Put:
+    """What writes an observation of one env, given the tree of the batch, the env's own, and its row of every leaf."""
+    if isinstance(tree, Leaf):
+        return _array_put(tree, rows.reshape(tree.shape))
+    if isinstance(tree, ObjectLeaf):
+        return _object_put(own, keep)
+    if isinstance(tree, dict):
+        return _dict_put({key: _compile(child, own[key], rows[key], keep) for key, child in tree.items()}, own)
+    return _tuple_put([_compile(child, own[i], rows[i], keep) for i, child in enumerate(tree)], own)
+
+
+def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
+    if not leaf.shape:
+        return _scalar_put(leaf, row)
+    dtype, shape, ndarray = leaf.dtype, leaf.shape, np.ndarray
+
+    def put(obs: Any, objects: list[Any] | None) -> None:
+        if obs.__class__ is ndarray and obs.dtype is dtype and obs.shape == shape:
+            row[...] = obs
+        else:
+            row[...] = fit(obs, leaf)
+
+    return put
+
+
+def _scalar_put(leaf: Leaf, row: np.ndarray) -> Put:
+    fitting = {leaf.dtype.type} | {
+        kind for kind, name in ((int, "int64"), (float, "float64")) if leaf.dtype.name == name
+    }
+
+    def put(obs: Any, objects: list[Any] | None) -> None:
+        try:
+            row[...] = obs if obs.__class__ in fitting else fit(obs, leaf)
+        except OverflowError:
+            raise ObservationError(f"{leaf.path} is {obs}, {_expected(leaf)}") from None
+
+    return put
+
+
+def _object_put(own: Any, keep: Keep | None) -> Put:
+    def put(obs: Any, objects: list[Any] | None) -> None:
+        assert objects is not None
+        if isinstance(own, Leaf):  # an array in a batch whose envs differ
+            objects.append(np.array(fit(obs, own)))
+        else:
+            objects.append(obs if keep is None else keep(obs))
+
+    return put
+
+
+def _dict_put(children: dict[Any, Put], own: Any) -> Put:
+    keys = children.keys()
+
+    def put(obs: Any, objects: list[Any] | None) -> None:
+        if not isinstance(obs, Mapping):
+            raise ObservationError(
+                f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
+            )
+        if obs.keys() != keys:
+            missing, extra = [k for k in keys if k not in obs], [k for k in obs if k not in keys]
+            raise ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
+        for key, child in children.items():
+            child(obs[key], objects)
+
+    return put
+
+
+def _tuple_put(children: list[Put], own: Any) -> Put:
+    def put(obs: Any, objects: list[Any] | None) -> None:
+        if not isinstance(obs, tuple) or len(obs) != len(children):
+            got = f"a tuple of {len(obs)}" if isinstance(obs, tuple) else f"a {type(obs).__name__}"
+            raise ObservationError(f"{_path(own)} is {got}, expected a tuple of {len(children)}")
+        for child, part in zip(children, obs, strict=True):
+            child(part, objects)
+
+    return put
+
+
+def fit(value: Any, leaf: Leaf) -> np.ndarray:
+    """`value` as an array of the shape and dtype of `leaf`; ObservationError if that would change it.
+
+    Floats are cast between float types, numbers into floats; integers only where every value stays what it is. () and
+    (1,) are one.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ObservationError(f"{leaf.path} is ragged, {_expected(leaf)}") from None
+    except Exception as error:  # a tensor that needs a gradient, or of a dtype that numpy does not have
+        raise ObservationError(f"{leaf.path} is no array: {error}; {_expected(leaf)}") from error
+    if array.shape != leaf.shape:
+        if array.shape + leaf.shape != (1,):
+            raise ObservationError(f"{leaf.path} is {_described(array)}, {_expected(leaf)}")
+        array = array.reshape(leaf.shape)
+    if array.dtype == leaf.dtype:
+        return array
+    cast = cast_exactly(array, leaf.dtype)
+    if cast is None:
+        raise ObservationError(f"{leaf.path} is {_described(array)}, {_expected(leaf)}; cast it in the env")
+    return cast
+
+
+def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """`array` in `dtype` if no value changes, else None. Rounding to a float is no change, but becoming infinite is."""
+    if array.dtype.kind not in "biufc":
+        return None
+    if dtype.kind in "fc":
+        return _as_floats(array, dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
+    if array.dtype.kind == "c":
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+        return cast if bool(np.all(cast == array)) else None
+
+
+def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """`array` in the float or complex `dtype`, or None if a finite value is too large for it."""
+    try:
+        with np.errstate(invalid="ignore", under="ignore", over="raise"):
+            return array.astype(dtype)
+    except FloatingPointError:
+        return None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def own_containers(value: Any) -> Any:
+    """The same containers and arrays, as copies: those of the env it may go on writing to."""
+    try:
+        return _own_arrays(value)
+    except RecursionError:  # nested deeper than anybody looks
+        return value
+
+
+def _own_arrays(value: Any) -> Any:
+    """The same containers with copies of their arrays, which the env may go on writing into.
+
+    Other objects stay: an info may hold anything, the env itself included.
+    """
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if value.__class__ in (dict, OrderedDict):
+        return value.__class__((key, _own_arrays(child)) for key, child in value.items())
+    if value.__class__ is defaultdict:
+        return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
+    if value.__class__ in (list, tuple):
+        return value.__class__(_own_arrays(child) for child in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a tuple with names
+        return value._make(map(_own_arrays, value))
+    if value.__class__ is deque:
+        return deque((_own_arrays(child) for child in value), value.maxlen)
+    return copy.copy(value) if value.__class__ in (set, bytearray) else value
+
+
+def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
+    """`result` as a tuple of `length`, for envs that return a list or a tuple class of their own."""
+    if isinstance(result, (tuple, list)) and len(result) == length:
+        if op == "step" or isinstance(result[1], Mapping):
+            return tuple(result)
+        raise EnvContractError(f"reset() must return (obs, info) with a dict as info, got a {type(result[1]).__name__}")
+    got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+    raise EnvContractError(
+        f"{op}() returned {got}, expected {length}: {form}; is it an env of the old Gym API? gymnasium has wrappers "
+        "for these"
+    )
+
+
+def _odd_flag(name: str, flag: Any) -> bool:
+    if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
+        array = np.asarray(flag)
+        if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):
+            return bool(array.reshape(()))
+    raise EnvContractError(f"step() returned {name}={_short(flag)} of type {type(flag).__name__}, expected a bool")
+
+
+def _odd_info(op: str, info: Any) -> dict[str, Any]:
+    if isinstance(info, Mapping):
+        return dict(info)
+    raise EnvContractError(f"{op}() returned an info of type {type(info).__name__}, expected a dict")
+
+
+def _path(tree: Any) -> str:
+    """The path of a dict or tuple, taken from one of its leaves: `obs['a']` for the leaf `obs['a'][0]`."""
+    leaf = next(iter(nest.leaves(tree)), None)
+    return "obs" if leaf is None else str(leaf.path).rpartition("[")[0] or "obs"
+
+
+def _expected(leaf: Leaf) -> str:
+    return f"the space has {leaf.dtype.name} {leaf.shape}"
+
+
+def _described(array: np.ndarray) -> str:
+    text = f"{array.dtype.name} {array.shape}"
+    if array.dtype.kind in "biuf" and array.size:
+        text += f" with values in [{array.min()}, {array.max()}]"
+    return text
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

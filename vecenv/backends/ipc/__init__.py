@@ -1,0 +1,1 @@
+"""What the parent and its workers say to each other: opcodes, messages, wake-ups."""

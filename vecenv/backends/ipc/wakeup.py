@@ -1,0 +1,59 @@
+"""Wakeup: wakes the process that sleeps on it, without a system call while it is awake.
+
+The sleeper says so in a shared cell *before* it looks a last time whether there is something to do; the ringer writes
+what there is to do *before* it looks at the cell. A fence on both sides keeps these orders, so no wake-up is lost;
+one too many does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def _locked_fence() -> None:
+    # A fresh lock each time: one for all could be left locked by a Ctrl-C in between.
+    threading.Lock().acquire()
+
+
+IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+"""Whether processors of this kind write in the order of the program and read in the order of the program. Only what
+they write before they read may be seen after it, without a fence."""
+
+# Everything written before is seen before what is read or written after. On x86 any locked instruction does it, and
+# there is one in a lock; elsewhere it takes a system call with the interpreter lock given up and taken again.
+fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
+
+
+def wakeup_fds() -> tuple[int, int]:
+    """The descriptors to sleep on and to ring with: one eventfd, or the two ends of a pipe where there is none."""
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return fd, fd
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return read, write
+
+
+class Wakeup:
+    """One end of a bell; `cell` is a one-element view of shared memory, non-zero while its owner sleeps."""
+
+    def __init__(self, read: int, write: int, cell: Any) -> None:
+        self.read, self.write = read, write
+        self.cell = cell
+
+    def ring(self) -> None:
+        """Wake the sleeper if it sleeps; what it is to find has been written, and a fence has passed."""
+        if self.cell[0]:
+            with contextlib.suppress(BlockingIOError):  # so many rings that nobody has heard yet
+                os.write(self.write, (1).to_bytes(8, "little"))
+
+    def silence(self) -> None:
+        """Forget the rings so far."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.read, 4096)

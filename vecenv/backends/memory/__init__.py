@@ -1,0 +1,1 @@
+"""The memory of a batch: its layout, the arena, and memory that processes share."""

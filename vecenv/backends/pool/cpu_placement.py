@@ -1,0 +1,64 @@
+"""Placement: notices that workers step one after the other on one CPU while another idles, and moves them apart.
+
+The scheduler does not move a task that ran within the last half millisecond: its caches are thought to be warm. Two
+workers that came to share a CPU then take turns for hundreds of short rounds (measured: up to a third of all rounds of
+CartPole on two CPUs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from vecenv.backends.base import REVIEW_ROUNDS
+from vecenv.backends.ipc.control_block import BUSY_NS, Control
+from vecenv.backends.pool.worker_handle import WorkerProcess
+
+MIN_GAP = 10e-6
+"""Seconds a round that are worth a move."""
+PAUSE = 2e-3
+"""Seconds between two moves; twice as long after each that did not help: other programs need the CPUs."""
+MAX_PAUSE = 1.0
+CPU_FIELD = 36  # of what follows the name in /proc/<pid>/stat: the CPU on which the process ran last
+
+
+class Placement:
+    """Watches the rounds of workers. Where a worker may run is changed for a move only, and then put back."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._waited = 0.0
+        self._busy: list[int] = []
+        self._next, self._pause = 0.0, PAUSE
+
+    def look(self, waited: float, workers: Sequence[WorkerProcess]) -> None:
+        """`REVIEW_ROUNDS` rounds after the last look; the parent has waited so many seconds for rounds so far."""
+        now = [self._control.line(worker.index)[BUSY_NS] for worker in workers]
+        busy = [1e-9 * (b - a) for a, b in zip(self._busy, now, strict=bool(self._busy))]
+        waited, self._waited, self._busy = waited - self._waited, waited, now
+        if not busy:
+            return
+        others = (sum(busy) - max(busy)) / (len(busy) - 1)
+        if waited - max(busy) < max(0.5 * others, REVIEW_ROUNDS * MIN_GAP):
+            self._pause = PAUSE
+        elif time.perf_counter() > self._next:
+            spread([worker.pid for worker in workers])
+            self._next = time.perf_counter() + self._pause
+            self._pause = min(2 * self._pause, MAX_PAUSE)
+
+
+def spread(pids: Sequence[int]) -> None:
+    """Move processes that ran last on one CPU to CPUs on which none of the others did."""
+    with contextlib.suppress(OSError, AttributeError, IndexError):  # one has ended, or this system tells less
+        taken: set[int] = set()
+        for pid in pids:
+            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+                cpu = int(stat.read().rpartition(")")[2].split()[CPU_FIELD])
+            allowed = os.sched_getaffinity(pid)
+            if cpu in taken and (free := allowed - taken):
+                cpu = min(free)
+                os.sched_setaffinity(pid, {cpu})
+                os.sched_setaffinity(pid, allowed)
+            taken.add(cpu)

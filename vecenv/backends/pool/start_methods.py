@@ -1,0 +1,215 @@
+"""Start worker processes by fork, forkserver or spawn, none of which imports the user's `__main__` again.
+
+multiprocessing's own spawn and forkserver run the main script once more in each worker, which is why peers need a
+`if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Functions arrive here by cloudpickle, so
+the script is not needed. The forkserver is our own: it has numpy and gymnasium loaded, so that a worker starts in
+milliseconds and shares their pages.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    process,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
+from typing import Any
+
+METHODS = ("fork", "forkserver", "spawn")
+DEFAULT_METHOD = "forkserver"
+ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+PRELOAD = ["vecenv.backends.worker.forkserver_preload"]
+
+# The parts of multiprocessing that its stubs leave out.
+_process: Any = process
+_util: Any = util
+
+_start_lock = threading.Lock()
+_server: Any = forkserver.ForkServer()
+
+
+def check_method(method: str | None) -> str:
+    """The start method, `DEFAULT_METHOD` for None; ValueError for one that does not exist."""
+    if method is None:
+        return DEFAULT_METHOD
+    if method not in METHODS:
+        raise ValueError(f"context must be one of {METHODS} or None, got {method!r}")
+    return method
+
+
+def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...], name: str) -> process.BaseProcess:
+    """Start a process that runs `target(*args)`; returns once it has been created, not once it runs."""
+    kind: Any = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
+    worker = kind(target=target, args=args, name=name, daemon=False)  # envs may have children, whatever we are
+    if method != "fork":
+        resource_tracker.ensure_running()  # now, because it ends with unblocking SIGINT
+    with _start_lock, _one_blas_thread(), _keyboard_interrupt_later():
+        # Not `start()`, which would enter the process in the list of those that multiprocessing ends or waits for at
+        # exit, in forked copies of this process too, and which daemonic processes may not call.
+        worker._popen = worker._Popen(worker)
+        worker._sentinel = worker._popen.sentinel
+    return worker
+
+
+class Descriptor:
+    """A file descriptor that travels to a process being started; the receiver owns its copy."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.fd)
+
+    def __setstate__(self, duplicate: Any) -> None:
+        self.fd = duplicate.detach()
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Processes started inside see these variables."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _one_blas_thread() -> AbstractContextManager[None]:
+    """Processes started inside see one thread for each numeric library, unless the user asked for another number."""
+    return _environment({name: "1" for name in ONE_THREAD if name not in os.environ})
+
+
+@contextmanager
+def _keyboard_interrupt_later() -> Iterator[None]:
+    """Processes started inside never see SIGINT: a Ctrl-C in the terminal is the parent's business."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _search_path() -> list[str]:
+    """Where modules are looked for, without the entry that stands for the working directory of the moment."""
+    return [path or _process.ORIGINAL_DIR for path in sys.path]
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """What `multiprocessing.spawn.prepare` needs, less everything about `__main__` and the default start method."""
+    return {
+        "name": name,
+        "authkey": process.current_process().authkey,
+        "sys_path": _search_path(),
+        "sys_argv": sys.argv,
+        "orig_dir": _process.ORIGINAL_DIR,
+        "dir": os.getcwd(),
+    }
+
+
+def _pickled(popen: Any, process_object: process.BaseProcess) -> memoryview:
+    buffer = io.BytesIO()
+    context.set_spawning_popen(popen)
+    try:
+        reduction.dump(_preparation(process_object.name), buffer)
+        reduction.dump(process_object, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getbuffer()
+
+
+def _ensure_server() -> None:
+    """Start our forkserver unless it runs."""
+    default: Any = context._default_context
+    chosen = default._actual_context
+    _server.set_forkserver_preload(PRELOAD)
+    # It is to load what we have loaded: a file in the working directory that bears the name of a library is not that.
+    with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_search_path())}):
+        _server.ensure_running()
+    # Starting the server fixes the default start method as a side effect; that is the user's choice.
+    default._actual_context = chosen
+
+
+def _forget_server() -> None:
+    """In a forked child the server belongs to the parent: start another one when it is needed."""
+    global _server, _start_lock
+    if (alive := _server._forkserver_alive_fd) is not None:
+        os.close(alive)
+    _server, _start_lock = forkserver.ForkServer(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_server)
+
+
+class _ForkServerPopen(popen_forkserver.Popen):
+    _fds: list[int]
+
+    def _launch(self, process_obj: process.BaseProcess) -> None:
+        data = _pickled(self, process_obj)
+        _ensure_server()
+        self.sentinel, write_end = _server.connect_to_new_process(self._fds)
+        # The worker watches the other end of this one to learn that the parent is gone.
+        kept = os.dup(write_end)
+        self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
+        with open(write_end, "wb", closefd=True) as stream:
+            stream.write(data)
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _ForkServerProcess(process.BaseProcess):
+    _start_method = "forkserver"
+
+    @staticmethod
+    def _Popen(process_obj: process.BaseProcess) -> Any:
+        return _ForkServerPopen(process_obj)
+
+
+class _SpawnPopen(popen_spawn_posix.Popen):
+    _fds: list[int]
+
+    def _launch(self, process_obj: process.BaseProcess) -> None:
+        tracker = resource_tracker.getfd()
+        assert tracker is not None
+        self._fds.append(tracker)
+        data = _pickled(self, process_obj)
+        self.sentinel, child_write = os.pipe()
+        child_read, write_end = os.pipe()
+        command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_read)
+        self._fds.extend([child_read, child_write])
+        self.finalizer = util.Finalize(self, _util.close_fds, (self.sentinel, write_end))
+        self.pid = _util.spawnv_passfds(spawn.get_executable(), command, self._fds)
+        os.close(child_read)
+        os.close(child_write)
+        with open(write_end, "wb", closefd=False) as stream:
+            stream.write(data)
+
+
+class _SpawnProcess(process.BaseProcess):
+    _start_method = "spawn"
+
+    @staticmethod
+    def _Popen(process_obj: process.BaseProcess) -> Any:
+        return _SpawnPopen(process_obj)

@@ -1,0 +1,155 @@
+"""WorkerProcess: the parent's side of one worker process, and of those that replace it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.host.failure import Failure
+from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.requests import Request
+from vecenv.backends.pool.start_methods import start_process
+from vecenv.backends.pool.watchdog import Hung
+from vecenv.backends.worker.main import Boot
+from vecenv.backends.worker.main import main as worker_main
+from vecenv.errors import WorkerDiedError
+
+_parent_fds: set[int] = set()
+"""Our ends of all channels of this process, of every vector env."""
+_inherited_fds: set[int] = set()
+"""In a forked process: those of the original at that moment. A forked worker closes them."""
+
+
+def _forked() -> None:
+    """A copy of the process that uses vector envs has channels of its own."""
+    _inherited_fds.clear()
+    _inherited_fds.update(_parent_fds)
+    _parent_fds.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class WorkerProcess:
+    """The process that hosts the envs `start` .. `stop - 1`, its channel, and what it has told us.
+
+    The same object stands for all the processes that take over from one another after a death.
+    """
+
+    def __init__(self, index: int, start: int, stop: int) -> None:
+        self.index, self.start, self.stop = index, start, stop
+        self.ids = range(start, stop)
+        self.process: Any = None
+        self.channel: Channel = None  # type: ignore[assignment]
+        self._pidfd: int | None = None
+        self.alive = False
+        self.requests: dict[int, Request] = {}
+        """What it has not replied to yet, by number."""
+        self.ready: list[EnvReport] | Failure | None = None
+        self.served = False
+        """Whether any of the processes has been ready."""
+        self.problems: list[str] | None = None
+        self.reason: Hung | None = None
+        """Why we ended it, if we did."""
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    def launch(self, boot: Boot) -> None:
+        """Start the process, with a new channel; `boot` says the rest."""
+        ours, theirs = socket.socketpair()
+        self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
+        _parent_fds.add(ours.fileno())
+        boot.socket = theirs
+        if boot.method == "fork":
+            boot.parent_fds = _inherited_fds  # not those of now: until the fork other threads may close and open some
+        try:
+            self.process = start_process(boot.method, worker_main, (boot,), f"vecenv-worker-{self.index}")
+        except BaseException:
+            _parent_fds.discard(ours.fileno())
+            ours.close()
+            raise
+        finally:
+            theirs.close()  # so that the end of the worker is the end of the stream
+        if boot.method != "forkserver" and hasattr(os, "pidfd_open"):
+            # A process that the env forked holds the other two open beyond the end of the worker.
+            with contextlib.suppress(OSError):  # the kernel is older than Python, or a sandbox refuses
+                self._pidfd = os.pidfd_open(self.pid)
+        self.alive = True
+
+    def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
+        """The part for its envs of what is there by env id, by their place in its block."""
+        return {i - self.start: by_id[i] for i in self.ids if i in by_id}
+
+    def pickle_own(self, by_id: Mapping[int, Any]) -> bytes:
+        """The same pickled; empty where there is nothing."""
+        mine = self.own(by_id)
+        return pickle.dumps(mine) if mine else b""
+
+    def fds(self) -> list[int]:
+        """To poll: the channel, and what tells of the end of the process."""
+        return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
+
+    def bury(self) -> None:
+        """Close our ends, reap the process, end what its envs left running."""
+        self.alive = False
+        _parent_fds.discard(self.channel.fileno())
+        self.channel.close()
+        self.kill_group()
+        self.process.join(1.0)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def kill(self) -> None:
+        """Kill the process and all that its envs started; returns once it is gone."""
+        self.kill_group()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.process.join(1.0)
+
+    def kill_group(self) -> None:
+        """Kill the process group that the worker leads, if there is one."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def death(self, env_id: int, running: int | None, idle: str = "idle") -> WorkerDiedError:
+        """The error that tells an env of the end of its worker, which was using env `running`, or what `idle` says."""
+        others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
+        doing = f"while {idle}" if running is None else f"while running env {running}"
+        if self.ready is None:
+            doing = "while constructing its envs"
+        hope = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
+        error = WorkerDiedError(
+            f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{hope}"
+        )
+        error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
+        error.bystander = running is not None and running != env_id
+        return error
+
+
+def _cause(exitcode: int | None) -> str:
+    """How a process ended, in words."""
+    if exitcode is None:
+        return "ended (its exit status was taken by somebody else)"
+    if exitcode == 255:
+        return "exited with code 255"
+    if exitcode >= 0:
+        return f"exited with code {exitcode} (the env called os._exit?)"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:  # one of the real-time signals, which have no names
+        name = f"signal {-exitcode}"
+    hints = {
+        "SIGKILL": " (often the kernel, out of memory)",
+        "SIGSEGV": " (a crash in native code)",
+        "SIGBUS": " (memory that is gone)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"

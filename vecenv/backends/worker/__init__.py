@@ -1,0 +1,1 @@
+"""The child's side: the life of a worker process."""

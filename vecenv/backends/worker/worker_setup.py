@@ -1,0 +1,69 @@
+"""WorkerSetup: what a worker gets from the program. A forked worker inherits it, to others it travels pickled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import gymnasium
+
+
+@dataclass
+class WorkerSetup:
+    """What a worker gets from the program; but for the env_fns of forked workers, plain pickle can carry it."""
+
+    makers: list[Callable[[], Any]]
+    """The env_fns as they are, which a forked worker inherits, or as `PickledEnvFn`."""
+    environ: dict[str, str] | None
+    registered: list[bytes]
+    """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
+    affinity: set[int] | None
+
+    def unpack(self) -> None:
+        """Make this process what the program wants a worker to be."""
+        if self.environ is not None:
+            for name in os.environ.keys() - self.environ.keys():
+                del os.environ[name]
+            os.environ.update(self.environ)
+        if self.affinity is not None:
+            os.sched_setaffinity(0, self.affinity)
+        for blob in self.registered:
+            spec = cloudpickle.loads(blob)
+            gymnasium.registry.setdefault(spec.id, spec)
+
+
+@dataclass
+class PickledEnvFn:
+    """An env_fn that is unpickled when it is called, so that a failure is the failure of its env."""
+
+    blob: bytes
+
+    def __call__(self) -> Any:
+        return cloudpickle.loads(self.blob)()
+
+
+def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
+    """TypeError if `env_fn` cannot be pickled."""
+    try:
+        return PickledEnvFn(cloudpickle.dumps(env_fn))
+    except Exception as error:
+        raise TypeError(
+            f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. "
+            'Create what it refers to inside the function, or pass context="fork": forked workers inherit it.'
+        ) from error
+
+
+def registered_by_user() -> list[bytes]:
+    """The specs that somebody added to gymnasium's registry, as far as they can be pickled."""
+    blobs = []
+    for spec in list(gymnasium.registry.values()):
+        if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")):
+            continue
+        try:
+            blobs.append(cloudpickle.dumps(spec))
+        except Exception:
+            continue
+    return blobs

@@ -1,0 +1,1 @@
+"""The engine: one object that runs rounds of envs on a backend, and its parts."""

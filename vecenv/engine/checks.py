@@ -1,0 +1,74 @@
+"""Checks of constructor arguments, and of what a subclass has changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.system_limits import usable_cpus
+
+
+def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
+    """The env_fns as a list; TypeError or ValueError if they are not callables that can each make an env."""
+    if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
+        raise TypeError(
+            f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [env_fn] * n"
+        )
+    fns = list(env_fns)
+    if not fns:
+        raise ValueError("env_fns is empty; pass at least one callable")
+    for i, env_fn in enumerate(fns):
+        if not callable(env_fn):
+            kind = "an Env instance" if hasattr(env_fn, "step") else f"of type {type(env_fn).__name__}"
+            raise TypeError(f"env_fns[{i}] is {kind}, not a function that makes an env; use lambda: gym.make(...)")
+    return fns
+
+
+def check_count(name: str, value: Any, most: int | None = None) -> int:
+    """`value` as an int; TypeError for what is no integer, ValueError for one below 1 or above `most`."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < 1 or (most is not None and value > most):
+        expected = "of at least 1" if most is None else f"in [1, {most}]"
+        raise (ValueError if is_integer else TypeError)(f"{name} must be an integer {expected}, got {value!r}")
+    return int(value)
+
+
+def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
+    """A positive, finite number of seconds, or None."""
+    if timeout is None:
+        return None
+    number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
+    if not number or not math.isfinite(timeout) or timeout <= 0:
+        raise ValueError(f"{name} must be a positive number of seconds or None, got {timeout!r}")
+    return float(timeout)
+
+
+def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
+    """ValueError if the envs differ in their spaces, with the ids."""
+    for name in ("observation_space", "action_space"):
+        found: list[tuple[Any, list[int]]] = []
+        for i, report in enumerate(reports):
+            space = getattr(report, name)
+            for other, ids in found:
+                if space == other:
+                    ids.append(i)
+                    break
+            else:
+                found.append((space, [i]))
+        if len(found) > 1:
+            listed = "; ".join(f"envs {ids}: {space}" for space, ids in found)
+            raise ValueError(f"the envs differ in their {name}: {listed}")
+
+
+def default_workers(n: int, is_async: bool) -> int:
+    """One worker an env in async mode, where the pace of each env is the point; else the usable CPUs, at most n."""
+    return n if is_async else min(n, usable_cpus())
+
+
+def keeps(instance: Any, owner: type, *methods: str) -> bool:
+    """Whether these methods are those of `owner`: a subclass may have its own, which must not be passed by."""
+    return all(getattr(type(instance), name) is getattr(owner, name) for name in methods)

@@ -1,0 +1,160 @@
+"""Recovery: which envs have failed, and what `on_error` does about it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.base import Backend
+from vecenv.backends.host.failure import add_note, died_failure
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import opcodes
+
+WINDOW = 60.0
+
+
+class Recovery:
+    """Keeps the error of every failed env until it is reset, and the budget of restarts.
+
+    With on_error="restart" the failure of a step becomes a row that says truncated, and a reset that failed is tried
+    again: at most `max_restarts` times an env within a minute, the next failure is raised.
+    """
+
+    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any) -> None:
+        if on_error not in ("raise", "restart"):
+            raise ValueError(f'on_error must be "raise" or "restart", got {on_error!r}')
+        if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 1:
+            raise ValueError(f"max_restarts must be a positive integer, got {max_restarts!r}")
+        self._backend = backend
+        self._max_restarts = max_restarts
+        self._times: dict[int, deque[float]] = {}
+        self.absorbs = on_error == "restart"
+        self.errors: dict[int, BaseException] = {}
+        self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
+        self.restarts = 0
+        """Of workers."""
+        self.absorbed = 0
+        """Failures that the caller did not see as exceptions."""
+
+    def note_lost(self) -> None:
+        """The envs of a worker that ended have failed, also those whose last answer has yet to be collected."""
+        for i, error in self._backend.lost.items():
+            self.errors.setdefault(i, error)
+
+    def check(self, i: int) -> None:
+        """Raise the error of env i once more, if it failed."""
+        error = self.errors.get(i)
+        if error is not None:
+            if hasattr(error, "partial"):
+                error.partial = None  # belonged to the call in which it happened
+            # Each raise lengthens the traceback, whose frames hold the arguments of the call: it stays as it was first.
+            first, trace = self._traces.get(i, (None, None))
+            if first is not error:
+                self._traces[i] = error, (trace := error.__traceback__)
+                add_note(
+                    error, f"env {i} failed in an earlier call and was not stepped: reset({i}) makes it usable again"
+                )
+            raise error.with_traceback(trace)
+
+    def start_again(self, asked: Iterable[int]) -> None:
+        """Before a reset: bring the lost ones back. Raises what their constructors raise."""
+        if not self._backend.lost:
+            return
+        for i in asked:
+            while i in self._backend.lost:
+                try:
+                    self._restart(i)
+                except Exception:
+                    if not self._may_absorb(i):
+                        raise
+
+    def forget(self, asked: Iterable[int]) -> None:
+        """These envs are being reset: they have not failed any more."""
+        if self.errors:
+            for i in asked:
+                self.errors.pop(i, None)
+                self._traces.pop(i, None)
+
+    def answer_failed(self, ids: np.ndarray, ops: np.ndarray) -> np.ndarray:
+        """on_error="restart": a failed env is not stepped, its row says that it has to be reset.
+
+        Returns a mask of those that are left.
+        """
+        stepped = np.isin(ops & np.uint8(opcodes.PLAIN), (opcodes.STEP, opcodes.STEP_OBJECT))
+        failed = stepped & np.isin(ids, list(self.errors))
+        for i in ids[failed].tolist():
+            self._backend.answer(i, self._truncated_row(i))
+        return ~failed
+
+    def settle(self, extras: dict[int, Extra], resets: Mapping[int, Any]) -> list[int]:
+        """Take the failures that are absorbed out of the extras of a round; returns the ids of the others.
+
+        `resets` holds the arguments of those that were being reset. When it is interrupted, `extras` is what it has
+        come to so far.
+        """
+        failed = []
+        for i, extra in extras.items():
+            failure = extra.failure
+            if failure is not None:
+                failure.op = "reset" if i in resets or failure.stepped else "step"
+                self.errors[i] = failure.exception(self._backend.pid(i))
+                if i in resets and (not failure.began or self._may_absorb(i)):
+                    extra = self._reset_again(i, resets[i])
+                elif i not in resets and self._may_absorb(i):
+                    extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
+            if extra.failure is not None:
+                failed.append(i)
+            extras[i] = extra
+        return failed
+
+    def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
+        """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
+        while True:
+            extra = self._try_reset(i, {i: kwargs} if kwargs else {})
+            if extra.failure is None:
+                return extra
+            self.errors[i] = extra.failure.exception(self._backend.pid(i))
+            if not self._may_absorb(i):
+                return extra
+
+    def _try_reset(self, i: int, args: Mapping[int, Any]) -> Extra:
+        try:
+            if i in self._backend.lost:
+                self._restart(i)
+        except Exception as error:
+            return Extra(failure=died_failure(i, "reset", error))
+        self.forget([i])
+        op = opcodes.RESET_KWARGS if args else opcodes.RESET
+        self._backend.send(np.array([i]), op, self._backend.encode(args))
+        self._backend.wait(lambda: self._backend.arena.status[i] >= opcodes.DONE, None)
+        return self._backend.take([i]).get(i, Extra())
+
+    def _restart(self, i: int) -> None:
+        """Start the worker of a lost env; the others of its block exist again too, but have to be reset: their errors
+        are noted before the backend forgets them.
+        """
+        self.note_lost()
+        self._backend.restart(i)
+        self.restarts += 1
+
+    def _truncated_row(self, i: int) -> Extra:
+        """The row of a failed env: the last observation, and an episode that was cut off."""
+        error, arena = self.errors[i], self._backend.arena
+        arena.reward[i], arena.terminated[i], arena.truncated[i] = 0.0, False, True
+        return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
+
+    def _may_absorb(self, i: int) -> bool:
+        """Whether one more failure of the env is absorbed; counts it if so."""
+        if not self.absorbs:
+            return False
+        times, now = self._times.setdefault(i, deque(maxlen=self._max_restarts)), time.monotonic()
+        if len(times) == times.maxlen and now - times[0] < WINDOW:
+            return False
+        times.append(now)
+        self.absorbed += 1
+        return True

@@ -1,0 +1,1 @@
+"""PettingZoo envs, one by one and in batches."""

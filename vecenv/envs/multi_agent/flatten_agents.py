@@ -1,0 +1,185 @@
+"""flatten_agents: the agents of a ParallelVectorEnv as the rows of one gymnasium vector env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from vecenv import nest
+from vecenv.envs.multi_agent.pettingzoo_vector import ParallelVectorEnv
+from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
+
+
+def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
+    """`env` as a gymnasium VectorEnv with a row for each agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
+
+    Row `i * len(env.agents) + j` is agent j of env i. For code that trains one policy for all agents. Its autoreset
+    mode is that of `env`. ValueError if the agents differ in their spaces, or `env` has `wait_num` or `timeout`.
+
+    The rows of an env begin and end together, when its episode does. An agent that dies earlier stays as a row of
+    zeros with the reward 0, whose action is ignored, until nobody is alive; its row says then how it had ended,
+    terminated or truncated (terminated if it never came). So returns and value targets are right without a mask, and
+    `infos["active"]`, bool (num_envs,), tells which rows hold a step that an agent really made. `infos["alive"]` tells
+    which agents act next, and `infos["action_mask"]`, bool (num_envs, n), what they may do where actions are Discrete.
+
+    >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
+    ...     envs = flatten_agents(venv)
+    ...     obs, infos = envs.reset(seed=0)
+    ...     obs, rewards, terminations, truncations, infos = envs.step(np.array([0, 1, 1, 1, 2, 1]))
+    >>> envs.num_envs, rewards
+    (6, array([-1.,  1.,  0.,  0.,  1., -1.]))
+    """
+    if not isinstance(env, ParallelVectorEnv):
+        raise TypeError(f"flatten_agents takes a ParallelVectorEnv, whose agents act at the same time; got {env!r}")
+    if env.venv.is_async:
+        raise ValueError(
+            "flatten_agents needs all rows in each step; make the ParallelVectorEnv without wait_num, timeout"
+        )
+    for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
+        found = {agent: space_of(agent) for agent in env.agents}
+        if any(space != found[env.agents[0]] for space in found.values()):
+            raise ValueError(f"rows need one {kind} space, but the agents have different ones: {found}")
+    return AgentRows(env)
+
+
+class AgentRows(VectorEnv):
+    """What `flatten_agents` returns."""
+
+    def __init__(self, env: ParallelVectorEnv) -> None:
+        self.env = env
+        self._agents = env.agents
+        self._shape = (env.num_envs, len(env.agents))
+        self.num_envs = env.num_envs * len(env.agents)
+        first = env.agents[0]
+        self.single_observation_space = env.observation_space(first)
+        self.single_action_space = env.action_space(first)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
+        self.render_mode = env.render_mode
+        self.spec = None
+        self._ended = np.zeros((2, *self._shape), dtype=np.bool_)
+        """Which agents were terminated, and which truncated, in the episodes that go on."""
+        self._last: dict[str, Any] = {}
+        """The newest rows, also of envs that a reset left out."""
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode in every env: (obs, infos), one row an agent.
+
+        `seed`: an int s gives env i the seed s + i, a list has one seed for each env, or one for each row, of which
+        those of the first agent count. `options["reset_mask"]`, bool (num_envs,), picks envs: all rows of each, or
+        none; `seed` is for all of them nevertheless.
+        """
+        seeds = self._env_seeds(seed)
+        mask, others = split_options(options, self.num_envs)
+        ids = self._picked_envs(mask)
+        obs, infos = self.env.reset(
+            seed=None if seeds is None else [seeds[i] for i in ids], options=others or None, id=ids
+        )
+        self._ended[:, ids] = False
+        return self._take(obs, infos, ids)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Step every env, with an action (num_envs, ...) for each row; those of dead agents are ignored."""
+        if not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple)):
+            actions = np.asarray(actions)
+        batch = nest.map(self._by_env, actions)
+        by_agent = {agent: nest.take(batch, (slice(None), j)) for j, agent in enumerate(self._agents)}
+        obs, rewards, terminations, truncations, infos = self.env.step(by_agent)
+        self._ended |= np.stack([_columns(terminations), _columns(truncations)])
+        done = infos["done"]
+        terminated, truncated = self._ended & done[:, None]
+        terminated |= done[:, None] & ~truncated  # those that never came too: nothing follows for them
+        self._ended[:, done] = False
+        obs, rows = self._take(obs, infos, np.arange(self._shape[0]))
+        return obs, _columns(rewards).reshape(-1), terminated.reshape(-1), truncated.reshape(-1), rows
+
+    def render(self) -> Any:
+        """A frame of each env, not of each row."""
+        return tuple(self.env.render())
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the ParallelVectorEnv."""
+        self.env.close()
+
+    def _env_seeds(self, seed: Any) -> list[int | None] | None:
+        """A seed for each env: its agents share one."""
+        n, agents = self._shape
+        if np.ndim(seed) == 0 or len(seed) == n:
+            return as_seeds(seed, n)
+        if len(seed) != self.num_envs:
+            raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
+        return as_seeds(seed[::agents], n)
+
+    def _picked_envs(self, mask: np.ndarray | None) -> np.ndarray:
+        if mask is None:
+            return np.arange(self._shape[0])
+        rows = mask.reshape(self._shape)
+        if (uneven := rows.any(1) & ~rows.all(1)).any():
+            raise ValueError(
+                f"reset_mask has some rows of env {int(np.flatnonzero(uneven)[0])} but not all: its agents "
+                f"{self._agents} can only be reset together"
+            )
+        ids = np.flatnonzero(rows.all(1))
+        if not self._last and len(ids) < self._shape[0]:
+            raise RuntimeError("the first reset must be of all envs, without a reset_mask")
+        return ids
+
+    def _by_env(self, actions: Any) -> np.ndarray:
+        array = np.asarray(actions)
+        if array.shape[:1] != (self.num_envs,):
+            raise ValueError(
+                f"got actions of the shape {array.shape} for {self.num_envs} rows, one for each agent of each env"
+            )
+        return array.reshape(*self._shape, *array.shape[1:])
+
+    def _take(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """(obs, infos) of all rows, those of the envs `ids` being new."""
+        rows = (ids[:, None] * self._shape[1] + np.arange(self._shape[1])).reshape(-1)
+        new = {"obs": self._as_rows(obs), "active": _columns(infos["active"]), "alive": _columns(infos["alive"])}
+        new |= {name: new[name].reshape(-1) for name in ("active", "alive")}
+        if masks := infos["action_mask"]:
+            new["action_mask"] = self._as_rows(masks)
+        if len(ids) == self._shape[0]:
+            self._last = new
+        else:
+            nest.put(self._last, rows, new)
+        last = nest.map(np.copy, self._last)
+        told = {}
+        for name in last.keys() - {"obs"}:
+            told[name], told[f"_{name}"] = last[name], np.isin(np.arange(self.num_envs), rows)
+        self._add_env_infos(told, infos, ids)
+        return last["obs"], told
+
+    def _add_env_infos(self, told: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
+        """What the envs say of their agents, and the ends of episodes, in gymnasium's form."""
+        final = infos.get("_final_obs", np.zeros(len(ids), np.bool_))
+        final_obs = self._as_rows(infos["final_obs"]) if final.any() else None
+        for at, i in enumerate(ids.tolist()):
+            for j in range(self._shape[1]):
+                row = i * self._shape[1] + j
+                if final[at]:
+                    last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
+                    info = self._info_of(infos["final_info"][at], j)
+                    self._add_info(told, {"final_obs": last, "final_info": info}, row)
+                if info := self._info_of(infos["info"][at], j):
+                    self._add_info(told, info, row)
+
+    def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
+        """The info of agent j; what concerns the whole env is told for each agent."""
+        shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
+        return {**shared, **info.get(self._agents[j], {})}
+
+    def _as_rows(self, by_agent: dict[Any, Any]) -> Any:
+        """Batches of the agents, each a tree of arrays (k, ...), as one of arrays (k * agents, ...)."""
+        stacked = nest.stack([by_agent[agent] for agent in self._agents])
+        return nest.map(lambda leaf: leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:]), stacked)
+
+
+def _columns(by_agent: dict[Any, np.ndarray]) -> np.ndarray:
+    """(k, agents)"""
+    return np.stack(list(by_agent.values()), axis=1)

@@ -1,0 +1,1 @@
+"""Pools of envs that step by themselves, in threads of C++."""

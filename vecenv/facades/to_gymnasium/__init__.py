@@ -1,0 +1,1 @@
+"""Vector envs as gymnasium.vector.VectorEnv."""

@@ -1,0 +1,42 @@
+"""EndedStep: a step of SAME_STEP mode that ended episodes, while the next ones begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vecenv import nest
+from vecenv.facades.engine import OwnStep
+from vecenv.facades.to_gymnasium.vector_infos import add_final, vector_infos
+
+
+class EndedStep:
+    """`step`, which ended the episodes of the envs `ids` and has reset them, but for those that are `left`.
+
+    The last observations and infos of these episodes are kept apart from the rows, which are for the next ones.
+    """
+
+    def __init__(self, step: OwnStep, ids: Sequence[int], left: Sequence[int]) -> None:
+        self.step, self.left = step, left
+        self._ids = ids
+        obs, _, _, _, infos = step
+        self._last_obs = [_own_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
+        self._last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
+
+    def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
+        """The envs that were left have been reset, and returned this."""
+        obs, _, _, _, infos = self.step
+        nest.put(obs, self.left, first_obs)
+        infos.update({i: first_infos.get(i, {}) for i in self.left})
+
+    def vector_infos(self, as_list: bool) -> dict[Any, Any]:
+        """The infos of the rows, with the last observations and infos; `as_list` as in `add_final`."""
+        _, rew, _, _, infos_by_id = self.step
+        infos = vector_infos(sorted(infos_by_id.items()), len(rew))
+        add_final(infos, self._ids, self._last_obs, self._last_infos, len(rew), as_list=as_list)
+        return infos
+
+
+def _own_row(obs: Any, i: int) -> Any:
+    """The observation of one env, apart from the batch."""
+    return nest.map(lambda leaf: leaf[i].copy() if leaf.dtype != object else leaf[i], obs)
