@@ -27,8 +27,8 @@ from collector.episodes.progress import restarted
 from collector.policy.actor import Actor, Outputs
 from collector.policy.interface import Policy
 from vecenv import nest
-from vecenv.facades.engine import check_halves
 from vecenv.venvs import ShmemVectorEnv
+from vecenv.wrappers import check_halves
 
 
 class AsyncDataCollector(BatchCollector):

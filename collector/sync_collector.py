@@ -30,7 +30,7 @@ from collector.episodes.progress import restarted
 from collector.policy.actor import Actor
 from collector.policy.interface import Policy
 from vecenv import nest
-from vecenv.facades.engine import autoresets
+from vecenv.base import engine_of
 from vecenv.venvs import DummyVectorEnv
 
 
@@ -183,7 +183,8 @@ class _Loop:
         self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
         self._stopped, self._in_shape = collector._interruptor.collection_stopped, collector._payment.in_shape
         self._lap = collector._clock.lap
-        self._autoreset = autoresets(collector.env)
+        engine = engine_of(collector.env)
+        self._autoreset = engine is not None and engine.autoresets
 
     def run(self, time: int, ids: np.ndarray, obs: Any) -> tuple[int, bool]:
         """Rounds of the environments `ids`, from row `time` on, until one may have all its rows, or all its episodes.

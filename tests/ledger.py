@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
-from vecenv.facades.engine import rounds_begun
 
 N = 4
 SEEN = 2.0
@@ -141,9 +140,9 @@ class Ledger:
         """
         if self._calls % 3 == 2 and ids is None and not self.venv.is_async:
             asked, actions, resets = self._request(ids, reset)
-            before = rounds_begun(self.venv)
+            before = self.venv.stats()["rounds"]
             outcome = _outcome(partial(self.venv.step, actions, reset=resets))
-            if isinstance(outcome, Exception) and rounds_begun(self.venv) == before:
+            if isinstance(outcome, Exception) and self.venv.stats()["rounds"] == before:
                 raise outcome  # refused: nobody was asked
             self._expect(asked, actions, reset)
         else:
@@ -300,7 +299,7 @@ def appears(path: Any, within: float = 20.0) -> None:
 
 def reply_begins(venv: Any, i: int, within: float = 20.0) -> None:
     """Waits until the worker of env i has begun to send a message, of which nothing is read."""
-    fd = next(worker.channel.fileno() for worker in venv._backend.workers if i in worker.ids)
+    fd = next(worker.channel.fileno() for worker in venv.engine.backend.pool.workers if i in worker.ids)
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     assert poller.poll(within * 1000), "no reply"

@@ -141,7 +141,8 @@ class TestAttributes:
                 return super().__iter__()
 
         with process_backend(wrapped(4), num_workers=4) as venv:
-            workers = venv._backend.workers = Counted(venv._backend.workers)
+            pool = venv.engine.backend.pool
+            workers = pool.workers = Counted(pool.workers)
             assert venv.get_env_attr("env_id") == [0, 1, 2, 3]
             assert workers.walks <= 1  # one by the watchdog, where this takes long
 

@@ -66,16 +66,18 @@ class TestConversion:
 
     @pytest.mark.parametrize("shape", [(2,), (1,), ()])
     @pytest.mark.parametrize("own", [np.float32, np.float16])
-    def test_float64_actions_arrive_as_they_are(self, backend, own, shape):
-        """As the policy, or the noise that was added to it, computed them: not rounded."""
+    def test_float64_actions_are_rounded_to_the_float_type_of_the_space(self, backend, own, shape):
         batch, narrow = np.full((N, *shape), 0.1), np.full((N, *shape), 0.1, own)
-        batch[1:] = 1e300
         actions, kinds = arrived(backend, spaces.Box(-9, 9, shape, own), batch, batch.tolist(), narrow)
         for i in range(N):
-            assert [np.array(action).tolist() for action in actions[i][:2]] == [batch[i].tolist()] * 2
-            assert np.array(actions[i][2]).tolist() == narrow[i].tolist()
-            assert [dtype for _, dtype, _ in kinds[i]] == ["float64", "float64", np.dtype(own).name]
+            assert [np.array(action).tolist() for action in actions[i]] == [narrow[i].tolist()] * 3
+            assert [dtype for _, dtype, _ in kinds[i]] == [np.dtype(own).name] * 3
             assert [found for _, _, found in kinds[i]] == [shape] * 3
+
+    def test_actions_too_large_for_the_float_type_of_the_space_arrive_as_they_are(self, backend):
+        """They would become infinite: the env decides."""
+        actions, _ = arrived(backend, spaces.Box(-9, 9, (1,), np.float32), np.full((N, 1), 1e300))
+        assert [[row.tolist() for row in rows] for rows in actions] == [[[1e300]]] * N
 
     def test_float64_actions_in_a_round_of_some_or_with_resets(self, backend):
         with backend([lambda: Records(spaces.Box(-9, 9, (1,), np.float32))] * N, num_workers=2) as venv:
@@ -83,7 +85,7 @@ class TestConversion:
             venv.step(np.full((2, 1), 0.1), [2, 0], reset=[2])
             venv.step(np.full((2, 1), 0.1, np.float32), [2, 0])
             assert [[row.tolist() for row in rows] for rows in venv.get_env_attr("actions")] == [
-                [[0.1], [np.float32(0.1)]],
+                [[np.float32(0.1)], [np.float32(0.1)]],
                 [],
                 [[np.float32(0.1)]],
             ]

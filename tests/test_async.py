@@ -52,7 +52,7 @@ class TestWaitNum:
         with process_backend(counting(4), wait_num=1, num_workers=2) as venv:
             venv.reset()
             venv.send([0, 0], [0, 2])
-            while (venv._arena.status < opcodes.DONE)[[0, 2]].any():
+            while (venv.engine.arena.status < opcodes.DONE)[[0, 2]].any():
                 venv.get_env_attr("calls", id=[1, 3])
             monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("waits for what is there"))
             assert ids_of(venv.recv()) == [0, 2]

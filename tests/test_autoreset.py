@@ -263,7 +263,7 @@ def test_a_failure_after_an_episode_that_ended_is_no_end_of_the_next(backend):
 def test_a_backend_that_cannot_refuses_before_anything_is_sent():
     with BaseVectorEnv(counting(2), LocalWorker) as venv:
         venv.reset()
-        with pytest.raises(TypeError, match="PerEnvBackend cannot reset an env in the round of its last step"):
+        with pytest.raises(TypeError, match="BaseVectorEnv cannot reset an env in the round of its last step"):
             venv.step([0, 0], autoreset=True)
         assert venv.step([1, 1])[0][:, -1].tolist() == [1, 1]
 

@@ -384,7 +384,7 @@ class TestEnvsThatBreakTheApi:
         with backend([lambda: Plays(spaces.Discrete(1), [0], rewards=[[1, 2], [1, 2, 3]])]) as venv:
             venv.reset()
             venv.step([0])
-            with pytest.raises(EnvContractError, match=r"a reward of shape \(2,\), before it was \(3,\)"):
+            with pytest.raises(EnvContractError, match=r"a reward of shape \(2,\), expected \(3,\)"):
                 venv.step([0])
 
     def test_an_info_that_cannot_be_sent_fails_its_env_alone(self, process_backend):

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from collector import AsyncDataCollector, SyncDataCollector
 from collector.batch.step_extras import StepBatch
 from collector.episodes.episode import EpisodeCutter
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 
 both = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
@@ -321,8 +321,8 @@ def test_an_error_of_the_policy_in_mid_batch_closes_everything(kind: type) -> No
 
 
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-def test_rewards_of_several_shapes_are_told_by_environment(kind: type) -> None:
+def test_an_env_with_rewards_of_another_shape_is_named(kind: type) -> None:
     venv = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1"), lambda: PaysTwo(gymnasium.make("CartPole-v1"))])
-    message = r"a batch needs rewards of one shape; by environment they are .*1: \(2,\)}"
-    with kind(venv, zeros, frames_per_batch=4) as collector, pytest.raises(ValueError, match=message):
+    message = r"env 1: step\(\) returned a reward of shape \(2,\), expected \(\)"
+    with kind(venv, zeros, frames_per_batch=4) as collector, pytest.raises(EnvContractError, match=message):
         collector.next()

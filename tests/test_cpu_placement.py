@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from vecenv.backends.base import REVIEW_ROUNDS as ROUNDS
 from vecenv.backends.ipc.control_block import BUSY_NS, Control
 from vecenv.backends.pool import cpu_placement
 from vecenv.backends.pool.cpu_placement import CPU_FIELD, Placement, spread
+from vecenv.backends.pool.cpu_placement import REVIEW_WAITS as ROUNDS
 
 SPIN = "import os\nprint(flush=True)\nwhile True: os.sched_yield()"
 
@@ -38,7 +38,7 @@ def rounds(busy, waited, count):
         for worker, seconds in zip(workers, busy, strict=True):
             control.line(worker.index)[BUSY_NS] += round(1e9 * seconds)
         if done % ROUNDS == 0:
-            watch.look(done * waited, workers)
+            watch.review(done * waited, workers)
     os.close(control.fd)
 
 

@@ -354,13 +354,13 @@ def test_seed_and_set_seed_are_for_the_next_reset(make):
 def test_seeds_for_some_envs_are_refused_and_change_nothing(make, kwargs):
     with EnvPoolVectorEnv(make(3)) as venv:
         venv.reset()
-        pool = venv._backend._pool
+        pool = venv.engine.backend._pool
         with pytest.raises(ValueError, match="for all its 3 envs at once"):
             venv.reset(**kwargs)
         if "id" not in kwargs:
             with pytest.raises(ValueError, match="those of all its envs"):
                 venv.seed(kwargs["seed"])
-        assert venv._backend._pool is pool
+        assert venv.engine.backend._pool is pool
         assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
 
 

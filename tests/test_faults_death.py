@@ -121,7 +121,7 @@ def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Colu
     """It has not come to say that its round is over: that is no reason to think that it died in the reset."""
     with column.open(counters(N)) as ledger:
         ledger.begin()
-        pid, line = pids(ledger.venv)[1], ledger.venv._backend.control.line(0)
+        pid, line = pids(ledger.venv)[1], ledger.venv.engine.backend.pool.control.line(0)
         kill(pid)
         line[DOING] = A_ROUND
         ledger.born_again([0, 1])
@@ -400,7 +400,7 @@ def test_a_kill_of_the_worker_that_is_being_restarted_is_told_by_that_reset_or_t
             kill(old)
             ledger.round([1])
             stop = threading.Event()
-            hunter = threading.Thread(target=hunt, args=(ledger.venv._backend.workers[0], old, stop))
+            hunter = threading.Thread(target=hunt, args=(ledger.venv.engine.backend.pool.workers[0], old, stop))
             hunter.start()
             try:
                 ledger.venv.reset([1])

@@ -284,25 +284,11 @@ class Zookeeper(Counter):
             raise ZOO[self.animal][0]()
 
 
-@columns("blocks", "async")
-def test_a_user_interrupt_inside_an_env_in_this_process_ends_the_call_and_loses_nothing(column: Column) -> None:
-    """On Dummy, Ctrl-C falls into the code of an env: it is the user's, and the round is completed first."""
-    if column.remote:
-        with column.open(counters(N, env1=partial(RaisesOnStep, error=KeyboardInterrupt))) as ledger:
-            ledger.begin()
-            assert "KeyboardInterrupt" in str(ledger.fails(EnvStepError))
-            ledger.goes_on([1], EnvStepError)
-        return
+@columns("blocks", "async", dummy=False)
+def test_an_interrupt_that_an_env_raises_in_a_worker_is_an_error_of_that_env(column: Column) -> None:
     with column.open(counters(N, env1=partial(RaisesOnStep, error=KeyboardInterrupt))) as ledger:
         ledger.begin()
-        with pytest.raises(KeyboardInterrupt):
-            ledger.venv.step([7] * N)
-        assert ledger.venv.waiting_id == [0, 1, 2, 3]
-        ledger.t = [2] * N
-        ledger.sent = dict.fromkeys(range(N), 7)
-        with pytest.raises(EnvStepError) as caught:
-            ledger.venv.recv()
-        ledger._settle(caught.value)
+        assert "KeyboardInterrupt" in str(ledger.fails(EnvStepError))
         ledger.goes_on([1], EnvStepError)
 
 

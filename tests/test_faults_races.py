@@ -1,16 +1,13 @@
-"""Faults that meet another: a death during a restart, an interrupt between two envs, a hung env among quick ones."""
+"""Faults that meet another: a death during a restart, a hung env among quick ones, infos that cannot be read."""
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,30 +19,21 @@ from gymnasium import spaces
 from tests.faulty import (
     AGES,
     Counter,
-    DiesOnReset,
     DiesOnStep,
     HangsOnStep,
-    RaisesElsewhere,
     RaisesOnStep,
     WaitsForFile,
     counters,
 )
-from tests.ledger import SEEN, gone, kill, pids, reply_begins, said
+from tests.ledger import SEEN, kill, pids, reply_begins, said
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
-    BaseVectorEnv,
     DummyVectorEnv,
-    EnvStepError,
-    EnvWorker,
-    ShmemVectorEnv,
     SubprocVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from vecenv.backends.ipc import messages
 from vecenv.backends.pool import worker_handle
-from vecenv.backends.pool.worker_handle import WorkerProcess
-from vecenv.backends.shield import shield
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -189,8 +177,8 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
     with process_backend(counters(1)) as venv:
         venv.reset()
         kill(pids(venv)[0])
-        backend = venv._backend
-        await_ready = backend._await_ready
+        pool = venv.engine.backend.pool
+        await_ready = pool._await_ready
 
         def late(workers: Any) -> None:
             assert select.select([workers[0].channel.fileno()], [], [], 20.0)[0]
@@ -199,7 +187,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
             await_ready(workers)
 
         with monkeypatch.context() as patch:
-            patch.setattr(backend, "_await_ready", late)
+            patch.setattr(pool, "_await_ready", late)
             with pytest.raises(WorkerDiedError, match="env 0"):
                 venv.reset()
         venv.reset()
@@ -282,7 +270,7 @@ def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
         venv.reset()
         venv.send([0])
         reply_begins(venv, 0)
-        os.kill(venv._backend.pid(0), signal.SIGKILL)
+        os.kill(venv.engine.backend.workers[0].pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="while sending what its envs returned"):
             venv.recv()
 
@@ -349,284 +337,6 @@ def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(
         assert venv.failed_id == [0, 1]
 
 
-# Interrupts.
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_the_shield_is_put_before_handlers_that_come_later(process_backend: Any) -> None:
-    """Notebooks set the handler of Ctrl-C around each cell."""
-    with process_backend(counters(2)) as venv:
-        venv.reset()
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            done = []
-            with pytest.raises(KeyboardInterrupt), shield:  # noqa: PT012
-                signal.raise_signal(signal.SIGINT)
-                done.append("to its end")
-            assert done == ["to its end"]
-            assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_a_handler_that_goes_on_to_the_one_before_it_may_do_so(process_backend: Any) -> None:
-    with DummyVectorEnv(counters(2)):  # the one before it is ours
-        before, calls = signal.getsignal(signal.SIGINT), []
-
-        def handler(*args: Any) -> None:
-            calls.append(args)
-            before(*args)  # type: ignore[misc, operator]
-
-        signal.signal(signal.SIGINT, handler)
-        with process_backend(counters(2)):
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-            with pytest.raises(KeyboardInterrupt), shield:
-                signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert len(calls) == 3
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_a_handler_that_is_set_for_a_while_is_not_called_later(process_backend: Any) -> None:
-    calls: list[Any] = []
-    with process_backend(counters(2)) as venv:
-        venv.reset()
-        before = signal.signal(signal.SIGINT, lambda *args: calls.append(args))
-        venv.step(ACTIONS)
-        signal.raise_signal(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        venv.step(ACTIONS)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    assert len(calls) == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def interrupted(function: Any, first: bool = False) -> Any:
-    """The function, and a Ctrl-C as soon as it is done, or before that."""
-
-    def both(*args: Any) -> None:
-        if not first:
-            function(*args)
-        signal.raise_signal(signal.SIGINT)
-        if first:
-            function(*args)
-
-    return both
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_while_infos_are_sent_again_loses_nothing(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of two in a message could not be read; the worker is stopped."""
-    with process_backend([partial(TellsOnce, 0, RaisesAtUnpickle), partial(TellsOnce, 1)], num_workers=1) as venv:
-        venv.reset()
-        backend, pid = venv._backend, pids(venv)[0]
-        post, patience = backend._post, threading.Timer(SEEN, os.kill, (pid, signal.SIGCONT))
-
-        def stop_and_post(worker: Any, kind: int, *args: Any) -> None:
-            if kind == messages.RESEND:
-                os.kill(pid, signal.SIGSTOP)
-                patience.start()
-            post(worker, kind, *args)
-            if kind == messages.RESEND:
-                signal.raise_signal(signal.SIGINT)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(backend, "_post", stop_and_post)
-            with pytest.raises(KeyboardInterrupt):
-                venv.step(ACTIONS)
-        assert patience.is_alive(), "it was waited for"
-        patience.cancel()
-        os.kill(pid, signal.SIGCONT)
-        with pytest.raises(TypeError, match="cannot be read here") as caught:
-            venv.recv()
-        assert caught.value.partial.env_id.tolist() == [1]  # type: ignore[attr-defined]
-        assert caught.value.partial.info[0]["odd"] == {}  # type: ignore[attr-defined]
-
-
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("moment", ["restart", "send"])
-def test_an_interrupt_while_an_env_is_reset_again_loses_no_row(
-    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fns = [partial(TellsOnce, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
-    with process_backend(fns, num_workers=3, on_error="restart") as venv:
-        venv.reset()
-        venv.send([0] * 3, reset=[1])
-        with monkeypatch.context() as patch:
-            patch.setattr(venv._backend, moment, interrupted(getattr(venv._backend, moment)))
-            with pytest.raises(KeyboardInterrupt):
-                venv.recv()
-        assert venv.waiting_id == [0, 1, 2]
-        obs, *_, info = venv.recv()
-        assert obs[:, 2].tolist() == [1, 0, 1]
-        assert info[0]["odd"] == {}
-        assert venv.failed_id == []
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_while_a_hung_worker_is_ended_loses_no_answer(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with process_backend([partial(HangsOnStep, 0, at=1)], step_timeout=0.5) as venv:
-        venv.reset()
-        venv.send([0])
-        with monkeypatch.context() as patch:
-            patch.setattr(WorkerProcess, "bury", interrupted(WorkerProcess.bury))
-            with pytest.raises(KeyboardInterrupt):
-                venv.recv()
-        assert list(venv._backend.lost) == [0]
-        with pytest.raises(WorkerTimeoutError):
-            venv.recv()
-
-
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("moment", ["launch", "_await_ready", "_post_frame"])
-def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(
-    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with process_backend(counters(1)) as venv:
-        venv.reset()
-        kill(pids(venv)[0])
-        of: Any = WorkerProcess if moment == "launch" else venv._backend
-        with monkeypatch.context() as patch:
-            patch.setattr(of, moment, interrupted(getattr(of, moment), first=moment == "_post_frame"))
-            with pytest.raises(KeyboardInterrupt):
-                venv.reset()
-        assert not venv._backend.workers[0].alive
-        venv.reset()
-        assert venv.step([0])[0][:, 2].tolist() == [1]
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_between_two_envs_of_dummy_loses_no_step() -> None:
-    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
-    interrupts, envs = 0, 32
-    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
-    try:
-        with DummyVectorEnv(counters(envs)) as venv:
-            venv.reset()
-            for _ in range(400):
-                try:
-                    try:
-                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 4e-4))
-                        for _ in range(1000):
-                            venv.step([0] * envs)
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    interrupts += 1
-                if venv.waiting_id:
-                    assert venv.waiting_id == list(range(envs))
-                    with suppress(EnvStepError):  # of the env whose code was interrupted
-                        venv.recv()
-                failed = set(venv.failed_id)
-                taken = {t for i, t in enumerate(venv.get_env_attr("t")) if i not in failed}
-                assert len(taken) == 1, "a round that was stepped in part"
-                venv.reset(sorted(failed) or None)
-                venv.reset()
-    finally:
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
-    assert interrupts == 400
-
-
-def test_a_round_whose_workers_were_not_told_before_an_interrupt_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ShmemVectorEnv(counters(2), num_workers=2, step_timeout=5) as venv:
-        venv.reset()
-        announce, interrupted = venv._backend._announce, []
-
-        def interrupt_once(workers: Any) -> None:
-            if not interrupted:
-                interrupted.append(True)
-                raise KeyboardInterrupt
-            announce(workers)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(venv._backend, "_announce", interrupt_once)
-            with pytest.raises(KeyboardInterrupt):
-                venv.step(ACTIONS)
-        assert venv.waiting_id == [0, 1]
-        assert venv.recv()[0][:, 2].tolist() == [1, 1]
-
-
-def test_a_reset_that_an_interrupt_kept_from_being_sent_is_none(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    with backend([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
-        venv.reset()
-        with monkeypatch.context() as patch:
-            patch.setattr(venv._backend, "send", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                venv.reset()
-        with pytest.raises(ValueError, match="boom") as caught:
-            venv.step(ACTIONS)
-        assert "env 0, step()" in said(caught.value)
-
-
-class InterruptsInClose(Counter):
-    """Sends Ctrl-C to the parent when it is closed, and hangs."""
-
-    def __init__(self, id: int, parent: int) -> None:
-        super().__init__(id)
-        self.parent = parent
-
-    def close(self) -> None:
-        os.kill(self.parent, signal.SIGINT)
-        time.sleep(1000)
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_in_close_leaves_nothing_behind(process_backend: Any) -> None:
-    venv = process_backend([partial(InterruptsInClose, 0, os.getpid()), *counters(2)[1:]], num_workers=2)
-    venv.reset()
-    left = pids(venv)
-    with pytest.raises(KeyboardInterrupt):
-        venv.close()
-    assert all(gone(pid) for pid in left)
-    venv.close()
-
-
-class Local(EnvWorker):
-    """A worker of one's own, in this process."""
-
-    def __init__(self, env_fn: Any) -> None:
-        self.env = env_fn()
-        super().__init__(env_fn)
-
-    def get_env_attr(self, key: str) -> Any:
-        return getattr(self.env, key)
-
-    def set_env_attr(self, key: str, value: Any) -> None:
-        setattr(self.env, key, value)
-
-    def send(self, action: Any, **kwargs: Any) -> None:
-        self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
-
-    def render(self, **kwargs: Any) -> Any:
-        return None
-
-    def close_env(self) -> None:
-        self.env.close()
-
-
 class Ends(Counter):
     def __init__(self, id: int, error: type[BaseException]) -> None:
         super().__init__(id)
@@ -637,46 +347,6 @@ class Ends(Counter):
         if self.t == 2:
             raise self.error
         return result
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_program_leaves_no_old_row_in_workers_of_ones_own(error: type[BaseException]) -> None:
-    with BaseVectorEnv([partial(Ends, 0, error), partial(Counter, 1)], Local) as venv:
-        venv.reset()
-        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
-        with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else EnvStepError):
-            venv.step(ACTIONS)
-        if venv.waiting_id:
-            with pytest.raises(EnvStepError, match="env 0 failed in step"):
-                venv.recv()
-        assert venv.failed_id == [0]
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_who_ignores_interrupts_later_goes_on_to_ignore_them(backend: Any) -> None:
-    with backend(counters(1)):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-class InterruptedInClose(Counter):
-    def close(self) -> None:
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_while_an_env_of_dummy_is_closed_is_raised_once_all_are() -> None:
-    venv = DummyVectorEnv([partial(InterruptedInClose, 0), partial(RaisesElsewhere, 1)])
-    with pytest.raises(KeyboardInterrupt):
-        venv.close()
-    assert venv.is_closed
-    venv.close()
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_nothing_is_held_back_for_ever_by_a_shield_that_nobody_needs() -> None:
-    """Where no vector env is open, `with shield` does nothing: an interrupt in it could leave it half up."""
-    with shield, pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
 
 
 # What one call or env leaves to another.
@@ -810,7 +480,7 @@ class NeverMade(Counter):
 def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(
     process_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vecenv.base.CLOSE_TIMEOUT", 0.5)
+    monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.5)
     with pytest.raises(ValueError, match="it cannot be made"):
         process_backend([partial(HangsInClose, 0), partial(NeverMade, 1)], num_workers=1, start_timeout=60)
 

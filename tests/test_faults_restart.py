@@ -145,12 +145,12 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
 
 
 class RaisesWhenAsked(Counter):
-    """For an action that says so."""
+    """For an action that says so; actions travel as objects."""
 
-    action_space = spaces.Dict(fails=spaces.Discrete(2))
+    action_space = spaces.Sequence(spaces.Discrete(2))
 
     def step(self, action: Any) -> Any:
-        if action["fails"]:
+        if action[0]:
             raise ValueError("asked to")
         return super().step(0)
 
@@ -159,16 +159,16 @@ def test_an_env_that_is_not_stepped_is_sent_no_action(backend: Any, monkeypatch:
     """A worker would keep it, for a later step."""
     with backend([partial(RaisesWhenAsked, i) for i in range(2)], num_workers=1, on_error="restart") as venv:
         venv.reset()
-        venv.step([{"fails": 1}, {"fails": 0}])
-        send, sent = venv._backend.send, list[Any]()
+        venv.step([(1,), (0,)])
+        send, sent = venv.engine.backend.send, list[Any]()
 
         def noted(ids: Any, ops: Any, payloads: Any) -> None:
             sent.append((ids.tolist(), list(payloads)))
             send(ids, ops, payloads)
 
         with monkeypatch.context() as patch:
-            patch.setattr(venv._backend, "send", noted)
-            *_, info = venv.step([{"fails": 0}, {"fails": 0}])
+            patch.setattr(venv.engine.backend, "send", noted)
+            *_, info = venv.step([(0,), (0,)])
     assert info[0]["restarted"]
     assert sent == [([1], [1])]
 

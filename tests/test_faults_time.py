@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-import vecenv.base
+import vecenv.engine.lifetime
 from tests.faulty import (
     AGES,
     Counter,
@@ -43,7 +43,7 @@ how_it_hangs = pytest.mark.parametrize(
 @pytest.fixture
 def hasty_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """close() gives the envs less time, where the time itself is not what the test is about."""
-    monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
 
 
 def check_told(error: WorkerTimeoutError, env_id: int, pid: int, where: str) -> None:
@@ -237,7 +237,8 @@ class Watched:
 
     def look_after(self, seconds: float) -> None:
         self._clock.ahead += seconds
-        self.venv._backend.watchdog.look(self.venv._backend._owing())
+        backend = self.venv.engine.backend
+        backend._watchdog.look(backend._owing())
 
     def waits(self) -> None:
         for _ in range(self.looks):
@@ -256,7 +257,7 @@ def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(watched: Wa
     venv = watched.venv
     watched.begins()
     watched.waits()
-    os.kill(venv._backend.pid(0), signal.SIGKILL)
+    os.kill(venv.engine.backend.workers[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError):
         venv.recv()
     watched.begins()
@@ -375,7 +376,7 @@ def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column, tmp_pa
 
 def check_forced_close(venv: Any, envs: list[int]) -> None:
     """close() ends in time, names who had to be killed, leaves no process, and has no effect when repeated."""
-    workers = {worker.pid for worker in venv._backend.workers}
+    workers = {worker.pid for worker in venv.engine.backend.workers}
     begin = time.monotonic()
     with pytest.warns(RuntimeWarning, match="did not close in time and was killed") as warned:
         venv.close()
@@ -389,7 +390,7 @@ def check_forced_close(venv: Any, envs: list[int]) -> None:
 def test_close_is_bounded_though_an_env_takes_a_minute_to_close(column: Column) -> None:
     venv = column.backend(counters(N, env1=SlowClose, env2=partial(SlowClose, gil=True)), **column.options)
     Ledger(venv).begin()
-    workers = {worker.pid for worker in venv._backend.workers}
+    workers = {worker.pid for worker in venv.engine.backend.workers}
     begin = time.monotonic()
     with pytest.warns(RuntimeWarning, match="did not close in time") as warned:
         venv.close()

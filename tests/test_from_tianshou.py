@@ -6,7 +6,7 @@ from cases import BareWorker, LocalWorker, counting, custom
 from gymnasium import spaces
 from test_actions import TestRowsBelongToTheEnvs as RowsBelongToTheEnvs
 
-from vecenv import BaseVectorEnv, ClosedError, SubprocVectorEnv, VectorEnvWrapper
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv, VectorEnvWrapper
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.testing import CountingEnv
 from vecenv.testing.model import Twins
@@ -49,10 +49,10 @@ class TestArguments:
     def test_shared_memory_for_subprocesses(self):
         twins = Twins(2)
         with SubprocVectorEnv(twins.env_fns, None, None, True, "fork") as venv:
-            assert isinstance(venv._backend, ShmemBackend)
+            assert isinstance(venv.engine.backend, ShmemBackend)
             twins.compare([0, 1], venv.reset(), [twins.reset(0), twins.reset(1)])
         with SubprocVectorEnv(twins.env_fns, wait_num=1, share_memory=False, context="fork") as venv:
-            assert not isinstance(venv._backend, ShmemBackend)
+            assert not isinstance(venv.engine.backend, ShmemBackend)
 
     @pytest.mark.parametrize("share_memory", [False, True])
     def test_the_context_comes_after_it(self, share_memory):
@@ -103,9 +103,18 @@ class TestCustomWorkers:
         with pytest.raises(ClosedError):
             venv.workers  # noqa: B018
 
-    def test_the_workers_of_other_backends_are_not(self, backend):
-        with backend(counting(2)) as venv, pytest.raises(AttributeError, match="reach its envs by get_env_attr"):
+    def test_worker_processes_are_not(self, process_backend):
+        with (
+            process_backend(counting(2)) as venv,
+            pytest.raises(AttributeError, match="reach its envs by get_env_attr"),
+        ):
             venv.workers  # noqa: B018
+
+    def test_the_workers_of_dummy_have_the_envs(self):
+        with DummyVectorEnv(counting(2)) as venv:
+            assert [worker.env for worker in venv.workers] == venv.envs
+            venv.workers[1].env.length = 9
+            assert venv.get_env_attr("length") == [5, 9]
 
     def test_what_is_no_worker_is_closed_like_the_others(self):
         class Half(BareWorker):

@@ -4,13 +4,11 @@ import functools
 import multiprocessing
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
 from cases import counting
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
-from gymnasium.utils.env_checker import data_equivalence
 from gymnasium_cases import OURS, Remembers
 
 from vecenv import (
@@ -19,7 +17,7 @@ from vecenv import (
     GymnasiumVectorEnv,
     SB3VecEnv,
     ShmemVectorEnv,
-    SyncVectorEnv,
+    VectorEnvError,
     VectorEnvWrapper,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -249,43 +247,17 @@ def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kin
     envs.close()
 
 
-def test_after_an_interrupt_the_pending_step_can_be_waited_for():
-    """A Ctrl-C in a wait: no answer is lost, and none is taken for another one's."""
-
+def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
+    """The wrapper makes the facade step by halves."""
     envs = GymnasiumVectorEnv(Interrupted(ShmemVectorEnv([Remembers] * 2), at=2))
     envs.reset()
     with pytest.raises(KeyboardInterrupt):
         envs.step([1, 2])
-    assert envs.step_wait()[1].tolist() == [1.0, 2.0]
+    with pytest.raises(VectorEnvError, match="interrupted"):
+        envs.step([1, 2])
+    envs.reset()
     assert envs.step([2, 0])[1].tolist() == [2.0, 0.0]
     envs.close()
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("form", [list, np.array])
-def test_control_c_in_a_step_leaves_it_pending(form, mode, process_backend):
-    """However it was begun, and whatever episodes had ended: its results come with `step_wait`, in their order."""
-    whole = SyncVectorEnv([CountingEnv, lambda: CountingEnv(1, length=1)], autoreset_mode=mode)
-    whole.reset()
-    with Gates(1, ops=["step"]) as gates:
-        venv = process_backend([gates.env_fn(0), lambda: CountingEnv(1, length=1)])
-        envs = GymnasiumVectorEnv(venv, autoreset_mode=mode)
-        envs.reset()
-        gates.open(0)
-        assert data_equivalence(envs.step(form([3, 4])), whole.step([3, 4]))
-        gates.await_arrival(0)
-        interrupt = threading.Thread(target=lambda: (gates.await_arrival(0), os.kill(os.getpid(), signal.SIGINT)))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
-            envs.step(form([5, 6]))
-        interrupt.join()
-        with pytest.raises(AlreadyPendingCallError):
-            envs.step(form([0, 0]))
-        gates.open(0, times=2)
-        assert data_equivalence(envs.step_wait(), whole.step([5, 6]))
-        assert data_equivalence(envs.step(form([7, 8])), whole.step([7, 8]))
-        envs.close()
-    whole.close()
 
 
 @pytest.mark.parametrize("facade", [GymnasiumVectorEnv, SB3VecEnv])

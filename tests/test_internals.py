@@ -26,6 +26,7 @@ from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
 from vecenv.backends.pool import watchdog
+from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.engine.ids import as_ids
 from vecenv.engine.seeding import next_seed, seed_chain, spread_seeds
 
@@ -225,13 +226,15 @@ class TestWatchdog:
     def seen(self, monkeypatch):
         """Has a worker looked at, at a time; returns when it was taken for hanging, with a limit of 10."""
         clock, line, told = [0.0], [0] * LINE, []
+        worker = WorkerHandle(0, 0, 1)
+        worker.alive = True
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        dog = watchdog.Watchdog(SimpleNamespace(control=SimpleNamespace(line=lambda index: line)), 10.0)
-        monkeypatch.setattr(dog, "_hung", lambda worker, seen: told.append(clock[0]))
+        dog = watchdog.Watchdog(SimpleNamespace(line=lambda index: line), 0, 10.0, lambda worker, reason: None)
+        monkeypatch.setattr(dog, "_hung", lambda worker, ids, seen: told.append(clock[0]))
 
         def seen(at, doing=A_ROUND):
             clock[0], line[DOING] = at, doing
-            dog.look([SimpleNamespace(index=0, alive=True)])
+            dog.look({worker: [0]})
             return told
 
         return seen

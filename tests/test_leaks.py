@@ -176,7 +176,7 @@ def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -
                 ledger.reset([3])
             else:
                 assert ledger.round() == []
-            if k in (400, 1999):
+            if k in (1200, 1999):  # the times of the last 1,024 rounds are kept
                 gc.collect()
                 blocks.append(sys.getallocatedblocks())
         assert blocks[1] - blocks[0] < 500

@@ -201,7 +201,8 @@ class Forgets(DummyVectorEnv):
     def send(self, action, id=None, **kwargs):
         super().send(action, id, **kwargs)
         if kwargs.get("reset"):
-            self._arena.obs[...] = 0 if isinstance(self._arena.obs, np.ndarray) else self._arena.obs
+            obs = self.engine.arena.obs
+            obs[...] = 0 if isinstance(obs, np.ndarray) else obs
 
 
 def test_the_machine_finds_a_vector_env_that_breaks_the_contract():

@@ -182,14 +182,14 @@ class TestGoodBehaviour:
             env = SB3VecEnv(venv)
             env.reset()
             with pytest.raises(
-                EnvContractError, match=r"env 0 returned a reward of shape \(2,\), SB3 needs one number"
+                EnvContractError, match=r"the envs return rewards of shape \(2,\), SB3 needs one number"
             ):
                 env.step(np.zeros(1, int))
         space = spaces.Discrete(2)
         with DummyVectorEnv([*playing(space, [0], rewards=[1.0]), *playing(space, [0], rewards=[np.ones(2)])]) as venv:
             env = SB3VecEnv(venv)
             env.reset()
-            with pytest.raises(EnvContractError, match=r"env 1 returned a reward of shape \(2,\)") as caught:
+            with pytest.raises(EnvContractError, match=r"env 1: step\(\) returned a reward of shape \(2,\)") as caught:
                 env.step(np.zeros(2, int))
             assert caught.value.env_id == 1
 

@@ -8,6 +8,7 @@ from cases import custom
 from conftest import BACKENDS
 
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv
+from vecenv.backends.base import Answered
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ipc.opcodes import AUTORESET, STEP, STEP_OBJECT
 from vecenv.testing import CHECKS, check_rounds, check_vector_env
@@ -41,8 +42,9 @@ class LosesAnAnswer(DummyBackend):
         self.arena.status[-1] = STEP
 
     def wait(self, done, deadline):
-        if not done():
+        if done is not None and not done():
             self.given_up.wait()
+        return 0.0
 
 
 class SwapsRows(DummyBackend):
@@ -68,19 +70,19 @@ class RunsTwice(DummyBackend):
 class ForgetsSeeds(DummyBackend):
     """Drops the seeds."""
 
-    def ask(self, ids, op, args):
-        return [None] * len(ids) if op == "seed" else super().ask(ids, op, args)
+    def call(self, ids, op, args):
+        return Answered([True] * len(ids)) if op == "seed" else super().call(ids, op, args)
 
 
 class WrapsEnvErrors(DummyBackend):
     """Every failure becomes a plain RuntimeError."""
 
     def take(self, ids):
-        extras = super().take(ids)
-        for extra in extras.values():
+        taken = super().take(ids)
+        for extra in taken.extras.values():
             if extra.failure is not None:
                 extra.failure.error = RuntimeError("something failed")
-        return extras
+        return taken
 
 
 class IgnoresAutoreset(DummyBackend):
@@ -180,7 +182,7 @@ class CallsEnvFnsForTheirSpaces(DummyVectorEnv):
 
 class CloseRaisesTwice(DummyVectorEnv):
     def close(self):
-        self._check_open()
+        self.engine.check_open()
         super().close()
 
 
@@ -195,8 +197,9 @@ class RoundsObservations(DummyVectorEnv):
 class WaitsForAll(SubprocVectorEnv):
     """Whatever `wait_num` and `timeout` say."""
 
-    def _enough(self, need):
-        return super()._enough(self._in_flight() or need)
+    def recv(self):
+        self.engine.wait_for_all(None)
+        return super().recv()
 
 
 class DropsVectorRewards(DummyVectorEnv):

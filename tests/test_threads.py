@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import vecenv.base
+import vecenv.engine.lifetime
 from tests.ledger import CLOSED
 from vecenv import ClosedError
 from vecenv.testing import Gates
@@ -43,7 +43,7 @@ def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
 def sleeps(venv: Any, within: float = 20.0) -> None:
     """Waits until a call sleeps until envs have answered."""
     deadline = time.monotonic() + within
-    while not venv._backend._waited_for:
+    while not venv.engine.backend.sleeps:
         assert time.monotonic() < deadline, "no call waits"
         time.sleep(0.002)
 
@@ -63,7 +63,7 @@ def test_close_ends_a_wait_of_another_thread(process_backend: type) -> None:
 def test_close_is_bounded_also_where_another_thread_waits_for_ever(
     process_backend: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
     with Gates(2, ops=["step"]) as gates:
         venv = process_backend(gates.env_fns, num_workers=1)
         venv.reset()
@@ -78,7 +78,7 @@ def test_close_is_bounded_also_where_another_thread_waits_for_ever(
 
 @pytest.mark.filterwarnings("ignore:the worker of envs:RuntimeWarning")
 def test_the_handler_of_a_signal_may_close(process_backend: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vecenv.base, "CLOSE_TIMEOUT", 0.3)
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
     with Gates(2, ops=["step"]) as gates:
         venv = process_backend(gates.env_fns, num_workers=1)
         venv.reset()

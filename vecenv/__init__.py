@@ -8,6 +8,7 @@ from vecenv.backends.env_worker import EnvWorker
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import (
     ClosedError,
+    ConcurrentCallError,
     EnvContractError,
     EnvStepError,
     ObservationError,
@@ -46,6 +47,7 @@ __all__ = [
     "Backend",
     "BaseVectorEnv",
     "ClosedError",
+    "ConcurrentCallError",
     "ContinuousToDiscrete",
     "DMControlEnv",
     "DummyVectorEnv",

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import warnings
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from vecenv.backends.base import Backend
-from vecenv.backends.env_worker import PerEnvBackend
-from vecenv.backends.host.row_writer import Extra
-from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.layout import Layout, common_layout
-from vecenv.caller_warnings import warn_caller
-from vecenv.engine.checks import check_count, check_env_fns, check_spaces_equal, check_timeout, default_workers, keeps
-from vecenv.engine.recovery import Recovery
-from vecenv.engine.results import HandOver, Step
-from vecenv.errors import ClosedError
-from vecenv.rounds import Rounds
-
-CLOSE_TIMEOUT = 5.0
-_forks = 0
-"""How often this process is a copy of another: a cheaper question than the process id."""
+from vecenv.backends.env_worker import EnvWorkerBackend
+from vecenv.engine.checks import check_count, check_env_fns, check_timeout
+from vecenv.engine.engine import Engine
+from vecenv.engine.ids import as_ids
+from vecenv.engine.results import Step
+from vecenv.engine.seeding import check_seed, seed_chain, spread_seeds
 
 
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
-
-
-class BaseVectorEnv(Rounds):
+class BaseVectorEnv:
     """Runs many envs as one (contract of tianshou's BaseVectorEnv: ids, no autoreset, `wait_num` and `timeout`).
 
         venv = ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)
@@ -66,8 +45,12 @@ class BaseVectorEnv(Rounds):
         check_actions: refuse actions that are not in the action space; else they reach the env as they are.
 
     Guarantees: a call that is refused leaves every env untouched; returned arrays never change later; the failure of
-    one env loses no result of another (`error.partial`); every wait ends when a worker dies.
+    one env loses no result of another (`error.partial`); every wait ends when a worker dies. A call that Ctrl-C
+    interrupts discards its results, and its envs have to be reset.
     """
+
+    _warns_unclosed = True
+    """Whether an object that is dropped unclosed warns."""
 
     def __init__(
         self,
@@ -86,57 +69,30 @@ class BaseVectorEnv(Rounds):
         check_spaces: bool = False,
         check_actions: bool = False,
     ) -> None:
-        self.is_closed = False
-        self._env_fns = check_env_fns(env_fns)
-        n = self.env_num = len(self._env_fns)
-        self.wait_num = n if wait_num is None else check_count("wait_num", wait_num, n)
-        self.timeout = check_timeout(timeout)
-        self.is_async = self.wait_num != n or timeout is not None
-        self._backend = _backend_for(worker_fn, backend)
-        self._recovery = Recovery(self._backend, on_error, max_restarts)
-        if num_workers is None:
-            num_workers = default_workers(n, self.is_async)
-        num_workers = check_count("num_workers", num_workers, n)
-        layout = self._start(num_workers, check_spaces)
-        self.num_workers = self._backend.num_workers
-        self._action_leaf = layout.action
-        spaced = any(r.observation_space is not None for r in self._reports)
-        self._strict, self._check_actions = strict, check_actions
-        if layout.action is not None and not strict and not check_actions:
-            self._plain_actions = (n, *layout.action.shape), layout.action.dtype
-            self._steps_plainly = not self.is_async and keeps(self, BaseVectorEnv, "send", "recv")
-        self._all_ids = list(range(n))
-        self._hand_over = HandOver(self._arena, layout, self._all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
-        self._unreset = np.ones(n, dtype=np.bool_)
-        self._order: list[np.ndarray | None] = []
-        self._status: Any = self._arena.status.data
-        self._all_done, self._all_idle = bytes([opcodes.DONE]) * n, bytes([opcodes.IDLE]) * n
-        self._all_answered = self._enough(n)
-        self._resets_in_flight = {}
-        self._rounds = self._steps = self._resets = 0
-        self._dispatch_time = self._wait_time = 0.0
-
-    def _start(self, num_workers: int, check_spaces: bool) -> Layout:
-        """Make the envs and the memory for their batches, or close what was made of them."""
-        self._owner, self._forks = os.getpid(), _forks
-        # Before anything is started, so that an interrupted constructor leaves nothing behind.
-        self._finalizer = weakref.finalize(self, _shut_down, self._backend, type(self).__name__, self._owner)
-        self._finalizer.atexit = False
-        _open.add(self)
-        try:
-            self._reports = self._backend.start(self._env_fns, num_workers, self.is_async)
-            if check_spaces:
-                check_spaces_equal(self._reports)
-            layout = common_layout(
-                [r.observation_space for r in self._reports], [r.action_space for r in self._reports]
-            )
-            self._arena = self._backend.bind(layout)
-        except BaseException:
-            self.is_closed = True
-            self._finalizer.detach()
-            self._backend.close(CLOSE_TIMEOUT)
-            raise
-        return layout
+        fns = check_env_fns(env_fns)
+        n = self.env_num = len(fns)
+        self.engine = Engine(
+            _backend_for(worker_fn, backend),
+            fns,
+            wait_num=None if wait_num is None else check_count("wait_num", wait_num, n),
+            timeout=check_timeout(timeout),
+            num_workers=None if num_workers is None else check_count("num_workers", num_workers, n),
+            copy=copy,
+            stack_obs=stack_obs,
+            on_error=on_error,
+            max_restarts=max_restarts,
+            strict=strict,
+            check_spaces=check_spaces,
+            check_actions=check_actions,
+            name=type(self).__name__,
+            warns=self._warns_unclosed,
+        )
+        """What runs the rounds: for facades and collectors, see `engine_of`."""
+        self.wait_num, self.timeout, self.is_async = self.engine.wait_num, self.engine.timeout, self.engine.is_async
+        self.num_workers = self.engine.num_workers
+        """How many workers share the envs."""
+        self._exchanges = not self.is_async and overrides_nothing(self, "send", "recv")
+        """Whether `step` of all envs may do without `send` and `recv`."""
 
     # Stepping.
 
@@ -147,13 +103,8 @@ class BaseVectorEnv(Rounds):
         `id`. Other arguments go to every `reset`. An env that failed is started again. Raises RuntimeError for an env
         that is still stepping.
         """
-        self._check_open()
-        ids = self._as_ids(id, env_id)
-        self._send_resets(ids, kwargs)
-        asked = self._all_ids if ids is None else ids.tolist()
-        self._wait(self._answered(asked), None)
-        extras = self._take(ids, asked)
-        return self._hand_over.obs(ids, extras), self._hand_over.info(asked, extras)
+        self.engine.check_open()
+        return self.engine.reset(self._as_ids(id, env_id), kwargs)
 
     def step(
         self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, autoreset: bool = False
@@ -161,31 +112,35 @@ class BaseVectorEnv(Rounds):
         """Step the envs `id` (default all) and return (obs, rew, terminated, truncated, info).
 
         Row j belongs to env id[j]; with `wait_num` or `timeout` the rows are those of the envs that are ready, by
-        ascending id, and `info[j]["env_id"]` tells which. `action` has one row an env, of any array library; None sends
-        nothing and only waits for what is in flight. Envs in `reset` (ids or a mask, among `id`) are reset instead of
-        stepped, in the same round; their action is ignored. With `autoreset` an env whose episode this step ends is
-        reset in the same round too: its row has the first observation of the next episode and the reward and flags of
-        the last step, and its info is that of the reset, with `final_obs` and `final_info` of the step (as SAME_STEP
-        mode of gymnasium's vector envs).
+        ascending id, and `info[j]["env_id"]` is their id. `action` has one row an env, of any array library; None sends
+        nothing and only waits for what is in flight. Actions are cast to the dtype of the action space. Envs in `reset`
+        (ids or a mask, among `id`) are reset instead of stepped, in the same round; their action is ignored. With
+        `autoreset` an env whose episode this step ends is reset in the same round too: its row has the first
+        observation of the next episode and the reward and flags of the last step, and its info is that of the reset,
+        with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs).
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
         """
-        self._check_open()
-        if self._steps_plainly and id is None and env_id is None:
-            extras = self._exchange(action, reset, autoreset)
-            if extras is not None:
-                return self._hand_over.rows(None, self._all_ids, extras)
+        engine = self.engine
+        if self._exchanges and action is not None and id is None and env_id is None:
+            taken = engine.exchange(action, reset, autoreset)
+            return engine.results.rows(None, engine.all_ids, taken)
         if action is None and reset is None:
+            engine.check_open()
             self._as_ids(id, env_id)
-            if not self.is_async and not self._in_flight():
+            if not self.is_async and not engine.in_flight:
                 raise ValueError(
                     "step(None) waits for steps in flight, which only async mode or send() can have; "
                     "action must be not-None for non-async: pass one action for each env"
                 )
-        else:
+            return self.recv()
+        try:
             self.send(action, id, env_id=env_id, reset=reset, autoreset=autoreset)
-        return self.recv()
+            return self.recv()
+        except KeyboardInterrupt as error:  # also between the two
+            engine.abandon(error)
+            raise
 
     def send(
         self,
@@ -203,28 +158,15 @@ class BaseVectorEnv(Rounds):
         ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
         RuntimeError for an env that is still stepping, and the old error of an env that failed.
         """
-        self._check_open()
-        begin = perf_counter()
-        if id is None and env_id is None and not kwargs and self._send_plainly(action, reset, autoreset):
-            ids = None
-        elif action is not None:
-            ids = self._as_ids(id, env_id)
-            resets = None if reset is None else self._reset_rows(ids, reset)
-            if autoreset and not self._backend.autoresets:
-                raise TypeError(
-                    f"{type(self._backend).__name__} cannot reset an env in the round of its last step (autoreset="
-                    "True); use reset(id), or step(action, reset=terminated | truncated) in the next round"
-                )
-            self._send_steps(ids, action, resets, autoreset, kwargs)
+        self.engine.check_open()
+        if action is not None:
+            self.engine.send(action, self._as_ids(id, env_id), reset, autoreset, kwargs)
         elif reset is None:
             raise ValueError("send() needs one action for each env, or ids to reset")
         elif id is not None or env_id is not None:
             raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
         else:
-            ids = self._as_ids(reset)
-            self._send_resets(ids, kwargs)
-        self._order.append(ids)
-        self._dispatch_time += perf_counter() - begin
+            self.engine.send(None, self._as_ids(reset), None, False, kwargs)
 
     def recv(self) -> Step:
         """The second half of `step`: wait for what is in flight and return it.
@@ -232,52 +174,181 @@ class BaseVectorEnv(Rounds):
         All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
         that failed is raised with the others' results in its `partial`.
         """
-        received = self._receive()
-        return self._hand_over.rows(*received)
+        received = self.engine.receive()
+        return self.engine.results.rows(*received)
 
-    def _receive(self) -> tuple[np.ndarray | None, list[int], Mapping[int, Extra]]:
-        """Wait for what `recv` returns and take it: what `HandOver.rows` makes the batch of."""
-        self._check_open()
-        order = self._order
-        if len(order) == 1 and order[0] is None and not self.is_async:
-            self._wait(self._all_answered, None)
-            self._order = []
-            return None, self._all_ids, self._take(None, self._all_ids)
-        in_flight = self._in_flight()
-        if in_flight == 0:
-            raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
-        need = min(self.wait_num, in_flight) if self.is_async else in_flight
-        self._wait(self._enough(need), self.timeout)
-        if self.is_async and not (one := self._enough(1))():
-            self._wait(one, None)
-        ids, asked = self._finished_ids()
-        return ids, asked, self._take(ids, asked)
+    # The ids of a call.
+
+    def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
+        """The ids of a call, None for all in their order."""
+        if env_id is not None:
+            if id is not None:
+                raise TypeError("pass id or env_id, which are two names of one argument, not both")
+            id = env_id
+        if id is None:
+            return None
+        ids = as_ids(id, self.env_num)
+        return None if len(ids) == self.env_num and ids.tolist() == self.engine.all_ids else ids
+
+    def _wrap_id(self, id: Any = None) -> list[int]:
+        """The ids of a call as a list (a name that subclasses written for tianshou use)."""
+        ids = self._as_ids(id)
+        return list(self.engine.all_ids) if ids is None else ids.tolist()
+
+    # What is known of the envs, one entry each, from when they were made.
+
+    def _reported(self, name: str) -> list[Any]:
+        self.engine.check_open()
+        return [getattr(report, name) for report in self.engine.reports]
+
+    @property
+    def action_space(self) -> list[Any]:
+        """The action space of each env (None for an env without): this process's own copies, seeded by `seed`."""
+        return self._reported("action_space")
+
+    @property
+    def observation_space(self) -> list[Any]:
+        """The observation space of each env (None for an env without)."""
+        return self._reported("observation_space")
+
+    @property
+    def metadata(self) -> list[Any]:
+        """The metadata of each env."""
+        return self._reported("metadata")
+
+    @property
+    def spec(self) -> list[Any]:
+        """The gymnasium spec of each env, or None."""
+        return self._reported("spec")
+
+    @property
+    def reward_range(self) -> list[Any]:
+        """The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away)."""
+        ranges = self._reported("reward_range")
+        if all(entry is None for entry in ranges):
+            raise AttributeError("no env has a reward_range")
+        return ranges
+
+    # Counts and states.
+
+    @property
+    def workers(self) -> list[Any]:
+        """The workers that `worker_fn` made, one an env; AttributeError for a vector env without."""
+        self.engine.check_open()
+        backend = self.engine.backend
+        if not isinstance(backend, EnvWorkerBackend):
+            raise AttributeError(
+                f"{type(self).__name__} has no workers of one env each; reach its envs by get_env_attr, set_env_attr "
+                "and call"
+            )
+        return backend.env_workers
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.engine.closed
+
+    @property
+    def num_envs(self) -> int:
+        """The number of envs, as gymnasium calls it."""
+        return self.env_num
+
+    @property
+    def ready_id(self) -> list[int]:
+        """The envs that can be stepped."""
+        self.engine.check_open()
+        return self.engine.ready_ids
+
+    @property
+    def waiting_id(self) -> list[int]:
+        """The envs in flight: started by `send` or an async `step`, their results not yet returned."""
+        self.engine.check_open()
+        return self.engine.waiting_ids
+
+    @property
+    def failed_id(self) -> list[int]:
+        """The envs that failed and accept nothing but `reset`."""
+        self.engine.check_open()
+        return self.engine.failed_ids
+
+    def alive(self) -> list[bool]:
+        """Whether each env exists: False for those whose worker has ended. Does not wait."""
+        return self.engine.alive()
+
+    def stats(self) -> dict[str, Any]:
+        """Where time went since the start: counts, seconds, and which envs are slow.
+
+        `rounds`, `steps`, `resets`: counts of calls and of envs; `dispatch_s`, `wait_s`: seconds of this process;
+        `round_p50_s`, `round_p99_s`: percentiles of the last 1,024 rounds (None before the first); `worker_busy_s`:
+        seconds of each worker inside rounds; `slowest_worker`, `slowest_env_ids`: the index of the busiest worker and
+        the envs that it hosts; `restarts`: of workers; `absorbed`: failures that on_error="restart" turned into
+        truncated rows.
+        """
+        return self.engine.stats()
+
+    # Attributes.
+
+    def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
+        """The attribute `key` of the envs `id` (default all), found through wrappers, as a list in the order of `id`.
+
+        AttributeError, with the env named, if an env and its wrappers do not have it; RuntimeError for an env that is
+        stepping.
+        """
+        return self._call(id, "get_env_attr", (key,))
+
+    def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
+        """Set the attribute where `get_env_attr` finds it, or on the innermost env if it is new."""
+        self._call(id, "set_env_attr", (key, value))
+
+    def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
+        """Call the method `name` of the envs `id`, in all workers at once; what is not a method is returned (as
+        gymnasium's `call`).
+        """
+        return self._call(id, "call", (name, args, kwargs))
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        """The frame of each env, by `env.render(**kwargs)`; RuntimeError while any is stepping."""
+        self.engine.check_open()
+        if self.engine.in_flight:
+            raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
+        return self._call(None, "render", (kwargs,))
+
+    def _call(self, id: Any, op: str, args: tuple[Any, ...]) -> list[Any]:
+        self.engine.check_open()
+        return self.engine.call(self._as_ids(id), op, args)
+
+    # Seeds.
+
+    def seed(self, seed: Any = None) -> list[int | None]:
+        """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env.
+
+        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does
+        nothing. ValueError for a wrong count or a bad seed, before any env is touched.
+        """
+        self.engine.check_open()
+        self.engine.check_idle(None)
+        seeds = spread_seeds(seed, self.engine.all_ids)
+        self.engine.seed(seeds)
+        return seeds
+
+    def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
+        """Seed the envs with a chain of seeds that starts at `seed`, and return the next one (as torchrl's `set_seed`).
+
+        `static_seed` gives every env the same seed, and returns it.
+        """
+        self.engine.check_open()
+        self.engine.check_idle(None)
+        if seed is None:
+            return None
+        chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)
+        self.engine.seed(chain[:-1])
+        return chain[-1]
 
     # Life.
 
-    def _check_open(self) -> None:
-        if self.is_closed:
-            raise ClosedError(f"Methods of {type(self).__name__} cannot be called after close.")
-        if self._forks != _forks:
-            raise ClosedError(
-                f"this vector env belongs to process {self._owner} and cannot be used in process {os.getpid()}; "
-                "make one here"
-            )
-
     def close(self) -> None:
         """Close all envs and end the workers: at most 5 seconds, then by force. A second call does nothing."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        if self._finalizer.detach() is None or self._owner != os.getpid():
-            return
-        try:
-            for problem in self._backend.close(CLOSE_TIMEOUT):
-                warn_caller(problem)
-        finally:
-            # The memory goes with the last view of it that the caller holds, not with this object.
-            for name in ("_arena", "_status", "_all_answered", "_hand_over", "_recovery", "_backend"):
-                self.__dict__.pop(name, None)
+        self.engine.close()
 
     def __enter__(self) -> Any:
         return self
@@ -298,6 +369,20 @@ class BaseVectorEnv(Rounds):
         raise TypeError("vector envs hold processes and cannot be pickled or copied; pickle the env_fns instead")
 
 
+def overrides_nothing(venv: Any, *methods: str) -> bool:
+    """Whether these methods are those of BaseVectorEnv: a wrapper or subclass may have its own, which must be used."""
+    return all(getattr(type(venv), name, None) is getattr(BaseVectorEnv, name) for name in methods)
+
+
+def engine_of(venv: Any) -> Engine | None:
+    """The engine of `venv`, if stepping that directly is the same as stepping `venv`; else None.
+
+    None for what is no vector env of ours, and for wrappers and subclasses with a `reset`, `step`, `send` or `recv` of
+    their own, which would be bypassed.
+    """
+    return venv.engine if overrides_nothing(venv, "reset", "step", "send", "recv") else None
+
+
 def _backend_for(worker_fn: Any, backend: Any) -> Backend:
     """The backend that is meant; TypeError for none, for two and for what is none."""
     if (worker_fn is None) == (backend is None):
@@ -307,23 +392,4 @@ def _backend_for(worker_fn: Any, backend: Any) -> Backend:
         )
     if not callable(worker_fn) and not isinstance(backend, Backend):
         raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
-    return PerEnvBackend(worker_fn) if backend is None else backend
-
-
-_open: weakref.WeakSet[BaseVectorEnv] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """At interpreter exit: whatever is still open, without a word."""
-    for venv in list(_open):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            venv.close()
-
-
-def _shut_down(backend: Backend, name: str, owner: int) -> None:
-    """End the workers of a vector env that was never closed; not in a forked copy of the process."""
-    if owner == os.getpid():
-        backend.close(CLOSE_TIMEOUT)
-        warnings.warn(f"unclosed {name}: call close() or use it in a with statement", ResourceWarning, stacklevel=2)
+    return EnvWorkerBackend(worker_fn) if backend is None else backend

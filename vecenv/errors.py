@@ -7,6 +7,7 @@
     ├── EnvContractError      an env broke the gymnasium API
     │   └── ObservationError  an observation does not fit the env's observation space
     ├── ClosedError           the vector env is closed, or belongs to another process
+    ├── ConcurrentCallError   another thread waits for the vector env
     └── SharedMemoryError     the system refused the memory for the batch             (also OSError)
 
 Mistakes of the caller are plain ValueError, TypeError, IndexError and RuntimeError. An exception that the env raised
@@ -48,7 +49,7 @@ class VectorEnvError(RuntimeError):
 
 
 class EnvStepError(VectorEnvError):
-    """The code of an env raised, and its exception could not be carried over; the message tells what it was."""
+    """The code of an env raised, and its exception could not be carried over; the message has its class and text."""
 
 
 class WorkerDiedError(VectorEnvError):
@@ -69,6 +70,10 @@ class ObservationError(EnvContractError):
 
 class ClosedError(VectorEnvError):
     """A method was called on a closed vector env, or in a process that does not own it."""
+
+
+class ConcurrentCallError(VectorEnvError):
+    """A method was called while another thread waits for the vector env: one at a time may use it."""
 
 
 class SharedMemoryError(VectorEnvError, OSError):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vecenv.backends.dummy import DummyBackend
-from vecenv.backends.pool.worker_pool import START_TIMEOUT
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
@@ -14,28 +13,51 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.checks import check_timeout
 
 EnvFns = Sequence[Callable[[], Any]]
+START_TIMEOUT = 120.0
+
+
+class LocalEnv(NamedTuple):
+    """An env of this process, where code written for tianshou looks for it: `venv.workers[i].env`."""
+
+    env: Any
 
 
 class DummyVectorEnv(BaseVectorEnv):
     """All envs in this process, one after the other: for debugging, and for envs that cost less than a message.
 
+    `envs` are the envs themselves.
+
     >>> import gymnasium as gym
     >>> with DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 2) as venv:
     ...     obs, info = venv.reset(seed=0)
-    >>> obs.shape
-    (2, 4)
+    ...     gravity = venv.envs[1].unwrapped.gravity
+    >>> obs.shape, gravity
+    ((2, 4), 9.8)
     """
+
+    _warns_unclosed = False
 
     def __init__(
         self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any
     ) -> None:
-        super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend(), **options)
+        self._dummy = DummyBackend()
+        super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=self._dummy, **options)
+
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves (as `envs` of gymnasium's SyncVectorEnv and SB3's DummyVecEnv)."""
+        return self._dummy.envs
+
+    @property
+    def workers(self) -> list[Any]:
+        """One object an env, with the env as its `env` (as tianshou's workers)."""
+        return [LocalEnv(env) for env in self._dummy.envs]
 
 
 class ProcessVectorEnv(BaseVectorEnv):
     """What SubprocVectorEnv and ShmemVectorEnv share: worker processes, and the arguments for them."""
 
-    backend_class: type[ProcessBackend]
+    backend_class: Callable[..., ProcessBackend]
 
     def __init__(
         self,
@@ -74,7 +96,7 @@ class SubprocVectorEnv(ProcessVectorEnv):
     ((2, 4), 3)
     """
 
-    backend_class: type[ProcessBackend] = SubprocBackend
+    backend_class: Callable[..., ProcessBackend] = SubprocBackend
 
     def __init__(
         self,
@@ -117,4 +139,4 @@ BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {
     "subproc": SubprocVectorEnv,
     "shmem": ShmemVectorEnv,
 }
-"""By the names that arguments give them."""
+"""The vector env class of each name that arguments called `backend` take."""

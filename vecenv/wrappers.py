@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.access import EnvAccess
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.results import Step
@@ -37,11 +37,64 @@ class VectorEnvWrapper(BaseVectorEnv):
     def __init__(self, venv: Any) -> None:
         self.venv = venv
 
-    def __getattribute__(self, name: str) -> Any:
-        # BaseVectorEnv is a base for isinstance only: what it defines is looked up in the wrapped one.
-        if name.startswith("__") or name in object.__getattribute__(self, "__dict__") or _is_own(type(self), name):
-            return object.__getattribute__(self, name)
-        return getattr(object.__getattribute__(self, "venv"), name)
+    def __getattr__(self, name: str) -> Any:
+        """What only the wrapped object has."""
+        if name == "venv":  # not set yet: the constructor of a subclass asks too early
+            raise AttributeError(f"{type(self).__name__} has no venv yet: call super().__init__(venv) first")
+        return getattr(self.venv, name)
+
+    # What BaseVectorEnv defines, and would be found there.
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        return self.venv.reset(*args, **kwargs)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.venv.step(*args, **kwargs)
+
+    def send(self, *args: Any, **kwargs: Any) -> None:
+        self.venv.send(*args, **kwargs)
+
+    def recv(self) -> Any:
+        return self.venv.recv()
+
+    def get_env_attr(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self.venv.get_env_attr(*args, **kwargs)
+
+    def set_env_attr(self, *args: Any, **kwargs: Any) -> None:
+        self.venv.set_env_attr(*args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self.venv.call(*args, **kwargs)
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        return self.venv.render(**kwargs)
+
+    def seed(self, *args: Any, **kwargs: Any) -> Any:
+        return self.venv.seed(*args, **kwargs)
+
+    def set_seed(self, *args: Any, **kwargs: Any) -> Any:
+        return self.venv.set_seed(*args, **kwargs)
+
+    def alive(self) -> list[bool]:
+        return self.venv.alive()
+
+    def stats(self) -> dict[str, Any]:
+        return self.venv.stats()
+
+    def close(self) -> None:
+        self.venv.close()
+
+    action_space = property(attrgetter("venv.action_space"), doc=BaseVectorEnv.action_space.__doc__)
+    observation_space = property(attrgetter("venv.observation_space"), doc=BaseVectorEnv.observation_space.__doc__)
+    metadata = property(attrgetter("venv.metadata"), doc=BaseVectorEnv.metadata.__doc__)
+    spec = property(attrgetter("venv.spec"), doc=BaseVectorEnv.spec.__doc__)
+    reward_range = property(attrgetter("venv.reward_range"), doc=BaseVectorEnv.reward_range.__doc__)
+    workers = property(attrgetter("venv.workers"), doc=BaseVectorEnv.workers.__doc__)
+    num_envs = property(attrgetter("venv.num_envs"), doc=BaseVectorEnv.num_envs.__doc__)
+    is_closed = property(attrgetter("venv.is_closed"), doc=BaseVectorEnv.is_closed.__doc__)
+    ready_id = property(attrgetter("venv.ready_id"), doc=BaseVectorEnv.ready_id.__doc__)
+    waiting_id = property(attrgetter("venv.waiting_id"), doc=BaseVectorEnv.waiting_id.__doc__)
+    failed_id = property(attrgetter("venv.failed_id"), doc=BaseVectorEnv.failed_id.__doc__)
 
     def __len__(self) -> int:
         return len(self.venv)
@@ -49,27 +102,26 @@ class VectorEnvWrapper(BaseVectorEnv):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
 
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
 
-
-def _is_own(cls: type, name: str) -> bool:
-    """Whether the wrapper class or a subclass defines the name."""
-    return any(name in base.__dict__ for base in cls.__mro__[: cls.__mro__.index(BaseVectorEnv)])
-
-
-def _delegate(name: str) -> Any:
-    def method(self: VectorEnvWrapper, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.venv, name)(*args, **kwargs)
-
-    method.__name__, method.__doc__ = name, getattr(BaseVectorEnv, name).__doc__
-    return method
-
-
-# Defined for subclasses that call `super().step(...)`.
-for _name, _value in [*vars(EnvAccess).items(), *vars(BaseVectorEnv).items()]:
-    if callable(_value) and not _name.startswith("_"):
-        setattr(VectorEnvWrapper, _name, _delegate(_name))
+def check_halves(venv: Any, user: str) -> None:
+    """TypeError where a wrapper or subclass changes `step` or `reset` but neither `send` nor `recv`, as those written
+    for tianshou do: a `user` that steps it by halves would bypass it.
+    """
+    while True:
+        for cls in type(venv).__mro__:
+            if cls in (BaseVectorEnv, VectorEnvWrapper):
+                break
+            if cls.__module__.startswith("vecenv."):  # ours do the same in both
+                continue
+            own = vars(cls).keys()
+            if own & {"step", "reset"} and not own & {"send", "recv"}:
+                raise TypeError(
+                    f"{cls.__name__} defines {' and '.join(sorted(own & {'step', 'reset'}))}, but {user} steps envs by "
+                    f"send and recv: define these in {cls.__name__} too"
+                )
+        if not isinstance(venv, VectorEnvWrapper):
+            return
+        venv = venv.venv
 
 
 class VectorEnvNormObs(VectorEnvWrapper):
@@ -147,7 +199,7 @@ class VectorEnvNormObs(VectorEnvWrapper):
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
-        """Use these statistics, shared with whoever else holds them; with None observations stay as they are."""
+        """Use these statistics, shared with their other owners; with None observations stay as they are."""
         self.obs_rms = obs_rms
 
 
@@ -164,8 +216,8 @@ def _new_statistics(venv: Any) -> Any:
                 f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
                 "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
             )
-    hand_over = getattr(venv, "_hand_over", None)  # what is only like a vector env has none
-    if isinstance(tree, (dict, tuple)) and hand_over is not None and hand_over._split:
+    engine = getattr(venv, "engine", None)  # what is only like a vector env has none
+    if isinstance(tree, (dict, tuple)) and engine is not None and engine.results.splits:
         raise ValueError(
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
         )

@@ -150,8 +150,8 @@ class Staged:
 
 def memory_of(venv: Any) -> list[np.ndarray]:
     """The arrays in which a vector environment keeps its observations; none where it has no such memory."""
-    arena = getattr(venv, "_arena", None)
-    return [] if arena is None else [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype != object]
+    engine = getattr(venv, "engine", None)
+    return [] if engine is None else [leaf for leaf in nest.leaves(engine.arena.obs) if leaf.dtype != object]
 
 
 class _Memory:

@@ -1,159 +1,204 @@
-"""Backend: the seam between the vector env and the place where its envs live."""
+"""Backend: the seam between the engine and the place where envs live."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv.backends.host.copies import own_copy
 from vecenv.backends.host.env_host import EnvReport
-from vecenv.backends.host.failure import Failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.shield import shield
 
-REVIEW_ROUNDS = 8
-"""Rounds between two calls of `Backend.review`."""
+Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
+"""(obs, reward, terminated, truncated, infos or None): what a backend hands over instead of rows of the arena."""
+
+
+class Taken(NamedTuple):
+    """The results of a round besides the rows of the arena."""
+
+    extras: dict[int, Extra]
+    columns: Columns | None = None
+
+
+NOTHING_BESIDES = Taken({})
+"""Every row is whole. Never written to."""
+
+
+class WorkerInfo(NamedTuple):
+    """Plain facts about a worker: the envs that it hosts, its process (None: this one), its seconds in rounds."""
+
+    ids: Sequence[int]
+    pid: int | None
+    busy_seconds: float
+
+
+class Codec:
+    """Prepares what does not fit the arena. This one is for envs in this process: it copies, and refuses nothing."""
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        """The payloads of a round or call as they travel, before anything has a side effect.
+
+        `actions` are the rows (k, ...) that the arena is about to take, or None. Raises TypeError or ValueError, with
+        the env named, for what cannot travel.
+        """
+        return {i: own_copy(payload) for i, payload in payloads.items()}
+
+
+class Call(ABC):
+    """An operation that was started on several envs."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether all have answered: what `Backend.wait` takes."""
+
+    @abstractmethod
+    def values(self) -> list[Any]:
+        """What each env returned, or its Failure, in the order of the ids of the call."""
+
+
+class Answered(Call):
+    """A call of envs that answer at once."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def done(self) -> bool:
+        return True
+
+    def values(self) -> list[Any]:
+        return self._values
 
 
 class Backend(ABC):
-    """Hosts envs, carries rounds of operations to them, and their answers back.
+    """Hosts envs, carries rounds of operations to them, and their results back.
 
-    The loop in which a vector env uses it:
+    The loop in which the engine uses it:
 
         reports = backend.start(env_fns, num_workers, eager)
         arena = backend.bind(common_layout(...))
-        backend.send(ids, ops, payloads)                    # one operation an env, never blocks for long
+        payloads = backend.codec.encode(ids, ops, actions, payloads)  # may refuse: nothing was done yet
+        arena.action[ids] = actions
+        backend.send(ids, ops, payloads)                              # one operation an env; does not wait for envs
         backend.wait(lambda: all_done(arena.status), deadline)
-        ...                                                 # read the rows of arena
-        extras = backend.take(ids)                          # what does not fit a row; the status bytes are idle again
+        taken = backend.take(ids)                                     # and the rows of arena
+        call = backend.call(ids, "render", args)
+        backend.wait(call.done, None), call.values()
         backend.close(timeout)
 
-    A backend promises: (1) the answer to every operation arrives exactly once, as a row and a status byte that says so
-    (`opcodes.DONE` and above), or as an Extra with a Failure; (2) `wait` returns within 0.1 s of the death of a
-    worker, the operations of that worker answered by failures and all its envs in `lost`; (3) `close` returns in
-    bounded time, whatever happened before.
+    An env is in one of these states, of which its status byte shows idle, busy and done:
+
+        idle    -- send -->     busy    the status byte is an opcode
+        busy    -- answer -->   done    the row is written, the status byte is DONE or above
+        done    -- take -->     idle
+        any     -- death -->    lost    its worker has ended: `lost[i]` is the finished exception; what the env was
+                                        asked for is answered by a Failure
+        lost    -- restart -->  idle    a new env, which has to be reset
+        any     -- close -->    closed  waits that are in progress raise ClosedError
+
+    Guarantees: (1) the answer to every operation arrives exactly once, as a row and a status byte, or as an `Extra`
+    with a Failure; (2) `wait` returns within 0.1 s of the death of a worker; (3) `close` returns in bounded time,
+    whatever happened before. A call that is interrupted (KeyboardInterrupt) may lose the round; the next `wait` finds
+    the workers whose messages were torn apart and loses them.
     """
 
-    num_workers: int = 0
+    num_workers: int
+    """How many workers share the envs; set by `start`."""
     autoresets: bool = False
-    """Whether it knows steps with `opcodes.AUTORESET`."""
-    lost: dict[int, BaseException]
-    """Envs that do not exist any more, with the reason; `restart` brings them back."""
-
+    """Whether steps with `opcodes.AUTORESET` are understood."""
     arena: Arena
     """What `bind` returned."""
-
-    waited: float = 0.0
-    """Seconds that the caller waited for the last round: written by the vector env."""
+    codec: Codec
 
     def __init__(self) -> None:
-        self.lost = {}
-        self._extras: dict[int, Extra] = {}
-        self._shielded = False
+        self.lost: dict[int, BaseException] = {}
+        """Envs that do not exist any more, with the reason; `restart` brings them back."""
+        self.codec = Codec()
 
-    def raise_shield(self) -> None:
-        """Hold Ctrl-C back while something is half done, from now until `lower_shield`: to be called by `start`."""
-        shield.acquire()
-        self._shielded = True
-
-    def lower_shield(self) -> None:
-        """To be called by `close`; the second time it does nothing."""
-        if self._shielded:
-            self._shielded = False
-            shield.release()
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        """Facts about each worker, as far as known."""
+        return []
 
     @abstractmethod
-    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         """Make the envs, and return a report of each. Raises the error of a constructor with nothing left running.
 
-        `eager` asks to announce each env as it finishes, not each worker.
+        `num_workers` None leaves the number to the backend. `eager` asks to announce each env as it finishes, not each
+        worker.
         """
 
     @abstractmethod
     def bind(self, layout: Layout) -> Arena:
         """Reserve the memory for the batch, once, after `start`; returns the parent's view of it."""
 
-    def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        """Prepare what does not fit the arena, before anything is sent; TypeError if it cannot travel."""
-        return dict(payloads)
-
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """Ask the envs `ids` (None for all) for one operation each: one for all, or a uint8 array (k,)."""
-
-    def nudge(self) -> None:
-        """`send` was interrupted: make sure that what the status bytes ask for is known."""
-        return
+        """Start an operation on each of the idle envs `ids` (None: all): one opcode for all, or a uint8 array (k,)."""
 
     @abstractmethod
-    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        """Return when `done()` holds or the deadline (of time.monotonic) has passed."""
+    def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
+        """Return when `done()` holds or the deadline (of time.monotonic) has passed: the seconds that it took.
 
-    def review(self, waited: float) -> None:
-        """Another `REVIEW_ROUNDS` rounds are over; the caller has waited so many seconds for all rounds so far."""
-        return
-
-    def finish(self, ids: Sequence[int] | None) -> None:
-        """Wait for what is still on its way of the answers of these envs (None for all)."""
-        return
-
-    def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
-        """The extras of envs that have answered (None for all), all of them; their status bytes become idle."""
-        self.finish(ids)
-        boxes: Any = ... if ids is None else list(ids)
-        if not self._extras:
-            self.arena.status[boxes] = opcodes.IDLE
-            return {}
-        with shield:  # an idle box whose extra is still here, or the reverse, would be a lost answer
-            self.arena.status[boxes] = opcodes.IDLE
-            if ids is not None:
-                return {i: self._extras.pop(i) for i in ids if i in self._extras}
-            extras, self._extras = self._extras, {}
-            return extras
-
-    def answer(self, env_id: int, extra: Extra | None) -> None:
-        """Put the answer of an env into its status byte: the row is written, `extra` holds the rest."""
-        if extra is not None:
-            self._extras[env_id] = extra
-        self.arena.status[env_id] = opcodes.DONE if extra is None else opcodes.DONE_EXTRA
-
-    @abstractmethod
-    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Any:
-        """Start `OPERATIONS[op]` on idle envs, in all workers at once, with one tuple of arguments an env.
-
-        Returns what the next two take: the answers themselves where they are there at once.
+        None as `done` only notices deaths, without waiting. Rounds and calls are waited for alike. ClosedError if
+        `close` is called meanwhile, ConcurrentCallError if another call waits already.
         """
 
-    def await_answers(self, asked: Any, deadline: float | None) -> bool:
-        """Wait until all have answered; returns False if one has not by the deadline (of time.monotonic)."""
-        return True
+    @abstractmethod
+    def take(self, ids: Sequence[int] | None) -> Taken:
+        """The results of envs that have answered (None for all), which become idle."""
 
-    def answers(self, asked: Any) -> list[Any | Failure]:
-        """The answer of each env, once all have answered."""
-        found: list[Any | Failure] = asked
-        return found
+    @abstractmethod
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+        """Start `ENV_CALLS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
 
-    def look(self) -> None:
-        """Notice workers that have ended, without waiting."""
-        return
+    def restart(self, env_id: int) -> Sequence[int]:
+        """Replace the worker of an env, which is lost or stuck, by a new one; returns the ids of its block.
 
-    def restart(self, env_id: int) -> None:
-        """Bring back the worker of a lost env, with new envs for its whole block."""
+        All envs of the block exist again, idle, and have to be reset. Raises what their constructors raise.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot restart envs")
-
-    def busy_time(self) -> list[float]:
-        """Seconds that each worker has spent in rounds so far, as far as known."""
-        return []
-
-    def pid(self, env_id: int) -> int | None:
-        """The process that hosts the env, None for this one."""
-        return None
 
     @abstractmethod
     def close(self, timeout: float) -> list[str]:
-        """End everything within `timeout` seconds, by force if need be; returns a line for each problem."""
+        """End everything within `timeout` seconds, by force if need be; returns a line for each problem.
+
+        Legal in any state, also before `start`, twice, and from another thread or a signal handler.
+        """
+
+
+class Answers:
+    """The results that have arrived at a backend: status bytes in the arena, and extras beside it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.status = arena.status
+        self.extras: dict[int, Extra] = {}
+
+    def put(self, env_id: int, extra: Extra | None) -> None:
+        """Note the answer of an env: its row is written, `extra` holds the rest."""
+        if extra is not None:
+            self.extras[env_id] = extra
+        self.status[env_id] = opcodes.DONE if extra is None else opcodes.DONE_EXTRA
+
+    def take(self, ids: Sequence[int] | None) -> Taken:
+        """The extras of these envs (None for all), which become idle."""
+        if ids is None:
+            self.status[...] = opcodes.IDLE
+            if not self.extras:
+                return NOTHING_BESIDES
+            extras, self.extras = self.extras, {}
+        else:
+            self.status[list(ids)] = opcodes.IDLE
+            extras = {i: self.extras.pop(i) for i in ids if i in self.extras}
+        return Taken(extras)
+
+    def busy(self, i: int) -> bool:
+        """Whether the env was asked for something and has not answered."""
+        return bool(opcodes.IDLE < self.status[i] < opcodes.DONE)

@@ -1,4 +1,4 @@
-"""PerEnvBackend: workers of the user's own, one an env, with the interface of tianshou's EnvWorker."""
+"""EnvWorkerBackend: workers of the user's own, one an env, with the interface of tianshou's EnvWorker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Backend
-from vecenv.backends.host.copies import own_copies, own_copy, plain_copy
+from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.host.copies import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.row_writer import Extra, RowWriter
@@ -26,9 +26,9 @@ REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "ren
 class EnvWorker(ABC):
     """One env, wherever it lives: subclass it to bring workers of your own (contract of tianshou's EnvWorker).
 
-    `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` tells which
-    workers have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space that
-    it tells.
+    `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` returns the
+    workers that have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space
+    that it returns.
     """
 
     result: Any
@@ -96,78 +96,81 @@ class EnvWorker(ABC):
             self.close_env()
 
 
-class PerEnvBackend(Backend):
+class EnvWorkerBackend(Backend):
     """Drives one worker an env; `worker_fn(env_fn)` makes it."""
 
     def __init__(self, worker_fn: Callable[[Callable[[], Any]], Any]) -> None:
         super().__init__()
         self._worker_fn = worker_fn
-        self.workers: list[Any] = []
+        self.env_workers: list[Any] = []
 
-    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo([i], None, 0.0) for i in range(len(self.env_workers))]
+
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         self.num_workers = len(env_fns)
-        self.raise_shield()
         for env_fn in env_fns:
             worker = self._worker_fn(env_fn)
-            self.workers.append(worker)
+            self.env_workers.append(worker)
             missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
             if missing:
                 raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
-        kinds = {type(worker) for worker in self.workers}
+        kinds = {type(worker) for worker in self.env_workers}
         if len(kinds) > 1:
             raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
-        reports = [_report(worker) for worker in self.workers]
+        reports = [_report(worker) for worker in self.env_workers]
         self._spaces = [report.observation_space for report in reports]
         return reports
 
     def bind(self, layout: Layout) -> Arena:
-        self.arena = Arena.build(layout, len(self.workers))
-        self._action_dtype = None if layout.action is None else layout.action.dtype
+        self.arena = Arena.build(layout, len(self.env_workers))
+        self._answers = Answers(self.arena)
         self._rows = RowWriter(layout, self._spaces, self.arena, keep=copy.deepcopy)
-        self._resetting = np.zeros(len(self.workers), dtype=np.bool_)
+        self._resetting = np.zeros(len(self.env_workers), dtype=np.bool_)
         return self.arena
 
-    def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        return own_copies(payloads)
-
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        env_ids = np.arange(len(self.workers)) if ids is None else ids
+        env_ids = np.arange(len(self.env_workers)) if ids is None else ids
+        actions = [None] * len(self.env_workers)
+        if self.arena.action is not None:
+            actions = own_actions(self.arena.action, len(actions))
         for i, op in zip(env_ids.tolist(), np.broadcast_to(ops, env_ids.shape).tolist(), strict=True):
             self._resetting[i] = op in (opcodes.RESET, opcodes.RESET_KWARGS)
             self.arena.status[i] = op
             try:
                 if self._resetting[i]:
-                    self.workers[i].send(None, **(payloads[i] if op == opcodes.RESET_KWARGS else {}))
-                elif op == opcodes.STEP_OBJECT:
-                    self.workers[i].send(payloads[i])
+                    self.env_workers[i].send(None, **(payloads[i] if op == opcodes.RESET_KWARGS else {}))
                 else:
-                    assert self.arena.action is not None
-                    action = self.arena.action[i]
-                    self.workers[i].send(
-                        action.copy() if op & opcodes.WIDE else own_actions(action, self._action_dtype)
-                    )
-            except BaseException as error:  # also what ends a program: unanswered, the row would be that of before
-                self.answer(i, Extra(failure=self._failure(error, i)))
-                if isinstance(error, KeyboardInterrupt):
-                    raise
+                    self.env_workers[i].send(payloads[i] if op == opcodes.STEP_OBJECT else actions[i])
+            except KeyboardInterrupt:  # the user's own: the engine abandons the round
+                self._answers.put(i, None)
+                raise
+            except BaseException as error:
+                self._answers.put(i, Extra(failure=self._failure(error, i)))
 
-    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        wait = type(self.workers[0]).wait
+    def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
+        if done is None:
+            return 0.0
+        begin = time.perf_counter()
+        wait = type(self.env_workers[0]).wait
         while not done():
-            in_flight = np.flatnonzero((self.arena.status > opcodes.IDLE) & (self.arena.status < opcodes.DONE)).tolist()
-            if not in_flight:
-                return
+            in_flight = [i for i in range(len(self.env_workers)) if self._answers.busy(i)]
             timeout = None if deadline is None else deadline - time.monotonic()
-            if timeout is not None and timeout <= 0:
-                return
-            ready = wait([self.workers[i] for i in in_flight], 1, timeout)
+            if not in_flight or (timeout is not None and timeout <= 0):
+                break
+            ready = wait([self.env_workers[i] for i in in_flight], 1, timeout)
             for i in in_flight:
-                if any(worker is self.workers[i] for worker in ready):
-                    self.answer(i, self._receive(i))
+                if any(worker is self.env_workers[i] for worker in ready):
+                    self._answers.put(i, self._receive(i))
+        return time.perf_counter() - begin
+
+    def take(self, ids: Sequence[int] | None) -> Taken:
+        return self._answers.take(ids)
 
     def _receive(self, i: int) -> Extra | None:
         try:
-            result = self.workers[i].recv()
+            result = self.env_workers[i].recv()
             return self._rows.write_reset(i, result) if self._resetting[i] else self._rows.write_step(i, result)
         except Exception as error:
             return Extra(failure=self._failure(error, i))
@@ -175,23 +178,22 @@ class PerEnvBackend(Backend):
     def _failure(self, error: BaseException, i: int) -> Failure:
         return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
 
-    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
         values = []
         for i, a in zip(ids, args, strict=True):
             try:
-                values.append(plain_copy(_call(self.workers[i], op, own_copy(a))))
+                values.append(plain_copy(_call(self.env_workers[i], op, own_copy(a))))
             except Exception as error:
                 values.append(capture(error, i, op, local=True))
-        return values
+        return Answered(values)
 
     def close(self, timeout: float) -> list[str]:
         problems = []
-        for i, worker in enumerate(self.workers):
+        for i, worker in enumerate(self.env_workers):
             try:
                 worker.close()
             except Exception as error:
                 problems.append(f"the worker of env {i} failed in close(): {type(error).__name__}: {error}")
-        self.lower_shield()
         return problems
 
 
@@ -203,10 +205,12 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     if op == "render":
         return worker.render(**args[0])
     value = getattr(worker, op)(*args)
-    if op == "seed" and getattr(worker.seed, "__func__", None) is EnvWorker.seed:
-        worker.reset(seed=args[0])  # it seeds the action space only
-        return True
-    return value
+    if op != "seed":
+        return value
+    if getattr(worker.seed, "__func__", None) is not EnvWorker.seed:
+        return False
+    worker.reset(seed=args[0])  # it seeds the action space only
+    return True
 
 
 def _report(worker: Any) -> EnvReport:

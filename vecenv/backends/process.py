@@ -1,56 +1,93 @@
-"""ProcessBackend: what the backends with worker processes share of rounds and calls."""
+"""ProcessBackend: blocks of envs in worker processes. It has a worker pool, and a transport for the rounds.
+
+    engine -- send, wait, take, call --> ProcessBackend: results, extras, calls, losses
+                                           |-- Transport    how a round and its answer travel (Subproc, Shmem)
+                                           '-- WorkerPool   processes, frames, deaths
+
+A new way for rounds to travel is a Transport and nothing more.
+"""
 
 from __future__ import annotations
 
 import pickle
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
-from vecenv.backends.host.failure import Failure, died_failure, unreadable
+from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Call, Codec, Taken, WorkerInfo
+from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
-from vecenv.backends.ipc.control_block import A_ROUND, DOING, NOTHING, PROGRESS, SENDING
+from vecenv.backends.ipc.control_block import A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.pool.requests import Call, Request
-from vecenv.backends.pool.worker_handle import WorkerProcess
-from vecenv.backends.pool.worker_pool import Workers
-from vecenv.backends.shield import shield
+from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
+from vecenv.backends.pool.watchdog import Watchdog
+from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.worker_pool import START_TIMEOUT, WorkerPool
+from vecenv.backends.system_limits import usable_cpus
+from vecenv.backends.worker.round_server import RoundServer
 from vecenv.caller_warnings import warn_caller
+from vecenv.errors import ClosedError, ConcurrentCallError
 
 
-class ProcessBackend(Workers):
-    """Blocks of envs in worker processes, and their arena."""
+class Transport(ABC):
+    """The parent's side of how rounds travel to the workers of a pool and back; `server` is the worker's side."""
 
-    autoresets = True
-    _bound = False
-    _noted = False
-    _number = 0
-    """Of the last request."""
+    server: type[RoundServer]
 
-    def bind(self, layout: Layout) -> Arena:
-        self._layout = layout
-        self._n = len(self._makers)
-        self.arena = self._reserve(layout)
-        self._status: Any = self.arena.status.data
-        self._all_done = bytes([opcodes.DONE]) * self._n
-        self._bound = True
-        for worker in self.workers:
-            self._post_frame(worker, messages.SETUP, 0, pickle.dumps(layout))
-        return self.arena
+    def open(self, pool: WorkerPool, n: int) -> None:
+        """The workers of `n` envs are about to be started."""
+        self._pool = pool
+
+    def worker_args(self, worker: WorkerHandle) -> Any:
+        """What the server is started with besides `WorkerArgs`."""
+        return None
 
     @abstractmethod
-    def _reserve(self, layout: Layout) -> Arena:
+    def bind(self, layout: Layout, n: int) -> Arena:
         """The parent's arena."""
 
-    # Rounds.
+    @abstractmethod
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        """As `Backend.send`."""
 
-    def encode(self, payloads: Mapping[int, Any]) -> dict[int, bytes]:
+    @abstractmethod
+    def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
+        """Look for answers for a moment, without sleeping; returns `done()`. `last_wait`: seconds of the last wait."""
+
+    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
+        """The caller is about to sleep until `done()`: the test to use meanwhile."""
+        return done
+
+    def awake(self) -> None:  # noqa: B027  most transports have nothing to do
+        """The caller sleeps no longer."""
+
+    @abstractmethod
+    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
+        """Take the rows of an ANSWERS frame into the arena; returns the pickled extras."""
+
+    def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
+        """A frame was posted to a worker that serves."""
+
+
+class PickleCodec(Codec):
+    """What does not fit the arena travels pickled; TypeError for what cannot be. `forked`: workers know the script."""
+
+    def __init__(self, forked: bool) -> None:
+        self._forked = forked
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
         # What is one object for several envs is pickled once, and a worker gets it once: each env unpickles its own.
         blobs: dict[int, bytes] = {}
         for i, payload in payloads.items():
@@ -58,8 +95,8 @@ class ProcessBackend(Workers):
                 try:
                     blobs[id(payload)] = self._pickled(payload)
                 except Exception as error:
-                    told = f"the action or argument for env {i} cannot be sent to its worker: {error}"
-                    raise TypeError(told) from error
+                    text = f"the action or argument for env {i} cannot be sent to its worker: {error}"
+                    raise TypeError(text) from error
         return {i: blobs[id(payload)] for i, payload in payloads.items()}
 
     def _pickled(self, payload: Any) -> bytes:
@@ -68,161 +105,306 @@ class ProcessBackend(Workers):
             return cloudpickle.dumps(payload)  # by value: workers do not run the user's script
         return blob
 
-    def take(self, ids: Sequence[int] | None) -> dict[int, Extra]:
-        if ids is None and self._status.tobytes() == self._all_done and not self._notes:
-            self.arena.status[...] = opcodes.IDLE
-            return {}
-        return super().take(ids)
 
-    def finish(self, ids: Sequence[int] | None) -> None:
-        if self._notes:
-            self._show_notes()
-        status = self._status.tobytes()
+class _Request:
+    """One worker's part of a call, until it has replied or ended."""
+
+    def __init__(self, worker: WorkerHandle) -> None:
+        self.worker = worker
+        self.reply: bytes | None = None
+        self.lost: dict[int, BaseException] | None = None
+        """Where the worker ended instead of replying: the reason, for each of its envs."""
+
+    def done(self) -> bool:
+        return self.reply is not None or self.lost is not None
+
+    def values(self, op: str) -> dict[int, Any | Failure]:
+        """What the envs of the worker returned."""
+        if self.reply is None:
+            return {i: died_failure(i, op, error) for i, error in (self.lost or {}).items()}
+        first = self.worker.start
+        return {first + j: read_value(blob, first + j, op) for j, blob in pickle.loads(self.reply).items()}
+
+
+class _ProcessCall(Call):
+    def __init__(self, ids: Sequence[int], op: str, requests: list[_Request]) -> None:
+        self._ids, self._op, self._requests = ids, op, requests
+
+    def done(self) -> bool:
+        return all(request.done() for request in self._requests)
+
+    def values(self) -> list[Any]:
+        values: dict[int, Any] = {}
+        for request in self._requests:
+            values |= request.values(self._op)
+        return [values[i] for i in self._ids]
+
+
+class ProcessBackend(Backend):
+    """Runs rounds over `transport` on the workers of a pool."""
+
+    autoresets = True
+
+    def __init__(
+        self,
+        transport: Transport,
+        context: str | None = None,
+        start_timeout: float = START_TIMEOUT,
+        step_timeout: float | None = None,
+        affinity: bool = False,
+    ) -> None:
+        super().__init__()
+        self.pool = WorkerPool(transport.server, context, start_timeout, affinity)
+        self.pool.on_frame, self.pool.on_loss, self.pool.notify = self._on_frame, self._on_loss, transport.notify
+        self.codec = PickleCodec(self.pool.forked)
+        self._transport = transport
+        self._step_timeout = step_timeout
+        self._affinity = affinity
+        self._answers: Answers | None = None
+        self._requests: dict[int, _Request] = {}
+        self._number = 0
+        """Of the last request."""
+        self._warnings: list[str] = []
+        self._warned = False
+        self.sleeps = False
+        """Whether a call sleeps until envs have answered."""
+        self._waits = 0
+        self._waited = self._last_wait = 0.0
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        control = self.pool.control
+        return [WorkerInfo(w.ids, w.pid, control.line(w.index)[BUSY_NS] / 1e9) for w in self.pool.workers]
+
+    # Start.
+
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
+        n = self._n = len(env_fns)
+        if num_workers is None:
+            num_workers = n if eager else min(n, usable_cpus())
+        self.num_workers, self._eager = num_workers, eager
+        self.pool.open(num_workers, n, eager)
+        self._watchdog = Watchdog(self.pool.control, self.pool.stacks, self._step_timeout, self.pool.kill)
+        self._placement = None if self._affinity or eager or num_workers == 1 else Placement(self.pool.control)
+        self._transport.open(self.pool, n)
+        return self.pool.start(env_fns, self._transport.worker_args)
+
+    def bind(self, layout: Layout) -> Arena:
+        self._setup = pickle.dumps(layout)
+        arena = self._transport.bind(layout, self._n)
+        self.arena, self._answers = arena, Answers(arena)
+        self._status: Any = arena.status.data
+        self._all_done = bytes([opcodes.DONE]) * self._n
+        for worker in self.pool.workers:
+            self.pool.post(worker, messages.SETUP, 0, self._setup)
+        return arena
+
+    # Rounds.
+
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        pool = self.pool
+        if pool.torn:
+            pool.end_torn()
+        pool.torn = pool.workers
+        self._transport.send(ids, ops, payloads)
+        pool.torn = ()
+        if self.lost:
+            self._answer_lost()
+
+    def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
+        begin = perf_counter()
+        if done is None:
+            self._notice()
+        elif not self._transport.spin(done, self._last_wait):
+            self._sleep(done, deadline)
+        waited = self._last_wait = perf_counter() - begin
+        self._waited += waited
+        self._waits += 1
+        if not self._waits % REVIEW_WAITS:
+            self._review()
+        return waited
+
+    def _notice(self) -> None:
+        """Handle what has happened already, without waiting."""
+        if self.pool.torn and not self.sleeps:
+            self.pool.end_torn()
+        if events := self.pool.events(None):
+            self.pool.handle(events)
+
+    def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
+        """Handle events until `done()` or the deadline, and now and then look for workers that hang."""
+        if self.sleeps:
+            raise ConcurrentCallError("another call waits for this vector env: one at a time may use it")
+        pool = self.pool
+        if pool.torn:
+            pool.end_torn()
+        look, transport = self._watchdog.start(), self._transport
+        try:
+            self.sleeps = True
+            done = transport.sleeping(done)
+            while not done():
+                events = pool.events(look if deadline is None else min(look, deadline))
+                if pool.closing:  # by another thread, or by the handler of a signal
+                    raise ClosedError("the vector env was closed while this call waited for its envs")
+                pool.handle(events)
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return
+                if now >= look:
+                    look = self._watchdog.look(self._owing())
+        finally:
+            transport.awake()
+            self.sleeps = False
+
+    def _review(self) -> None:
+        if self._placement is not None:
+            self._placement.review(self._waited, self.pool.workers)
+        if self._eager and self._watchdog.is_due():  # other envs get on, so no wait is long enough to look
+            self._watchdog.look(self._owing())
+
+    def _owing(self) -> dict[WorkerHandle, Sequence[int]]:
+        """The workers that owe an answer, with the envs whose answers are missing."""
+        owing: dict[WorkerHandle, Sequence[int]] = {r.worker: r.worker.ids for r in self._requests.values()}
+        for worker in self.pool.workers:
+            if pending := self._pending(worker):
+                owing[worker] = pending
+        return owing
+
+    def take(self, ids: Sequence[int] | None) -> Taken:
+        if ids is None and self._status.tobytes() == self._all_done and not self._warnings:
+            self.arena.status[...] = opcodes.IDLE
+            return NOTHING_BESIDES
+        assert self._answers is not None
+        if self._warnings:
+            self._show_warning()
+        status, extras = self._status.tobytes(), self._answers.extras
         i = status.find(opcodes.DONE_FINAL)
         while i >= 0:
-            self._extras[i] = RENEWED
+            extras[i] = RENEWED
             i = status.find(opcodes.DONE_FINAL, i + 1)
-        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # the extras may still be on their way
+        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may still be on their way
             asked = range(self._n) if ids is None else ids
             missing = [i for i in asked if self._lacks_extra(i)]
-            self.poll_until(lambda: all(i in self._extras for i in missing), None)
+            if missing:
+                self._sleep(lambda: all(i in extras for i in missing), None)
+        return self._answers.take(ids)
 
-    def _show_notes(self) -> None:
-        """Warn of the first note that ever came: other workers say the same."""
-        note = self._notes[0]
-        self._notes.clear()
-        if not self._noted:
-            self._noted = True  # shown here, where a warning that is turned into an exception does no harm
-            warn_caller(note)
+    def _show_warning(self) -> None:
+        """Show the first warning that came from a worker: those of the others say the same."""
+        text = self._warnings[0]
+        self._warnings.clear()
+        if not self._warned:
+            self._warned = True  # shown here, where a warning that is turned into an exception does no harm
+            warn_caller(text)
 
-    def _load_extras(self, worker: WorkerProcess, payload: bytes, expected: set[int]) -> None:
-        """Take the extras of a worker's round, of envs among `expected`. One that cannot be read fails its env."""
-        try:
-            extras = pickle.loads(payload)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            if len(expected) > 1:
-                self._ask_again(worker, {worker.start + j for j in expected})
-                return
-            extras = {j: Extra(failure=unreadable(error, worker.start + j, "step")) for j in expected}
-        for j in expected & extras.keys():
-            self._extras[worker.start + j] = extras[j]
-            for request in worker.requests.values():
-                request.extras_of.discard(worker.start + j)
+    # What workers send.
 
-    def _ask_again(self, worker: WorkerProcess, ids: set[int]) -> None:
-        """Have the extras of these envs sent again, each pickled alone; until then they are still on their way."""
-        for request in worker.requests.values():
-            ids -= request.extras_of
-        self._request(worker, messages.RESEND, b"").extras_of = ids
+    def _on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
+        if frame.kind == messages.ANSWERS:
+            if extras := self._transport.take_rows(worker, frame.payload):
+                self._load_extras(worker, extras)
+        elif frame.kind == messages.REPLY:
+            if (request := self._requests.pop(frame.number, None)) is not None:
+                request.reply = frame.payload
+        elif frame.kind == messages.WARNING:
+            more = min(self._n, self.num_workers * len(worker.ids))
+            self._warnings.append(
+                f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker."
+            )
 
-    def _on_reply(self, worker: WorkerProcess, frame: Frame) -> None:
-        request = worker.requests.pop(frame.number)
-        request.reply = frame.payload
-        if request.extras_of:
-            extras = request.values("step")
-            for i in request.extras_of:
-                extra = extras[i]
-                self._extras[i] = Extra(failure=extra) if isinstance(extra, Failure) else extra
-
-    def review(self, waited: float) -> None:
-        if self._placement is not None:
-            self._placement.look(waited, self.workers)
-        if self._eager and self.watchdog.is_due():  # others get on, so nobody waits for long enough to look
-            self.watchdog.look(self._owing())
+    def _load_extras(self, worker: WorkerHandle, payload: bytes | memoryview) -> None:
+        """Take the extras of a worker's round. One that cannot be read fails its env."""
+        assert self._answers is not None
+        for j, blob in pickle.loads(payload):
+            i = worker.start + j
+            parts = read_value(blob, i, "step")
+            self._answers.extras[i] = Extra(failure=parts) if isinstance(parts, Failure) else Extra.unpacked(parts)
 
     # Calls.
 
-    def _request(self, worker: WorkerProcess, kind: int, payload: bytes) -> Request:
-        """Post a frame that the worker will reply to; settled at once where it has ended."""
-        request = Request(worker.start)
-        with shield:
-            if worker.alive:
-                self._number += 1
-                worker.requests[self._number] = request
-                self._post(worker, kind, self._number, payload)
-            else:
-                request.lost = self._reasons(worker)
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> _ProcessCall:
+        blobs = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True)))
+        workers = [self.pool.workers[w] for w in sorted({int(self.pool.worker_of[i]) for i in ids})]
+        payloads = [pickle.dumps((op, worker.own(blobs))) for worker in workers]
+        return _ProcessCall(ids, op, [self._request(w, p) for w, p in zip(workers, payloads, strict=True)])
+
+    def _request(self, worker: WorkerHandle, payload: bytes) -> _Request:
+        """Send a CALL frame; settled at once where the worker has ended."""
+        request = _Request(worker)
+        if worker.alive:
+            self._number += 1
+            self._requests[self._number] = request
+            self.pool.request(worker, messages.CALL, self._number, payload)
+        else:
+            request.lost = self._reasons(worker)
         return request
 
-    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
-        blobs = self.encode(dict(zip(ids, args, strict=True)))
-        payloads = []
-        for w in sorted({int(self._worker_of[i]) for i in ids}):
-            worker = self.workers[w]
-            payloads.append((worker, pickle.dumps((op, worker.own(blobs)))))
-        return Call(ids, op, [self._request(worker, messages.CALL, payload) for worker, payload in payloads])
+    # Losses.
 
-    def await_answers(self, asked: Call, deadline: float | None) -> bool:
-        def settled() -> bool:
-            return all(request.is_settled for request in asked.requests)
-
-        def owing() -> list[WorkerProcess]:
-            return [worker for worker in self.workers if any(r in asked.requests for r in worker.requests.values())]
-
-        self.poll_until(settled, deadline, owing)
-        return settled()
-
-    def answers(self, asked: Call) -> list[Any | Failure]:
-        values: dict[int, Any] = {}
-        for request in asked.requests:
-            values |= request.values(asked.op)
-        return [values[i] for i in asked.ids]
-
-    # The end of a worker.
-
-    def _answer_lost(self) -> None:
-        """Answer for those that were asked though their worker had ended: it was not seen before the round was sent."""
-        for i, error in self.lost.items():
-            if opcodes.IDLE < self._status[i] < opcodes.DONE:
-                self.answer(i, Extra(failure=died_failure(i, "step", error, began=False)))
-
-    def _on_loss(self, worker: WorkerProcess) -> None:
+    def _on_loss(self, worker: WorkerHandle) -> None:
         # If it died while the vector env was made or started again, that fails.
-        if self._bound and isinstance(worker.ready, list) and not self._closing:
+        if self._answers is not None and isinstance(worker.ready, list) and not self.pool.closing:
             self._note_loss(worker)
-        for request in worker.requests.values():
-            request.lost = self._reasons(worker)
-        worker.requests.clear()
+        for number, request in list(self._requests.items()):
+            if request.worker is worker:
+                request.lost = self._reasons(worker)
+                del self._requests[number]
 
-    def _note_loss(self, worker: WorkerProcess) -> None:
+    def _note_loss(self, worker: WorkerHandle) -> None:
         """The envs of a worker are lost, and what they were asked for is answered by that."""
+        assert self._answers is not None
         pending = self._pending(worker)
-        line = self.control.line(worker.index)
+        line = self.pool.control.line(worker.index)
         began = line[DOING] in (A_ROUND, SENDING)
         running = None if line[DOING] in (NOTHING, SENDING) else worker.start + line[PROGRESS] % len(worker.ids)
         idle = "sending what its envs returned" if line[DOING] == SENDING else "idle"
         for i in worker.ids:
-            self.lost[i] = worker.reason.told_to(i) if worker.reason is not None else worker.death(i, running, idle)
+            self.lost[i] = worker.death(i, running, idle)
         for i in pending:
-            self.answer(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
+            self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
-    def _reasons(self, worker: WorkerProcess) -> dict[int, BaseException]:
+    def _answer_lost(self) -> None:
+        """Answer for the envs whose worker had ended before the round was sent."""
+        assert self._answers is not None
+        for i, error in self.lost.items():
+            if self._answers.busy(i):
+                self._answers.put(i, Extra(failure=died_failure(i, "step", error, began=False)))
+
+    def _reasons(self, worker: WorkerHandle) -> dict[int, BaseException]:
         """Why the envs of a worker are lost."""
         return {i: self.lost[i] for i in worker.ids if i in self.lost}
 
-    def _pending(self, worker: WorkerProcess) -> list[int]:
-        return [i for i in worker.ids if opcodes.IDLE < self._status[i] < opcodes.DONE or self._lacks_extra(i)]
+    def _pending(self, worker: WorkerHandle) -> list[int]:
+        """The envs of a worker that were asked for something and have not answered in full."""
+        assert self._answers is not None
+        return [i for i in worker.ids if self._answers.busy(i) or self._lacks_extra(i)]
 
     def _lacks_extra(self, i: int) -> bool:
         """Whether the env has answered, but for an extra that is still on its way."""
-        return self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL) and i not in self._extras
+        assert self._answers is not None
+        extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)
+        return extra_follows and i not in self._answers.extras
 
-    def restart(self, env_id: int) -> None:
-        worker = self.workers[int(self._worker_of[env_id])]
-        if not worker.alive:
-            self._start_again(worker)
+    def restart(self, env_id: int) -> Iterable[int]:  # type: ignore[override]
+        worker = self.pool.workers[int(self.pool.worker_of[env_id])]
+        if worker.alive:  # stuck
+            self.pool.kill(worker, None)
+        self._watchdog.forget(worker)
+        self.pool.restart(worker, self._setup)
         for i in worker.ids:  # what they had answered before stays to be taken
             self.lost.pop(i, None)
+        return worker.ids
 
-    def _start_again(self, worker: WorkerProcess) -> None:
-        """Until it serves, or nothing is left of it."""
-        try:
-            self._launch(worker, self._registered())
-            self._await_ready([worker])
-            self._post_frame(worker, messages.SETUP, 0, pickle.dumps(self._layout))
-        except BaseException:
-            if worker.alive:
-                self.kill(worker, None)
-            raise
+    def close(self, timeout: float) -> list[str]:
+        pool, transport = self.pool, self._transport
+        problems = pool.close(timeout)
+        # The memory goes with the last view of it that the caller holds, not with these objects.
+        vars(self).clear()
+        vars(transport).clear()
+        self.pool, self._transport = pool, transport
+        pool.on_frame = pool.on_loss = pool.notify = _ignore
+        return problems
+
+
+def _ignore(*args: Any) -> None:
+    """After a close nothing is of interest any more."""

@@ -13,18 +13,31 @@ from vecenv.backends.memory.layout import Leaf
 from vecenv.nest import tensor_on_host
 
 
-def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None, *, wide: bool = False) -> np.ndarray | list[Any]:
-    """`action` as one array (k, *shape) of the dtype of the action space, or as a list of k objects where there is no
-    such array.
+def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
+    """`action` as a tree of arrays (k, *shape) of the dtypes of the action space, whose leaves are `layout`; or, where
+    it does not fit such a tree, as a list of k objects.
 
-    Integers are cast where they stay what they are; floats for an integer space must be whole numbers (else
-    TypeError). Floats are cast between float types; with `wide` those of a larger type than the space's stay what they
-    are, as float64. Rows of another shape than the space's are passed on as they are: the env decides. ValueError if
+    For Dict and Tuple spaces, `action` is a dict of batches, or a sequence of one dict or tuple an env. Integers are
+    cast where they keep their value; floats for an integer space must be whole numbers (else TypeError). Floats are
+    cast between float types. Rows of another shape than the space's become objects: the env decides. ValueError if
     there are not k rows.
     """
-    k = len(ids)
-    if leaf is None:
+    if layout.__class__ is Leaf:
+        return _array(action, ids, layout)
+    if layout is None:
         return _as_rows(action, ids)
+    action = _on_host(action)
+    if isinstance(action, Mapping):
+        batch = _batch(action, ids, layout)
+    else:
+        action = _as_rows(action, ids)
+        batch = _columns(action, ids, layout)
+    return _as_rows(action, ids) if batch is None else batch
+
+
+def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
+    """The actions of one array leaf."""
+    k = len(ids)
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
     try:
@@ -32,7 +45,7 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None, *, wide: b
     except (ValueError, TypeError):  # ragged, or tensors of another device in a list
         return _as_rows(action, ids)
     if array.dtype == object:
-        array = _tight(array)
+        array = _numeric(array)
     if array.dtype.kind not in "biufc":
         return _as_rows(action, ids)
     _check_count(array, ids)
@@ -40,8 +53,6 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None, *, wide: b
         array = array.reshape(k, *leaf.shape)
     if array.shape[1:] != leaf.shape:
         return list(array)
-    if wide and array.dtype.kind == leaf.dtype.kind == "f" and array.dtype.itemsize > leaf.dtype.itemsize:
-        return array.astype(np.float64, copy=False)
     if array.dtype != leaf.dtype:
         cast = cast_exactly(array, leaf.dtype)
         if cast is None and array.dtype.kind == "f" and leaf.dtype.kind in "iu":
@@ -53,11 +64,52 @@ def batch_actions(action: Any, ids: Sequence[int], leaf: Leaf | None, *, wide: b
     return array
 
 
+def _batch(action: Any, ids: Sequence[int], layout: Any) -> Any:
+    """A tree of batches as arrays; None if it does not have the form of the space."""
+    if isinstance(layout, Leaf):
+        _check_count(action, ids)
+        array = _array(action, ids, layout)
+        return array if array.__class__ is np.ndarray else None
+    return _mapped(action, layout, lambda child, part: _batch(child, ids, part))
+
+
+def _columns(rows: Sequence[Any], ids: Sequence[int], layout: Any) -> Any:
+    """One action an env as a tree of arrays; None if one does not have the form of the space."""
+    if isinstance(layout, Leaf):
+        array = _array(list(rows), ids, layout)
+        return array if array.__class__ is np.ndarray else None
+    if not all(_has_form(row, layout) for row in rows):
+        return None
+    transposed: Any = (
+        {key: [row[key] for row in rows] for key in layout}
+        if isinstance(layout, dict)
+        else tuple([row[i] for row in rows] for i in range(len(layout)))
+    )
+    return _mapped(transposed, layout, lambda child, part: _columns(child, ids, part))
+
+
+def _mapped(action: Any, layout: Any, convert: Any) -> Any:
+    """The children of `action` converted, in the order of `layout`; None if the form differs, or that of a child."""
+    if not _has_form(action, layout):
+        return None
+    if isinstance(layout, dict):
+        found: Any = {key: convert(action[key], child) for key, child in layout.items()}
+        return None if any(part is None for part in found.values()) else found
+    found = tuple(convert(part, child) for part, child in zip(action, layout, strict=True))
+    return None if any(part is None for part in found) else found
+
+
+def _has_form(action: Any, layout: Any) -> bool:
+    if isinstance(layout, dict):
+        return isinstance(action, Mapping) and action.keys() == layout.keys()
+    return isinstance(action, (tuple, list)) and len(action) == len(layout)
+
+
 def _on_host(action: Any) -> Any:
     """The same with every torch tensor as an array."""
     try:
         return _arrays(action)
-    except RecursionError:  # nested deeper than anybody looks
+    except RecursionError:  # nested too deep to be an action
         return action
 
 
@@ -69,7 +121,7 @@ def _arrays(action: Any) -> Any:
     return tensor_on_host(action)
 
 
-def _tight(array: np.ndarray) -> np.ndarray:
+def _numeric(array: np.ndarray) -> np.ndarray:
     """An array of objects as one of numbers, if that is what they are."""
     try:
         return np.asarray(array.tolist())

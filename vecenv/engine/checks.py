@@ -1,4 +1,4 @@
-"""Checks of constructor arguments, and of what a subclass has changed."""
+"""Checks of constructor arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.host.env_host import EnvReport
-from vecenv.backends.system_limits import usable_cpus
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
@@ -62,13 +61,3 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
         if len(found) > 1:
             listed = "; ".join(f"envs {ids}: {space}" for space, ids in found)
             raise ValueError(f"the envs differ in their {name}: {listed}")
-
-
-def default_workers(n: int, is_async: bool) -> int:
-    """One worker an env in async mode, where the pace of each env is the point; else the usable CPUs, at most n."""
-    return n if is_async else min(n, usable_cpus())
-
-
-def keeps(instance: Any, owner: type, *methods: str) -> bool:
-    """Whether these methods are those of `owner`: a subclass may have its own, which must not be passed by."""
-    return all(getattr(type(instance), name) is getattr(owner, name) for name in methods)

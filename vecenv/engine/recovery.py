@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,8 @@ from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 
 WINDOW = 60.0
+logger = logging.getLogger("vecenv")
+logger.addHandler(logging.NullHandler())  # silent unless the program configures logging
 
 
 class Recovery:
@@ -35,7 +38,10 @@ class Recovery:
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
         self.errors: dict[int, BaseException] = {}
+        """Why each failed env has to be reset."""
         self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
+        self.rows: dict[int, Extra] = {}
+        """on_error="restart": the results of failed envs that were asked to step, until they are taken."""
         self.restarts = 0
         """Of workers."""
         self.absorbed = 0
@@ -43,8 +49,11 @@ class Recovery:
 
     def note_lost(self) -> None:
         """The envs of a worker that ended have failed, also those whose last answer has yet to be collected."""
-        for i, error in self._backend.lost.items():
-            self.errors.setdefault(i, error)
+        lost = [i for i in self._backend.lost if i not in self.errors]
+        if lost:
+            logger.warning("envs %s are lost: %s", lost, str(self._backend.lost[lost[0]]))
+            for i in lost:
+                self.errors[i] = self._backend.lost[i]
 
     def check(self, i: int) -> None:
         """Raise the error of env i once more, if it failed."""
@@ -80,29 +89,29 @@ class Recovery:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
-    def answer_failed(self, ids: np.ndarray, ops: np.ndarray) -> np.ndarray:
+    def answer_failed(self, ids: np.ndarray, ops: np.ndarray, status: np.ndarray) -> np.ndarray:
         """on_error="restart": a failed env is not stepped, its row says that it has to be reset.
 
-        Returns a mask of those that are left.
+        Returns a mask of the other envs.
         """
         stepped = np.isin(ops & np.uint8(opcodes.PLAIN), (opcodes.STEP, opcodes.STEP_OBJECT))
         failed = stepped & np.isin(ids, list(self.errors))
         for i in ids[failed].tolist():
-            self._backend.answer(i, self._truncated_row(i))
+            self.rows[i] = self._truncated_row(i)
+            status[i] = opcodes.DONE
         return ~failed
 
     def settle(self, extras: dict[int, Extra], resets: Mapping[int, Any]) -> list[int]:
         """Take the failures that are absorbed out of the extras of a round; returns the ids of the others.
 
-        `resets` holds the arguments of those that were being reset. When it is interrupted, `extras` is what it has
-        come to so far.
+        `resets` holds the arguments of the envs that were being reset.
         """
         failed = []
         for i, extra in extras.items():
             failure = extra.failure
             if failure is not None:
                 failure.op = "reset" if i in resets or failure.stepped else "step"
-                self.errors[i] = failure.exception(self._backend.pid(i))
+                self.errors[i] = failure.exception(self._pid(i))
                 if i in resets and (not failure.began or self._may_absorb(i)):
                     extra = self._reset_again(i, resets[i])
                 elif i not in resets and self._may_absorb(i):
@@ -112,13 +121,16 @@ class Recovery:
             extras[i] = extra
         return failed
 
+    def _pid(self, i: int) -> int | None:
+        return next((worker.pid for worker in self._backend.workers if i in worker.ids), None)
+
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
         """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
                 return extra
-            self.errors[i] = extra.failure.exception(self._backend.pid(i))
+            self.errors[i] = extra.failure.exception(self._pid(i))
             if not self._may_absorb(i):
                 return extra
 
@@ -129,18 +141,19 @@ class Recovery:
         except Exception as error:
             return Extra(failure=died_failure(i, "reset", error))
         self.forget([i])
-        op = opcodes.RESET_KWARGS if args else opcodes.RESET
-        self._backend.send(np.array([i]), op, self._backend.encode(args))
-        self._backend.wait(lambda: self._backend.arena.status[i] >= opcodes.DONE, None)
-        return self._backend.take([i]).get(i, Extra())
+        op, backend = opcodes.RESET_KWARGS if args else opcodes.RESET, self._backend
+        backend.send(np.array([i]), op, backend.codec.encode([i], op, None, args))
+        backend.wait(lambda: backend.arena.status[i] >= opcodes.DONE, None)
+        return backend.take([i]).extras.get(i, Extra())
 
     def _restart(self, i: int) -> None:
         """Start the worker of a lost env; the others of its block exist again too, but have to be reset: their errors
-        are noted before the backend forgets them.
+        are noted before the backend drops them.
         """
         self.note_lost()
-        self._backend.restart(i)
+        block = self._backend.restart(i)
         self.restarts += 1
+        logger.info("the worker of envs %s was started again", list(block))
 
     def _truncated_row(self, i: int) -> Extra:
         """The row of a failed env: the last observation, and an episode that was cut off."""

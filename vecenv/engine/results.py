@@ -1,4 +1,4 @@
-"""HandOver: the one place where rows leave the arena and become the caller's."""
+"""Results: the one place where rows leave the arena and become the caller's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.base import Taken
+from vecenv.backends.host.failure import capture
+from vecenv.backends.host.row_writer import Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout, ObjectLeaf
 
@@ -17,10 +19,10 @@ Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]
-"""A batch whose infos are those that the envs gave, of the envs that said anything."""
+"""A batch with the infos that the envs returned, by env id; empty infos are left out."""
 
 
-class HandOver:
+class Results:
     """Makes the returned batches from the arena.
 
     Guarantees that what it returns never changes later, unless `copy` is False: then a full batch is a view of the
@@ -32,33 +34,40 @@ class HandOver:
         self, arena: Arena, layout: Layout, all_ids: list[int], *, copy: bool, stack_obs: bool, spaced: bool
     ) -> None:
         self._arena = arena
-        self._copy = copy
+        self.copies = copy
+        """Whether full batches are copies of the arena, not views."""
         self._all = all_ids
-        self._quiet = [{"env_id": i} for i in self._all]
+        self._empty_infos = [{"env_id": i} for i in self._all]
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
-        self._split = not stack_obs and isinstance(layout.obs, (dict, tuple))
+        self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
+        """Whether Dict and Tuple observations are an object array of one dict or tuple an env."""
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: Columns | None = None
         """What a batch of all envs is a copy of, where observations are one array of numbers."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
-        self._nothing: dict[int, np.ndarray] = {}
-        """Of each env that pays vectors, the vector of zeros for a round in which it is reset."""
+        self._reward_shape: tuple[int, ...] = ()
+        """Of every env: that of the first vector that came, if any."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.own_ids: dict[int, Any] = {}
-        """What the envs of the last batch had under the key `env_id` of their infos, where the batch has their ids."""
+        """What the envs of the last batch had under the key `env_id` of their infos, which holds their ids there."""
 
-    def rows(self, ids: np.ndarray | None, asked: Sequence[int], extras: Mapping[int, Extra]) -> Step:
+    def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
-        return *self.columns(ids, extras), self.info(asked, extras)
+        if taken.columns is not None and taken.columns[4] is not None:
+            return taken.columns
+        return *self.columns(ids, taken), self.info(asked, taken.extras)
 
-    def columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Columns:
+    def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
         """The same without the infos."""
+        extras = taken.extras
+        if taken.columns is not None:
+            return taken.columns[:4]
         if ids is None and self._whole is not None:
             obs, rew, terminated, truncated = self._whole
-            rew = self.rew(None, extras) if extras or self._nothing else rew.copy()
+            rew = self.rew(None, extras) if self._reward_shape else rew.copy()
             return obs.copy(), rew, terminated.copy(), truncated.copy()
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
@@ -71,7 +80,7 @@ class HandOver:
                     leaf[i] = value
         if self._single is not None:
             return self._rows(self._single, ids)
-        if self._split:
+        if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
             return nest.object_array([self._raw(i) for i in ids_list])
         if self._unspaced:
@@ -85,7 +94,7 @@ class HandOver:
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         if ids is not None:
             return leaf[ids]
-        return leaf.copy() if self._copy else leaf
+        return leaf.copy() if self.copies else leaf
 
     def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
         """Envs without spaces: one array as long as all rows so far have one shape, then an object array."""
@@ -98,35 +107,47 @@ class HandOver:
         return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
-        """Rewards (k,); (k, m) where envs return vectors, and an object array where the envs differ in it."""
-        reward = self._rows(self._arena.reward, ids)
-        vectors = {i: extra.reward for i, extra in extras.items() if extra.reward is not None}
-        if not vectors and not self._nothing:
-            return reward
+        """Rewards (k,), or (k, m) where the envs return vectors: zeros for an env that was reset."""
+        if not self._reward_shape:
+            return self._rows(self._arena.reward, ids)
         asked = self._all if ids is None else ids.tolist()
-        for i in asked:
-            if i in vectors:
-                self._nothing[i] = np.zeros_like(vectors[i])
-            elif self._arena.reward[i]:
-                self._nothing.pop(i, None)  # it failed by the change to a number, and was reset
-        paid = {i: vectors.get(i, self._nothing[i]) for i in asked if i in self._nothing}
-        if not paid:
-            return reward
-        # One that pays no vectors, as far as is known, and has paid 0: it may have been reset, or could not be stepped.
-        zeros = np.zeros_like(next(iter(paid.values())))
-        others = [i for i in asked if i not in paid]
-        if all(vector.shape == zeros.shape for vector in paid.values()) and not self._arena.reward[others].any():
-            return np.stack([paid.get(i, zeros) for i in asked])
-        return nest.object_array([paid.get(i, self._arena.reward[i]) for i in asked])
+        vectors = np.zeros((len(asked), *self._reward_shape))
+        for row, i in enumerate(asked):
+            if i in extras and (vector := extras[i].reward) is not None:
+                vectors[row] = vector
+        return vectors
 
-    def own_rows(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> OwnStep:
-        """What `rows` returns, with infos as the envs gave them, of those that said anything."""
-        return *self.columns(ids, extras), self.own_infos(extras) if extras else {}
+    def check_rewards(self, asked: Sequence[int], extras: dict[int, Extra]) -> None:
+        """Turn rewards of another shape than those of the other envs into failures of their envs.
+
+        A row workers check for their own blocks; this is for envs of different workers. A 0 beside vectors passes: the
+        row may be that of a reset.
+        """
+        shapes: dict[int, tuple[int, ...]] = {
+            i: extra.reward.shape for i, extra in extras.items() if extra.reward is not None
+        }
+        if not shapes and not self._reward_shape:
+            return
+        shapes |= {i: () for i in asked if self._arena.reward[i] and i not in shapes}
+        expected = self._reward_shape or (shapes[min(shapes)] if shapes else ())
+        self._reward_shape = expected
+        for i, shape in shapes.items():
+            if shape != expected:
+                error = wrong_reward_shape(shape, expected)
+                error.env_id, error.args = i, (f"env {i}: {error.args[0]}",)
+                extras[i] = Extra(failure=capture(error, i, "step", local=True))
+
+    def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
+        """What `rows` returns, with infos as the envs returned them, by env id; empty infos are left out."""
+        if taken.columns is not None and taken.columns[4] is not None:
+            *columns, infos = taken.columns
+            return *columns, {info.pop("env_id"): info for info in infos}
+        return *self.columns(ids, taken), self.own_infos(taken.extras) if taken.extras else {}
 
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
-        quiet = self._quiet if asked is self._all else map(self._quiet.__getitem__, asked)
-        infos = np.fromiter(map(dict.copy, quiet), object, len(asked))  # no line of Python for each env
+        empty = self._empty_infos if asked is self._all else map(self._empty_infos.__getitem__, asked)
+        infos = np.fromiter(map(dict.copy, empty), object, len(asked))  # no line of Python for each env
         if self.own_ids:
             self.own_ids = {}
         if extras:
@@ -143,7 +164,7 @@ class HandOver:
         return info
 
     def own_infos(self, extras: Mapping[int, Extra]) -> dict[int, dict[str, Any]]:
-        """Infos as the envs gave them, of those that said anything, by ascending id."""
+        """Infos as the envs returned them, by ascending env id; empty ones are left out."""
         return {i: info for i in sorted(extras) if (info := self._own_info(i, extras[i]))}
 
     def _own_info(self, i: int, extra: Extra) -> dict[str, Any]:

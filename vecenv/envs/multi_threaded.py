@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vecenv.engine.checks import check_count
-from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv, make_pool
+from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv, check_pool, make_pool
 
 # What torchrl's classes take and EnvPool has no use for: the values that change nothing, and what to use for others.
 _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -46,16 +46,14 @@ class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
         _refuse_without_effect(type(self).__name__, kwargs)
         if env is None:
             raise TypeError(f"{type(self).__name__} needs env, a pool of envpool.make(..., num_envs=n)")
-        super().__init__(env)
-        self.num_workers = self.env_num
-
-    def _check_pool(self, pool: Any) -> None:
-        super()._check_pool(pool)
-        if pool.config["batch_size"] not in (0, pool.config["num_envs"]):
+        check_pool(env)
+        if env.config["batch_size"] not in (0, env.config["num_envs"]):
             raise ValueError(
-                f"this pool is asynchronous, {pool.config['batch_size']} of {pool.config['num_envs']} envs at a time; "
+                f"this pool is asynchronous, {env.config['batch_size']} of {env.config['num_envs']} envs at a time; "
                 "use EnvPoolVectorEnv, or make the pool without batch_size"
             )
+        super().__init__(env)
+        self.num_workers = self.env_num
 
     @property
     def batch_size(self) -> tuple[int]:

@@ -15,19 +15,10 @@ from gymnasium.vector import VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.checks import keeps
+from vecenv.engine.results import OwnStep
 from vecenv.engine.seeding import check_seed
 from vecenv.errors import EnvContractError
-from vecenv.facades.engine import (
-    OwnStep,
-    autoresets,
-    exchange,
-    own_infos,
-    receive,
-    returns_views,
-    steps_plainly,
-    with_own_infos,
-)
+from vecenv.facades.driver import Driver
 from vecenv.facades.from_gymnasium import SameStepEnvs
 
 try:
@@ -70,14 +61,16 @@ class SB3VecEnv(VecEnv):
 
     def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
         self.venv: Any = SameStepEnvs(venv) if isinstance(venv, VectorEnv) else _checked(venv)
-        # A subclass or wrapper may change `step` alone, as those written for tianshou do: `send` and `recv` would
-        # pass it by.
-        self._has_own_step = not keeps(self.venv, BaseVectorEnv, "step")
-        self._one_round = autoresets(self.venv)
-        is_plain = steps_plainly(self.venv)
-        self._owns_obs = is_plain and not returns_views(self.venv)
-        self._steps_plainly = is_plain and keeps(self, SB3VecEnv, "step_async", "step_wait")
-        self._all_ids = range(self.venv.env_num)
+        self._driver = Driver(self.venv)
+        engine = self._driver.engine
+        # A subclass or wrapper may change `step` alone, as those written for tianshou do, which `send` and `recv` would
+        # bypass: it is stepped in `step_wait`.
+        self._has_own_step = engine is None
+        self._one_round = self._driver.autoresets
+        self._owns_obs = engine is not None and engine.results.copies
+        self._has_own_halves = all(
+            getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
+        )
         self._plain_infos = [{"TimeLimit.truncated": False}] * self.venv.env_num
         self._actions: Any = None
         self._pending = False
@@ -94,9 +87,9 @@ class SB3VecEnv(VecEnv):
         self._drop_pending()
         seeds, options = self._seeds, self._options
         if not any(options) or all(entry is options[0] for entry in options):
-            obs, infos = self._reset(None, **_arguments(seeds, options[0]))
+            obs, infos = self._driver.reset(None, **_arguments(seeds, options[0]))
         else:
-            rows = [self._reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
+            rows = [self._driver.reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
             obs = nest.stack([nest.take(row, 0) for row, _ in rows])
             infos = [info for _, (info,) in rows]
         if isinstance(obs, np.ndarray) and isinstance(self.observation_space, (spaces.Dict, spaces.Tuple)):
@@ -106,19 +99,11 @@ class SB3VecEnv(VecEnv):
         self._reset_options()
         return nest.map(_own, obs)
 
-    def _reset(self, ids: list[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
-        """Reset these envs (None: all); infos as they gave them."""
-        obs, raw_infos = self.venv.reset(ids, **kwargs)
-        infos = list(raw_infos)
-        own_infos(self.venv, self._all_ids if ids is None else ids, infos)
-        return obs, infos
-
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """`step_async` and `step_wait` at once."""
-        self._check_idle()
-        results = exchange(self.venv, actions, None, self._one_round) if self._steps_plainly else None
-        if results is not None:
-            return self._results(results)
+        if self._has_own_halves:
+            self._check_idle()
+            return self._results(self._driver.step(actions, self._one_round))
         self.step_async(actions)
         return self.step_wait()
 
@@ -134,19 +119,19 @@ class SB3VecEnv(VecEnv):
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Wait for the step: (obs, rewards, dones, infos).
 
-        RuntimeError if there is none; EnvContractError, with the env named, for a reward that is not one number.
+        RuntimeError if there is none; EnvContractError for rewards that are not numbers.
         """
         if not self._pending:
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
         if self._has_own_step:
-            return self._results(with_own_infos(self.venv, self._all_ids, self.venv.step(self._actions)))
-        return self._results(receive(self.venv, self._all_ids))
+            return self._results(self._driver.step(self._actions, False))
+        return self._results(self._driver.receive(range(self.num_envs)))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """A step of the engine as SB3 has it; envs whose episodes ended are reset, if the step has not done it."""
         obs, rewards, terminated, truncated, said = results
-        if rewards.ndim != 1 or rewards.dtype.hasobject:
+        if rewards.ndim != 1:
             raise _vector_error(rewards)
         dones = terminated | truncated
         over = dones.nonzero()[0].tolist()
@@ -177,7 +162,7 @@ class SB3VecEnv(VecEnv):
     def _begin_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
         """Reset these envs: their last observations go into `infos`, the first ones into `obs`."""
         last = nest.take(obs, ids)
-        first, reset_infos = self._reset(ids)
+        first, reset_infos = self._driver.reset(ids)
         nest.put(obs, ids, first)
         for row, i in enumerate(ids):
             infos[i]["terminal_observation"] = nest.take(last, row)
@@ -300,11 +285,8 @@ def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str
 
 
 def _vector_error(rewards: np.ndarray) -> EnvContractError:
-    """What is wrong with rewards that are not all numbers; it names the first such env."""
-    i = next(i for i, reward in enumerate(rewards) if np.ndim(reward))
-    error = EnvContractError(f"env {i} returned a reward of shape {np.shape(rewards[i])}, SB3 needs one number")
-    error.env_id = i
-    return error
+    """The error for envs whose rewards are vectors."""
+    return EnvContractError(f"the envs return rewards of shape {rewards.shape[1:]}, SB3 needs one number an env")
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""Copies of what passes between a caller and envs in one process, so that neither sees the changes of the other."""
+"""Copies of what passes between a caller and envs of one process, so that neither sees the changes of the other."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,5 @@ def own_copy(value: Any) -> Any:
 
 
 def plain_copy(value: Any) -> Any:
-    """Data is the caller's to keep, as from a worker; any other object is the env's own, to look at while debugging."""
+    """A copy of data, as from a worker; any other object is the env's own, to look at while debugging."""
     return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
-
-
-def own_copies(payloads: Mapping[int, Any]) -> dict[int, Any]:
-    """A copy of each payload."""
-    return {i: own_copy(payload) for i, payload in payloads.items()}

@@ -1,4 +1,4 @@
-"""Operations on one env besides step and reset: attributes through its wrappers, seeds, frames."""
+"""Calls of one env besides step and reset: attributes through its wrappers, seeds, frames."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
     return frame.copy() if isinstance(frame, np.ndarray) else frame
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
+ENV_CALLS: dict[str, Callable[..., Any]] = {
     "get_env_attr": find_attr,
     "set_env_attr": set_attr,
     "call": call_attr,

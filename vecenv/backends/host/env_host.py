@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from vecenv.backends.host.env_calls import OPERATIONS, is_env
+from vecenv import nest
+from vecenv.backends.host.env_calls import ENV_CALLS, is_env
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.row_writer import FLAGS, NOTHING, RENEWED, REWARDS, Extra, RowWriter, own_containers
 from vecenv.backends.ipc import opcodes
@@ -20,9 +21,12 @@ from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.errors import EnvContractError, VectorEnvError
 
+Payload = Callable[[int, int], Any]
+"""(place in the block, opcode) -> what does not fit the arena, or a Failure."""
+
 
 class EnvReport(NamedTuple):
-    """What the parent is told of an env once it is there; a part that the env does not have is None."""
+    """What an env says of itself once it is made; a part that the env does not have is None."""
 
     observation_space: Any
     action_space: Any
@@ -32,59 +36,56 @@ class EnvReport(NamedTuple):
 
 
 class EnvHost:
-    """Hosts the envs of `makers`, the first of which has the id `first_id`.
+    """Hosts the envs of `env_fns`, the first of which has the id `first_id`.
 
-    `local` says that the host lives in the caller's process: exceptions are kept as objects. There, and where envs
-    share a worker, infos and object observations are copied, because envs go on living with the original. Before an env
-    is used, `progress[0]` becomes a new number that is its index modulo the size of the block: whoever watches sees
+    `local` says that the host lives in the caller's process: exceptions are kept as objects, and infos and object
+    observations are copied, because envs go on living with the original; so are those of envs that share a worker.
+    `interruptible` says that a KeyboardInterrupt in an env is the user's own Ctrl-C, which passes through. Before an
+    env is used, `progress[0]` becomes a new number that is its index modulo the size of the block: a watchdog sees
     which env is running, and that the host gets on.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], Any]], first_id: int, local: bool) -> None:
-        self._makers = makers
+    def __init__(
+        self, env_fns: Sequence[Callable[[], Any]], first_id: int, local: bool, interruptible: bool = False
+    ) -> None:
+        self._env_fns = env_fns
         self._first_id = first_id
         self._local = local
+        self._passes = KeyboardInterrupt if interruptible else ()
         self.envs: list[Any] = []
         self.progress: Any = [0]
         self._used = 0
-        self.interrupt: BaseException | None = None
-        """The user's own Ctrl-C, if it fell into an env's code: to be raised after the round."""
 
     def construct(self) -> list[EnvReport] | Failure:
-        """Call each maker once. The first failure ends it; the envs made so far are left to be closed."""
+        """Call each env_fn once. The first failure ends it; the envs made so far are left to be closed."""
         reports = []
-        for j, maker in enumerate(self._makers):
+        for j, env_fn in enumerate(self._env_fns):
             self._mark(j)
             try:
-                env = maker()
-                _refuse_what_is_no_env(env, f"env_fns[{self._first_id + j}]()")
+                env = env_fn()
+                _check_env(env, f"env_fns[{self._first_id + j}]()")
                 self.envs.append(env)
                 reports.append(_report(env))
+            except self._passes:
+                raise
             except BaseException as error:
-                if self._local and isinstance(error, KeyboardInterrupt):
-                    raise
                 return capture(error, self._first_id + j, "__init__", self._local)
         self._spaces = [report.observation_space for report in reports]
         return reports
 
     def bind(self, layout: Layout, block: Arena) -> None:
         """Write into `block` from now on."""
-        self._action_dtype = None if layout.action is None else layout.action.dtype
-        keep = copy.deepcopy if self._local else own_containers if len(self._makers) > 1 else None
+        keep = copy.deepcopy if self._local else own_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
         self._steps = [env.step for env in self.envs]
 
     def run(
-        self,
-        ops: bytes,
-        action: np.ndarray | None,
-        payload: Callable[[int, int], Any],
-        extras: dict[int, Extra] | None = None,
+        self, ops: bytes, action: Any, payload: Payload, extras: dict[int, Extra] | None = None
     ) -> dict[int, Extra]:
         """A round of one operation an env (see `opcodes`), with a row of `action` for each env; fills `extras`.
 
         The loop that decides how fast everything is: what a well-behaved env returns passes one test and is written
-        here. Whatever else it is, `write_step` knows.
+        here. Everything else goes through `write_step`.
         """
         extras = {} if extras is None else extras
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
@@ -92,7 +93,7 @@ class EnvHost:
         terminations, truncations = rows.terminated, rows.truncated
         plain = opcodes.STEP
         quick = plain, opcodes.STEP_RESET
-        actions = [None] * len(ops) if action is None else list(own_actions(action, self._action_dtype))
+        actions = [None] * len(ops) if action is None else own_actions(action, len(ops))
         self._used = mark = self._used + len(ops)
         everyone = range(len(ops))
         for j, op, step, own_action, row in zip(everyone, ops, self._steps, actions, rows.obs_rows, strict=True):
@@ -103,7 +104,7 @@ class EnvHost:
                     if result.__class__ is tuple and len(result) == 5:
                         obs, reward, terminated, truncated, info = result
                     else:
-                        obs = None  # goes the long way
+                        obs = None  # fails the test below
                     if (
                         obs.__class__ is ndarray
                         and obs.dtype is dtype
@@ -124,6 +125,8 @@ class EnvHost:
                         extra = rows.write_step(j, result)
                     if op != plain and (terminations[j] or truncations[j]):
                         extra = self._next_episode(j, extra)
+                except self._passes:
+                    raise
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
             elif opcodes.IDLE < op < opcodes.DONE:
@@ -134,14 +137,12 @@ class EnvHost:
                 extras[j] = extra
         return extras
 
-    def run_one(self, j: int, op: int, action: np.ndarray | None, payload: Callable[[int, int], Any]) -> Extra | None:
-        """What `run` does, for env j alone; `payload(j, op)` is what does not fit the arena, or a Failure."""
+    def run_one(self, j: int, op: int, action: Any, payload: Payload) -> Extra | None:
+        """What `run` does, for env j alone."""
         if op == opcodes.RESET:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
-            assert action is not None
-            dtype = action.dtype if op & opcodes.WIDE else self._action_dtype
-            return self._step(j, own_actions(action[j : j + 1], dtype)[0], op)
+            return self._step(j, own_actions(nest.take(action, slice(j, j + 1)), 1)[0], op)
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)
@@ -154,6 +155,8 @@ class EnvHost:
             if op & opcodes.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
                 return self._next_episode(j, extra)
             return extra
+        except self._passes:
+            raise
         except BaseException as error:
             return self._failed(error, j, "step")
 
@@ -169,6 +172,8 @@ class EnvHost:
                 first = RENEWED
             else:
                 first = first._replace(reward=last.reward, final=final)
+        except self._passes:
+            raise
         except BaseException as error:
             failure = self._capture(error, j, "reset")
             failure.stepped = True
@@ -181,56 +186,56 @@ class EnvHost:
         try:
             self._mark(j)
             return self._rows.write_reset(j, self.envs[j].reset(**kwargs))
+        except self._passes:
+            raise
         except BaseException as error:
             return self._failed(error, j, "reset")
 
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
-        """Run one of `OPERATIONS` on env j: its value, or a Failure."""
+        """Run one of `ENV_CALLS` on env j: its value, or a Failure."""
         self._mark(j)
         try:
-            return OPERATIONS[op](self.envs[j], *args)
+            return ENV_CALLS[op](self.envs[j], *args)
+        except self._passes:
+            raise
         except BaseException as error:
             return self._capture(error, j, op)
 
     def close(self) -> list[str]:
         """Close every env; returns a line for each that failed."""
         problems = []
+        interrupt: BaseException | None = None
         for j, env in enumerate(self.envs):
             try:
                 if callable(getattr(env, "close", None)):
                     env.close()
+            except self._passes as error:  # raised once all are closed
+                interrupt = error
             except BaseException as error:
-                if self._local and isinstance(error, KeyboardInterrupt):
-                    self.interrupt = error
-                    continue
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
         self.envs = []
+        if interrupt is not None:
+            raise interrupt
         return problems
 
-    def begun(self, before: int) -> int:
-        """How many envs of a round were used that began when `progress` was `before` and was interrupted."""
-        return 0 if self.progress[0] == before else int(self.progress[0] % len(self._makers)) + 1
-
     def _mark(self, j: int) -> None:
-        self._used += len(self._makers)
+        self._used += len(self._env_fns)
         self.progress[0] = self._used + j
 
     def _failed(self, error: BaseException, j: int, op: str) -> Extra:
         return Extra(failure=self._capture(error, j, op))
 
     def _capture(self, error: BaseException, j: int, op: str) -> Failure:
-        if self._local and isinstance(error, KeyboardInterrupt):
-            self.interrupt = error
         env_id = self._first_id + j
         return capture(_located(error, env_id), env_id, op, self._local)
 
 
-def own_actions(action: np.ndarray, dtype: Any) -> np.ndarray:
-    """Rows of actions from the arena in the dtype of their space, the envs' to keep."""
-    if action.dtype == dtype:
-        return action.copy()
-    with np.errstate(over="ignore"):  # wide ones that are not meant
-        return action.astype(dtype)
+def own_actions(action: Any, k: int) -> list[Any]:
+    """The k rows of a tree of actions in the arena, as copies that the envs may keep and write into."""
+    if action.__class__ is np.ndarray:
+        return list(action.copy())
+    copies = nest.map(np.copy, action)
+    return [nest.take(copies, j) for j in range(k)]
 
 
 def _located(error: BaseException, env_id: int) -> BaseException:
@@ -243,7 +248,8 @@ def _located(error: BaseException, env_id: int) -> BaseException:
     return error
 
 
-def _refuse_what_is_no_env(env: Any, origin: str) -> None:
+def _check_env(env: Any, origin: str) -> None:
+    """TypeError for what is not one env."""
     if isinstance(env, type):
         raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
     if isinstance(env, gymnasium.vector.VectorEnv):

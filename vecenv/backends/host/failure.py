@@ -106,8 +106,13 @@ def read_value(blob: bytes, env_id: int, op: str) -> Any:
 
 def unreadable(error: BaseException, env_id: int, op: str) -> Failure:
     """The failure of an env because of the `error` that reading what it returned has raised."""
-    text = f"{op} on env {env_id}: what it returned cannot be read here: {type(error).__name__}: {error}"
+    text = f"{op} on env {env_id}: what it returned cannot be read here: {describe(error)}"
     return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
+
+
+def describe(error: BaseException) -> str:
+    """Class and text of an error, for the text of another."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _shortened(text: str) -> str:

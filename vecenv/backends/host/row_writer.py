@@ -43,6 +43,16 @@ class Extra(NamedTuple):
     failure: Failure | None = None
     final: Final | None = None
 
+    def packed(self) -> tuple[Any, ...]:
+        """The same as plain tuples, which pickle and unpickle faster than classes."""
+        return *self[:4], None if self.final is None else tuple(self.final)
+
+    @classmethod
+    def unpacked(cls, parts: Any) -> Extra:
+        """The inverse of `packed`."""
+        info, objects, reward, failure, final = parts
+        return cls(info, objects, reward, failure, None if final is None else Final(*final))
+
 
 NOTHING = Extra()
 RENEWED = Extra(final=Final(None, {}))
@@ -67,9 +77,9 @@ class RowWriter:
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
             for j, space in enumerate(spaces)
         ]
-        self._reward_shape: list[tuple[int, ...] | None] = [None] * len(spaces)
+        self._reward_shape: tuple[int, ...] | None = None
         # What `EnvHost.run` needs to write the row of a well-behaved env by itself. The dtype is None, and nothing
-        # fits, where an observation is not one array, and until each env has shown that its rewards are numbers.
+        # fits, where an observation is not one array, and until rewards have been seen to be numbers.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
         self._leaf = leaf
         self.dtype: np.dtype | None = None
@@ -89,8 +99,8 @@ class RowWriter:
         vector = None
         if reward.__class__ not in REWARDS:
             reward, vector = _odd_reward(reward)
-        if (shape := () if vector is None else vector.shape) != self._reward_shape[j]:
-            self._learn_reward_shape(j, shape)
+        if (shape := () if vector is None else vector.shape) != self._reward_shape:
+            self._learn_reward_shape(shape)
         self.reward[j] = reward
         self.terminated[j] = terminated if terminated.__class__ in FLAGS else _odd_flag("terminated", terminated)
         self.truncated[j] = truncated if truncated.__class__ in FLAGS else _odd_flag("truncated", truncated)
@@ -124,15 +134,22 @@ class RowWriter:
             info = _odd_info("reset", info)
         return Extra(self.own(info) or None, objects) if info or objects is not None else None
 
-    def _learn_reward_shape(self, j: int, shape: tuple[int, ...]) -> None:
-        """Of the first step of env j; it stays what it is until the env fails by changing it."""
-        seen = self._reward_shape[j]
-        if seen is not None:
-            self._reward_shape[j] = self.dtype = None  # once it was reset, its next step shows the shape again
-            raise EnvContractError(f"step() returned a reward of shape {shape}, before it was {seen}")
-        self._reward_shape[j] = shape
-        if self._leaf is not None and all(known == () for known in self._reward_shape):
+    def _learn_reward_shape(self, shape: tuple[int, ...]) -> None:
+        """The first step of the block decides on the shape of its rewards, also after one that differed."""
+        if self._reward_shape is not None:
+            expected, self._reward_shape, self.dtype = self._reward_shape, None, None
+            raise wrong_reward_shape(shape, expected)
+        self._reward_shape = shape
+        if self._leaf is not None and shape == ():
             self.dtype = self._leaf.dtype
+
+
+def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> EnvContractError:
+    """The error of an env whose rewards differ in shape from those of the others."""
+    return EnvContractError(
+        f"step() returned a reward of shape {shape}, expected {expected} as from the first step; all envs of a vector "
+        "env return rewards of one shape"
+    )
 
 
 def _odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:

@@ -14,7 +14,7 @@ from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
 LINE = 8  # numbers of 8 bytes in a line of 64
 # Written by the worker: index of the env it is using + block size * count of uses; changes while it gets on.
 PROGRESS = 0
-CALLS = 1  # written by the parent: how many frames it has posted that the worker has to read (Shmem)
+FRAMES = 1  # written by the parent: how many frames it has posted that the worker has to read (Shmem)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
 DOING = 3  # written by the worker: one of the following
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)

@@ -19,17 +19,16 @@ CHUNK = 1 << 18
 
 # Worker to parent.
 READY = 1  # the reports, or the failure of a constructor
-ANSWERS = 2  # of a round: rows and extras (Subproc), or the extras alone (Shmem; number: 1 + j for env j alone, else 0)
+ANSWERS = 2  # of a round: rows and extras (Subproc), or the extras alone (Shmem)
 REPLY = 3  # to a CALL, with its number
-NOTE = 4  # a warning to show to the user
+WARNING = 4  # a warning for the user
 CLOSED = 5  # the envs are closed; a list of problems
 # Parent to worker.
 SETUP = 16  # the layout
-ROUND = 17  # operations and actions (Subproc)
+ROUND = 17  # opcodes and actions (Subproc)
 PAYLOADS = 18  # actions and arguments that do not fit the arena (Shmem)
 CALL = 19  # run an operation on envs
-RESEND = 20  # the last extras again, each pickled alone
-CLOSE = 21
+CLOSE = 20
 
 
 class Frame(NamedTuple):
@@ -102,7 +101,7 @@ class Channel:
                 sent = self._sock.send(memoryview(self._out)[:CHUNK], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
-            except OSError:  # the worker is gone: its sentinel tells the rest
+            except OSError:  # the worker is gone: its sentinel reports the rest
                 self.ended = True
                 break
             del self._out[:sent]

@@ -16,10 +16,3 @@ def dumps(value: Any) -> bytes:
         raise
     except Exception:
         return cloudpickle.dumps(value)
-
-
-def dumps_or_none(value: Any) -> bytes | None:
-    try:
-        return dumps(value)
-    except BaseException:
-        return None

@@ -1,8 +1,8 @@
 """Wakeup: wakes the process that sleeps on it, without a system call while it is awake.
 
-The sleeper says so in a shared cell *before* it looks a last time whether there is something to do; the ringer writes
-what there is to do *before* it looks at the cell. A fence on both sides keeps these orders, so no wake-up is lost;
-one too many does no harm.
+The sleeper sets a flag in shared memory *before* it looks a last time whether there is something to do; the waker
+writes what there is to do *before* it looks at the flag. A fence on both sides keeps these orders, so no wake-up is
+lost; one too many does no harm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 
 def wakeup_fds() -> tuple[int, int]:
-    """The descriptors to sleep on and to ring with: one eventfd, or the two ends of a pipe where there is none."""
+    """The descriptors to sleep on and to wake with: one eventfd, or the two ends of a pipe where there is none."""
     if hasattr(os, "eventfd"):
         fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         return fd, fd
@@ -41,19 +41,19 @@ def wakeup_fds() -> tuple[int, int]:
 
 
 class Wakeup:
-    """One end of a bell; `cell` is a one-element view of shared memory, non-zero while its owner sleeps."""
+    """One end of a wake-up; `flag` is a one-element view of shared memory, non-zero while the sleeper sleeps."""
 
-    def __init__(self, read: int, write: int, cell: Any) -> None:
+    def __init__(self, read: int, write: int, flag: Any) -> None:
         self.read, self.write = read, write
-        self.cell = cell
+        self.flag = flag
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the sleeper if it sleeps; what it is to find has been written, and a fence has passed."""
-        if self.cell[0]:
-            with contextlib.suppress(BlockingIOError):  # so many rings that nobody has heard yet
+        if self.flag[0]:
+            with contextlib.suppress(BlockingIOError):  # full of wake-ups that were not read yet
                 os.write(self.write, (1).to_bytes(8, "little"))
 
-    def silence(self) -> None:
-        """Forget the rings so far."""
+    def clear(self) -> None:
+        """Drop the wake-ups so far."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.read, 4096)

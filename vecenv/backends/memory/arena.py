@@ -1,10 +1,10 @@
 """The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared.
 
-status        (n,)  uint8     the status byte of each env: what is asked of it, or that it has answered (see `opcodes`)
+status      (n,)  uint8     what each env is asked to do, or that it has answered (see `opcodes`)
 reward      (n,)  float64
 terminated  (n,)  bool
 truncated   (n,)  bool
-action      (n, *shape)     when the action is one array leaf
+action      (n, *shape)     for each leaf of the action, where all are array leaves
 obs         (n, *shape)     for each array leaf of the observation
 final       (n, *shape)     the last observation of an env that was reset in the round of its last step
 """
@@ -29,7 +29,8 @@ class Arena:
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    action: np.ndarray | None
+    action: Any
+    """Tree of arrays (n, *shape), None where actions travel as objects."""
     obs: Any
     """Tree of arrays (n, *shape); an object leaf is an object array (n,), which is never shared."""
     final: Any
@@ -48,17 +49,21 @@ class Arena:
             return np.ndarray((n, *leaf.shape), leaf.dtype, buffer, next(offsets))
 
         status, reward, terminated, truncated = (array(leaf) for leaf in _SMALL)
-        action = None if layout.action is None else array(layout.carried_action)
+        action = None if layout.action is None else nest.map(array, layout.action)
         obs, final = nest.map(array, layout.obs), nest.map(array, layout.obs)
         return cls(status, reward, terminated, truncated, action, obs, final)
 
     def block(self, start: int, stop: int) -> Arena:
         """The rows of envs `start` .. `stop - 1`, as views."""
         rows = slice(start, stop)
-        action = None if self.action is None else self.action[rows]
+        action = None if self.action is None else nest.take(self.action, rows)
         obs = nest.take(self.obs, rows)
         flags = self.terminated[rows], self.truncated[rows]
         return Arena(self.status[rows], self.reward[rows], *flags, action, obs, nest.take(self.final, rows))
+
+    def actions(self) -> list[np.ndarray]:
+        """The arrays of the action; none where actions travel as objects."""
+        return [] if self.action is None else list(nest.leaves(self.action))
 
     def outputs(self) -> list[np.ndarray]:
         """The arrays that hosts write, other than `status` and object leaves."""
@@ -86,7 +91,7 @@ def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
 
     Arrays start on pages, so that each can be registered with a GPU.
     """
-    action = () if layout.carried_action is None else (layout.carried_action,)
+    action = [] if layout.action is None else nest.leaves(layout.action)
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]
     used = [*_SMALL, *action, *obs]
     offsets = [0]
@@ -102,5 +107,5 @@ def arena_bytes(layout: Layout, n: int) -> int:
 
 
 def used_bytes(layout: Layout, n: int) -> int:
-    """How many of them every round uses: the last observations, which not everybody asks for, are behind those."""
+    """How many of them every round uses: the last observations, which autoreset alone needs, are behind those."""
     return _plan(layout, n)[1]

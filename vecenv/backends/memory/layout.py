@@ -1,18 +1,20 @@
-"""What a row of the batch looks like: one array leaf for each part of an observation that has a fixed shape and dtype.
+"""What a row of the batch looks like: one array leaf for each part of an observation or action with a fixed shape.
 
 Spaces without a fixed shape (Text, Graph, Sequence, OneOf, custom ones), envs without a space and parts in which the
 envs of a batch differ are object leaves: their values travel pickled, the other leaves of the same observation do
-not.
+not. An action with an object leaf travels pickled as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+
+from vecenv import nest
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,12 @@ class ObjectLeaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """The observation of all envs of a batch as a tree of leaves, and their action when it is one array leaf (else
-    None).
+    """The observation of all envs of a batch as a tree of leaves, and their action as a tree of array leaves (None
+    where a part of it is an object leaf).
     """
 
     obs: Any
-    action: Leaf | None
-
-    @property
-    def carried_action(self) -> Leaf | None:
-        """The action as it travels: floats as float64, so that those of a caller need not be rounded."""
-        if self.action is None or self.action.dtype.kind != "f":
-            return self.action
-        return replace(self.action, dtype=np.dtype(np.float64))
+    action: Any
 
 
 def space_tree(space: Any, path: str) -> Any:
@@ -88,4 +83,5 @@ def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any
     """The layout of a batch of envs with these spaces (None for an env that has none)."""
     obs = merge_trees([space_tree(space, "obs") for space in observation_spaces], "obs")
     action = merge_trees([space_tree(space, "action") for space in action_spaces], "action")
-    return Layout(obs, action if isinstance(action, Leaf) else None)
+    leaves = list(nest.leaves(action))
+    return Layout(obs, action if leaves and all(isinstance(leaf, Leaf) for leaf in leaves) else None)

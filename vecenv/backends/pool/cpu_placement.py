@@ -12,10 +12,11 @@ import os
 import time
 from collections.abc import Sequence
 
-from vecenv.backends.base import REVIEW_ROUNDS
 from vecenv.backends.ipc.control_block import BUSY_NS, Control
-from vecenv.backends.pool.worker_handle import WorkerProcess
+from vecenv.backends.pool.worker_handle import WorkerHandle
 
+REVIEW_WAITS = 8
+"""Waits between two reviews."""
 MIN_GAP = 10e-6
 """Seconds a round that are worth a move."""
 PAUSE = 2e-3
@@ -25,7 +26,7 @@ CPU_FIELD = 36  # of what follows the name in /proc/<pid>/stat: the CPU on which
 
 
 class Placement:
-    """Watches the rounds of workers. Where a worker may run is changed for a move only, and then put back."""
+    """Reviews the rounds of workers. Where a worker may run is changed for a move only, and then put back."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -33,15 +34,15 @@ class Placement:
         self._busy: list[int] = []
         self._next, self._pause = 0.0, PAUSE
 
-    def look(self, waited: float, workers: Sequence[WorkerProcess]) -> None:
-        """`REVIEW_ROUNDS` rounds after the last look; the parent has waited so many seconds for rounds so far."""
+    def review(self, waited: float, workers: Sequence[WorkerHandle]) -> None:
+        """`REVIEW_WAITS` rounds after the last review; the parent has waited so many seconds for rounds so far."""
         now = [self._control.line(worker.index)[BUSY_NS] for worker in workers]
         busy = [1e-9 * (b - a) for a, b in zip(self._busy, now, strict=bool(self._busy))]
         waited, self._waited, self._busy = waited - self._waited, waited, now
         if not busy:
             return
         others = (sum(busy) - max(busy)) / (len(busy) - 1)
-        if waited - max(busy) < max(0.5 * others, REVIEW_ROUNDS * MIN_GAP):
+        if waited - max(busy) < max(0.5 * others, REVIEW_WAITS * MIN_GAP):
             self._pause = PAUSE
         elif time.perf_counter() > self._next:
             spread([worker.pid for worker in workers])

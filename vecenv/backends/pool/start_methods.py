@@ -70,19 +70,6 @@ def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...
     return worker
 
 
-class Descriptor:
-    """A file descriptor that travels to a process being started; the receiver owns its copy."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __getstate__(self) -> Any:
-        return reduction.DupFd(self.fd)
-
-    def __setstate__(self, duplicate: Any) -> None:
-        self.fd = duplicate.detach()
-
-
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Processes started inside see these variables."""

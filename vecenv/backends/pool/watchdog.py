@@ -1,54 +1,29 @@
-"""Watchdog: notices an env that does not return, says where it is, and ends its worker if `step_timeout` says so."""
+"""Watchdog: notices an env that does not return, finds its stack, and kills its worker if `step_timeout` is set."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from vecenv.backends.ipc.control_block import DOING, NOTHING, PROGRESS
+from vecenv.backends.ipc.control_block import DOING, NOTHING, PROGRESS, Control
+from vecenv.backends.pool.worker_handle import Hung, WorkerHandle
 from vecenv.caller_warnings import warn_caller
-from vecenv.errors import WorkerTimeoutError
-
-if TYPE_CHECKING:
-    from vecenv.backends.pool.worker_handle import WorkerProcess
-    from vecenv.backends.pool.worker_pool import Workers
 
 SILENCE = 60.0
-"""Without `step_timeout`: seconds after which a warning says where an env hangs."""
+"""Without `step_timeout`: seconds after which a warning shows where an env hangs."""
 STACK_PATIENCE = 0.3
 """Seconds to wait for a worker to write its stack."""
 
-
-@dataclass
-class Hung:
-    """Why a worker was killed: one of its envs did not return."""
-
-    env_id: int
-    pid: int
-    env_ids: tuple[int, ...]
-    limit: float
-    stack: str
-
-    def told_to(self, env_id: int) -> WorkerTimeoutError:
-        """The error for one of the envs of the worker."""
-        who = f"env {env_id}" if env_id == self.env_id else f"env {env_id} is lost because env {self.env_id}"
-        text = (
-            f"{who} has been busy for more than step_timeout={self.limit} s; the worker (pid {self.pid}, "
-            f"envs {list(self.env_ids)}) was killed, reset({env_id}) starts it again. "
-        )
-        error = WorkerTimeoutError(f"{text}Env {self.env_id} was at\n{self.stack}")
-        error.env_id, error.env_ids, error.pid = env_id, self.env_ids, self.pid
-        error.bystander = env_id != self.env_id
-        return error
+Owing = Mapping[WorkerHandle, Sequence[int]]
+"""The workers that owe an answer, each with the ids of the envs whose answers are missing."""
 
 
 @dataclass
 class _Seen:
-    """What a worker was doing when it was looked at, and for how long."""
+    """What a worker was doing at the last look, and for how long."""
 
     progress: int
     doing: int
@@ -59,12 +34,16 @@ class _Seen:
 class Watchdog:
     """Adds up, for each worker, how long it has not got on while an answer was owed. `limit` is `step_timeout`.
 
-    Waits may be short, one after another: what was seen in one counts in the next.
+    Waits may be short, one after another: what was seen in one counts in the next. `kill(worker, reason)` ends a
+    worker.
     """
 
-    def __init__(self, backend: Workers, limit: float | None) -> None:
-        self._backend = backend
-        self._kills = limit is not None
+    def __init__(
+        self, control: Control, stacks: int, limit: float | None, kill: Callable[[WorkerHandle, Hung], None]
+    ) -> None:
+        self._control = control
+        self._stacks = stacks
+        self._kill = None if limit is None else kill
         self._limit = SILENCE if limit is None else limit
         self._interval = self._limit / 10
         self._next = 0.0
@@ -74,49 +53,49 @@ class Watchdog:
         """Whether it is time to look."""
         return time.monotonic() >= self._next
 
-    def forget(self, worker: WorkerProcess) -> None:
-        """What comes now in place of the worker has done nothing yet."""
+    def forget(self, worker: WorkerHandle) -> None:
+        """A new process takes the place of the worker: it has done nothing yet."""
         self._seen.pop(worker.index, None)
 
     def start(self) -> float:
         """A wait begins; returns when to look (time.monotonic)."""
         return max(self._next, time.monotonic() + self._interval / 2)
 
-    def look(self, busy: Sequence[WorkerProcess]) -> float:
+    def look(self, owing: Owing) -> float:
         """Check the workers that owe an answer, and end those that hang; returns when to look again."""
         now = time.monotonic()
         before, self._seen = self._seen, {}
-        for worker in busy:
-            line = self._backend.control.line(worker.index)
+        for worker, ids in owing.items():
+            line = self._control.line(worker.index)
             seen = before.get(worker.index)
             if seen is None or (seen.progress, seen.doing) != (line[PROGRESS], line[DOING]):
                 seen = _Seen(line[PROGRESS], line[DOING], 0.0)
             else:
-                # While nobody looked it may have owed nothing, have waited for us, or have been stopped as we were.
+                # Between two looks it may have owed nothing, have waited for us, or have been stopped as we were.
                 seen.spent += min(now - seen.at, 2 * self._interval)
                 if seen.spent >= self._limit and worker.alive:
-                    self._hung(worker, seen)
+                    self._hung(worker, ids, seen)
                     seen.spent = 0.0
             seen.at = now = time.monotonic()
             self._seen[worker.index] = seen
         self._next = now + self._interval
         return self._next
 
-    def _hung(self, worker: WorkerProcess, seen: _Seen) -> None:
+    def _hung(self, worker: WorkerHandle, ids: Sequence[int], seen: _Seen) -> None:
         env_id = worker.start + seen.progress % len(worker.ids)
-        if seen.doing == NOTHING:  # it has not begun: what it used last was another one, perhaps
-            env_id = next(iter(self._backend._pending(worker)), env_id)
+        if seen.doing == NOTHING:  # it has not begun: what it used last may be another one
+            env_id = next(iter(ids), env_id)
         stack = self._stack(worker)
-        if not self._kills:
+        if self._kill is None:
             warn_caller(
                 f"env {env_id} (worker pid {worker.pid}) has been busy for {self._limit:.0f} s; it is at\n{stack}"
             )
-            return
-        self._backend.kill(worker, Hung(env_id, worker.pid, tuple(worker.ids), self._limit, stack))
+        else:
+            self._kill(worker, Hung(worker, env_id, self._limit, stack))
 
-    def _stack(self, worker: WorkerProcess) -> str:
+    def _stack(self, worker: WorkerHandle) -> str:
         """The Python stack of the worker, which it writes by itself even while it is stuck in native code."""
-        fd = self._backend.stacks
+        fd = self._stacks
         before = os.fstat(fd).st_size
         try:
             os.kill(worker.pid, signal.SIGUSR1)
@@ -125,7 +104,7 @@ class Watchdog:
         deadline = time.monotonic() + STACK_PATIENCE
         size = before
         while time.monotonic() < deadline:
-            # The file tells nobody that it has grown: a short look now and then, for a moment, only once an env hangs.
+            # A file gives no notice that it has grown: a short look now and then, for a moment, only once an env hangs.
             time.sleep(0.01)
             grown = os.fstat(fd).st_size
             if grown == size > before:

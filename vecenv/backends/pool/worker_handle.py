@@ -1,4 +1,4 @@
-"""WorkerProcess: the parent's side of one worker process, and of those that replace it."""
+"""WorkerHandle: the parent's side of one worker process, and of those that replace it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from typing import Any
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.pool.requests import Request
 from vecenv.backends.pool.start_methods import start_process
-from vecenv.backends.pool.watchdog import Hung
-from vecenv.backends.worker.main import Boot
 from vecenv.backends.worker.main import main as worker_main
-from vecenv.errors import WorkerDiedError
+from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 
 _parent_fds: set[int] = set()
 """Our ends of all channels of this process, of every vector env."""
@@ -36,8 +34,8 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class WorkerProcess:
-    """The process that hosts the envs `start` .. `stop - 1`, its channel, and what it has told us.
+class WorkerHandle:
+    """The process that hosts the envs `start` .. `stop - 1`, its channel, and what it has reported.
 
     The same object stands for all the processes that take over from one another after a death.
     """
@@ -49,36 +47,36 @@ class WorkerProcess:
         self.channel: Channel = None  # type: ignore[assignment]
         self._pidfd: int | None = None
         self.alive = False
-        self.requests: dict[int, Request] = {}
-        """What it has not replied to yet, by number."""
         self.ready: list[EnvReport] | Failure | None = None
+        """What it reported once its envs were made."""
         self.served = False
         """Whether any of the processes has been ready."""
         self.problems: list[str] | None = None
-        self.reason: Hung | None = None
-        """Why we ended it, if we did."""
+        """What went wrong in closing its envs, once it has closed them."""
+        self.reason: Hung | Torn | None = None
+        """Why the parent killed it, if it did."""
 
     @property
     def pid(self) -> int:
         return int(self.process.pid)
 
-    def launch(self, boot: Boot) -> None:
-        """Start the process, with a new channel; `boot` says the rest."""
+    def launch(self, args: WorkerArgs) -> None:
+        """Start the process, with a new channel."""
         ours, theirs = socket.socketpair()
         self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
         _parent_fds.add(ours.fileno())
-        boot.socket = theirs
-        if boot.method == "fork":
-            boot.parent_fds = _inherited_fds  # not those of now: until the fork other threads may close and open some
+        args.socket = theirs
+        if args.method == "fork":
+            args.parent_fds = _inherited_fds  # not those of now: until the fork other threads may close and open some
         try:
-            self.process = start_process(boot.method, worker_main, (boot,), f"vecenv-worker-{self.index}")
-        except BaseException:
+            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
+        except BaseException:  # a process that was started all the same ends with its channel
             _parent_fds.discard(ours.fileno())
             ours.close()
             raise
         finally:
             theirs.close()  # so that the end of the worker is the end of the stream
-        if boot.method != "forkserver" and hasattr(os, "pidfd_open"):
+        if args.method != "forkserver" and hasattr(os, "pidfd_open"):
             # A process that the env forked holds the other two open beyond the end of the worker.
             with contextlib.suppress(OSError):  # the kernel is older than Python, or a sandbox refuses
                 self._pidfd = os.pidfd_open(self.pid)
@@ -94,19 +92,19 @@ class WorkerProcess:
         return pickle.dumps(mine) if mine else b""
 
     def fds(self) -> list[int]:
-        """To poll: the channel, and what tells of the end of the process."""
+        """To poll: the channel, and what becomes readable when the process ends."""
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
     def bury(self) -> None:
-        """Close our ends, reap the process, end what its envs left running."""
+        """Close our ends, reap the process, end what its envs left running. A second call does nothing."""
         self.alive = False
         _parent_fds.discard(self.channel.fileno())
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)
         if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+            pidfd, self._pidfd = self._pidfd, None
+            os.close(pidfd)
 
     def kill(self) -> None:
         """Kill the process and all that its envs started; returns once it is gone."""
@@ -120,25 +118,61 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def death(self, env_id: int, running: int | None, idle: str = "idle") -> WorkerDiedError:
-        """The error that tells an env of the end of its worker, which was using env `running`, or what `idle` says."""
+    def death(self, env_id: int, running: int | None, idle: str = "idle") -> VectorEnvError:
+        """The error of an env because its worker has ended: it was using env `running`, or was `idle`."""
+        if self.reason is not None:
+            error = self.reason.error(env_id)
+        else:
+            error = WorkerDiedError(self._obituary(env_id, running, idle))
+            error.bystander = running is not None and running != env_id
+        error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
+        return error
+
+    def _obituary(self, env_id: int, running: int | None, idle: str) -> str:
         others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
         doing = f"while {idle}" if running is None else f"while running env {running}"
         if self.ready is None:
             doing = "while constructing its envs"
         hope = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
-        error = WorkerDiedError(
-            f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{hope}"
+        return f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{hope}"
+
+
+class Hung:
+    """Why a worker was killed: its env `env_id` did not return for `limit` seconds."""
+
+    def __init__(self, worker: WorkerHandle, env_id: int, limit: float, stack: str) -> None:
+        self._env_id, self._limit, self._stack = env_id, limit, stack
+        self._worker = f"the worker (pid {worker.pid}, envs {list(worker.ids)})"
+
+    def error(self, env_id: int) -> WorkerTimeoutError:
+        """The error for one of the envs of the worker."""
+        subject = f"env {env_id}" if env_id == self._env_id else f"env {env_id} is lost because env {self._env_id}"
+        error = WorkerTimeoutError(
+            f"{subject} has been busy for more than step_timeout={self._limit} s; {self._worker} was killed, "
+            f"reset({env_id}) starts it again. Env {self._env_id} was at\n{self._stack}"
         )
-        error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
-        error.bystander = running is not None and running != env_id
+        error.bystander = env_id != self._env_id
         return error
+
+
+class Torn:
+    """Why a worker was killed: an interrupt (Ctrl-C) fell between two parts of a message to or from it."""
+
+    def __init__(self, worker: WorkerHandle) -> None:
+        self._pid = worker.pid
+
+    def error(self, env_id: int) -> WorkerDiedError:
+        """The error for one of the envs of the worker."""
+        return WorkerDiedError(
+            f"the worker of env {env_id} (pid {self._pid}) was killed because an interrupt tore a message to or from "
+            f"it; reset({env_id}) starts it again."
+        )
 
 
 def _cause(exitcode: int | None) -> str:
     """How a process ended, in words."""
     if exitcode is None:
-        return "ended (its exit status was taken by somebody else)"
+        return "ended (its exit status was reaped elsewhere)"
     if exitcode == 255:
         return "exited with code 255"
     if exitcode >= 0:

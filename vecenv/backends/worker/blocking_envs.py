@@ -6,7 +6,7 @@ import resource
 import time
 
 
-class PaceMeter:
+class BlockingMeter:
     """Looks at the first rounds for envs that wait (sockets, sleep) but share a worker.
 
     A process that waits gives the CPU up by itself; one that only has to share it does not.

@@ -1,4 +1,4 @@
-"""How a worker becomes a process of its own and ends with its parent, and what its envs have started with it."""
+"""Bootstrap: a worker becomes a process of its own that ends with its parent, and its envs' children with it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import signal
 import sys
 import threading
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vecenv.backends.worker.rng_seeds import seed_generators
-
-if TYPE_CHECKING:
-    from vecenv.backends.worker.main import Boot
+from vecenv.backends.worker.worker_args import WorkerArgs
 
 
-def bootstrap(boot: Boot) -> None:
-    """Become a process of its own: group, signals, the watch for the parent's end."""
-    for fd in boot.parent_fds:
+def bootstrap(args: WorkerArgs) -> None:
+    """Set up the process group, the signals, the watch for the parent's end, and the random generators."""
+    for fd in args.parent_fds:
         os.close(fd)
     if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
         # Held open by a worker, it would keep the forkserver running after the parent is gone.
@@ -31,17 +29,17 @@ def bootstrap(boot: Boot) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    if boot.method == "fork":
+    if args.method == "fork":
         atexit._clear()  # the parent's exit functions are not ours
-    faulthandler.register(signal.SIGUSR1, file=boot.stacks.fd, all_threads=True)
-    threading.Thread(target=_watch_parent, args=(boot.socket,), name="vecenv-parent-watch", daemon=True).start()
-    if boot.method == "forkserver" or boot.starter:
+    faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
+    threading.Thread(target=_watch_parent, args=(args.socket,), name="vecenv-parent-watch", daemon=True).start()
+    if args.method == "forkserver" or args.starter:
         _signal_at_end_of_starter(signal.SIGKILL)
-    if boot.method != "forkserver" and boot.starter:
-        if os.getppid() != boot.starter:  # it ended before we asked to be told
+    if args.method != "forkserver" and args.starter:
+        if os.getppid() != args.starter:  # it ended before the request
             os.killpg(0, signal.SIGKILL)
         _start_guard()
-    seed_generators(boot.seeds)
+    seed_generators(args.seeds)
 
 
 def _watch_parent(sock: Any) -> None:

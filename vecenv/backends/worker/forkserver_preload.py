@@ -14,7 +14,10 @@ import signal
 import sys
 from pathlib import Path
 
-import vecenv.backends.worker.main  # noqa: F401  loaded for the workers
+# Loaded for the workers.
+import vecenv.backends.worker.main
+import vecenv.backends.worker.shmem_server
+import vecenv.backends.worker.subproc_server  # noqa: F401
 
 
 def _kill_workers() -> None:

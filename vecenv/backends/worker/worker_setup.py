@@ -13,17 +13,17 @@ import gymnasium
 
 @dataclass
 class WorkerSetup:
-    """What a worker gets from the program; but for the env_fns of forked workers, plain pickle can carry it."""
+    """The env_fns of a worker and its surroundings; but for the env_fns of forked workers, plain pickle carries it."""
 
-    makers: list[Callable[[], Any]]
-    """The env_fns as they are, which a forked worker inherits, or as `PickledEnvFn`."""
+    env_fns: list[Callable[[], Any]]
+    """As they are, which a forked worker inherits, or as `PickledEnvFn`."""
     environ: dict[str, str] | None
     registered: list[bytes]
     """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
     affinity: set[int] | None
 
-    def unpack(self) -> None:
-        """Make this process what the program wants a worker to be."""
+    def apply(self) -> None:
+        """Give this process the environment, the affinity and the registry of the program."""
         if self.environ is not None:
             for name in os.environ.keys() - self.environ.keys():
                 del os.environ[name]
@@ -57,7 +57,7 @@ def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
 
 
 def registered_by_user() -> list[bytes]:
-    """The specs that somebody added to gymnasium's registry, as far as they can be pickled."""
+    """The specs that the program added to gymnasium's registry, as far as they can be pickled."""
     blobs = []
     for spec in list(gymnasium.registry.values()):
         if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")):

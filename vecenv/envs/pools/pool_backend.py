@@ -16,31 +16,75 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.base import Backend
+from vecenv.backends.base import Answered, Answers, Backend, Codec, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
-from vecenv.backends.host.failure import Failure, capture
+from vecenv.backends.host.failure import capture, died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.shield import shield
 from vecenv.backends.system_limits import usable_cpus
+from vecenv.errors import VectorEnvError
 
 _MAX_SEED = 2**31
 _NO_INFOS = ("info:env_id", "info:players.env_id")  # there is one player an env
 
 
-class PoolBackend(Backend):
-    """Drives `pool`, which nobody else may use from now on."""
+class PoolCodec(Codec):
+    """Refuses what would make EnvPool crash, hang or guess."""
 
-    fresh: np.ndarray
-    """The envs that a step would reset, bool (n,): the vector env's own record, which is right for every idle env."""
+    def __init__(self, env_num: int, action_space: Any) -> None:
+        self._env_num, self._space = env_num, action_space
+        self._choices: range | None = None
+        if isinstance(action_space, spaces.Discrete):
+            self._choices = range(int(action_space.start), int(action_space.start + action_space.n))
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        if actions is not None:
+            self._check_actions(ids, ops, actions)
+        for i, payload in payloads.items():
+            if not isinstance(payload, Mapping):
+                raise ValueError(
+                    f"the action for env {i} is {payload!r}, expected an array of {self._space.dtype} with the shape "
+                    f"{self._space.shape}"
+                )
+            unknown = sorted(payload.keys() - {"seed", "options"})
+            if unknown or payload.get("options") is not None:
+                raise TypeError(f"the reset of a pool takes nothing but seed, got {unknown or ['options']}")
+        seeds = [payload.get("seed") for payload in payloads.values()]
+        if any(seed is not None for seed in seeds) and (None in seeds or len(seeds) < self._env_num):
+            raise ValueError(
+                f"the seeds of a pool are set for all its {self._env_num} envs at once, got {seeds} for envs "
+                f"{list(payloads)}"
+            )
+        return payloads
+
+    def _check_actions(self, ids: Sequence[int], ops: int | np.ndarray, actions: np.ndarray) -> None:
+        """ValueError for an action outside of a Discrete space, on which EnvPool would read where it must not."""
+        choices = self._choices
+        if choices is None:
+            return
+        if not isinstance(ops, int):  # of an env that is reset it is ignored
+            stepped = ops == opcodes.STEP
+            ids, actions = np.asarray(ids)[stepped].tolist(), actions[stepped]
+        if not len(actions) or (not choices.start and 0 <= np.bitwise_or.reduce(actions) < choices.stop):
+            return  # the second is half the cost of the bounds, and mostly enough
+        if actions.min() < choices.start or actions.max() >= choices.stop:
+            row = next(row for row, action in enumerate(actions.tolist()) if action not in choices)
+            raise ValueError(f"the action for env {ids[row]} is {actions[row]}, which is not in {self._space}")
+
+
+class PoolBackend(Backend):
+    """Drives `pool`, which nothing else may use from now on."""
 
     def __init__(self, pool: Any) -> None:
         super().__init__()
@@ -49,20 +93,31 @@ class PoolBackend(Backend):
         self.batch_size: int = config["batch_size"] or self.env_num
         self.is_sync = self.batch_size == self.env_num
         self.num_workers = config["num_threads"] or min(self.batch_size, usable_cpus())
-        self._pool = pool
+        self._pool: Any = pool
         self._in_flight = 0
+        self._torn = False
+        """Whether an interrupt fell into an exchange with the pool: then its results are not known any more."""
+        self._columns: Any = None
+        self._expected: np.ndarray | None = None
+        """Of a round past the arena that is in flight: the steps that each episode will have."""
         self._all = np.arange(self.env_num, dtype=np.int32)
+        self._fresh = np.ones(self.env_num, dtype=np.bool_)
+        """The envs that a step would reset."""
         self._elapsed = np.zeros(self.env_num, dtype=np.int32)
         """Steps that each episode had after the last round of all envs."""
         self._action_dtype = list(pool.spec.action_array_spec.values())[-1].dtype
         self._keys = list(pool._state_keys)
         self._obs_keys = _obs_tree([key for key in self._keys if key.startswith("obs")])
-        told = [key for key in self._keys if key.startswith("info:")]
-        self._info_keys = {key.removeprefix("info:"): key for key in told if key not in _NO_INFOS}
+        infos = [key for key in self._keys if key.startswith("info:")]
+        self._info_keys = {key.removeprefix("info:"): key for key in infos if key not in _NO_INFOS}
         if self.batch_size not in (1, self.env_num):
-            self.rebuild(None)
+            self._rebuild(None)
 
-    def rebuild(self, seeds: Sequence[int] | None) -> None:
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo(self._all.tolist(), None, 0.0)]
+
+    def _rebuild(self, seeds: Sequence[int] | None) -> None:
         """Put a new pool in the place of the old one: with these seeds, and with spare envs if it is asynchronous."""
         old = self._pool
         spare = 0 if self.is_sync else self.batch_size - 1
@@ -76,93 +131,118 @@ class PoolBackend(Backend):
             if name.startswith("_render_"):  # what `envpool.make` wrote there
                 setattr(self._pool, name, value)
         quiet_spaces(self._pool)
-        self._in_flight = 0
+        self._in_flight, self._torn = 0, False
+        self._fresh[:] = True
         old.close()
 
-    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         obs, action = map(mended, quiet_spaces(self._pool))
         # The pool's autoreset is not that of the vector env, which has none.
         metadata = {key: value for key, value in self._pool.metadata.items() if key != "autoreset_mode"}
         self._report = EnvReport(obs, action, metadata, None, None)
         self._some_action = np.asarray(copy.deepcopy(action).sample())
-        self.raise_shield()
+        self.codec = PoolCodec(self.env_num, action)
         return [copy.deepcopy(self._report) for _ in env_fns]
 
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, self.env_num)
+        self._answers = Answers(self.arena)
         self._action = layout.action
         return self.arena
-
-    def encode(self, payloads: Mapping[int, Any]) -> dict[int, Any]:
-        """Arguments of resets are passed on; an action that is no row of the arena has the wrong form."""
-        assert self._action is not None
-        for i, payload in payloads.items():
-            if not isinstance(payload, Mapping):
-                raise ValueError(
-                    f"the action for env {i} is {payload!r}, expected an array of {self._action.dtype} with the "
-                    f"shape {self._action.shape}"
-                )
-        return dict(payloads)
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = np.arange(self.env_num) if ids is None else ids
         wanted = np.full(len(asked), ops)
         resets = (wanted == opcodes.RESET) | (wanted == opcodes.RESET_KWARGS)
         if any(args.get("seed") is not None for args in payloads.values()):
-            self.rebuild([args["seed"] for _, args in sorted(payloads.items())])  # of all envs, as was checked
-        forced = resets if resets.all() else resets & ~self.fresh[asked]
-        if forced.any():
-            self._start(asked[forced], opcodes.RESET)
-        if not forced.all():
-            self._start(asked[~forced], opcodes.STEP)
+            self._rebuild([args["seed"] for _, args in sorted(payloads.items())])  # of all envs, as was checked
+        self._torn = True
+        if ids is None and self.is_sync and not resets.all() and (resets == self._fresh).all():
+            # The pool resets the envs whose episode is over, and only those: a round as it has them, past the arena.
+            self._expected = np.where(self._fresh, 0, self._elapsed + 1)
+            self._send(self.arena.action, self._all)
+            self.arena.status[...] = ops
+        else:
+            forced = resets if resets.all() else resets & ~self._fresh[asked]
+            if forced.any():
+                self._start(asked[forced], opcodes.RESET)
+            if not forced.all():
+                self._start(asked[~forced], opcodes.STEP)
+        self._torn = False
 
     def _start(self, ids: np.ndarray, op: int) -> None:
         while self.is_sync and self._in_flight:
             self._receive()
-        with shield:  # a status byte that asks for what the pool was not told would be waited for without an end
-            if op == opcodes.RESET:
-                self._pool._reset(ids.astype(np.int32))
-            else:
-                self._send(self.arena.action[ids].astype(self._action.dtype), ids)  # type: ignore[index,union-attr]
-            self.arena.status[ids] = op
-            self._in_flight += len(ids)
+        if op == opcodes.RESET:
+            self._pool._reset(ids.astype(np.int32))
+        else:
+            self._send(self.arena.action[ids].astype(self._action.dtype), ids)
+        self.arena.status[ids] = op
+        self._in_flight += len(ids)
 
-    def wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        while not done():
-            self._receive()
+    def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
+        begin = perf_counter()
+        if self._torn:
+            self._lose_all()
+        if done is not None:
+            while not done() and (self._in_flight or self._expected is not None):
+                self._torn = True
+                if self._expected is None:
+                    self._receive()
+                else:
+                    self._receive_columns()
+                self._torn = False
+        return perf_counter() - begin
+
+    def _lose_all(self) -> None:
+        """An interrupt fell into an exchange with the pool: a new one has to take its place."""
+        self._torn, self._expected, self._columns = False, None, None
+        for i in range(self.env_num):
+            text = "an interrupt fell into an exchange with the pool, whose results are lost"
+            self.lost[i] = VectorEnvError(f"env {i}: {text}; reset() makes a new pool")
+            if self._answers.busy(i):
+                self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i])))
+
+    def restart(self, env_id: int) -> Sequence[int]:
+        self._rebuild(None)
+        self.lost.clear()
+        return self._all.tolist()
 
     def _receive(self) -> None:
         """Take the next batch out of the pool; its envs have answered."""
-        with shield:
-            self._fill_up()
-            state = self._recv()
-            self._in_flight -= len(state["info:env_id"])
-            if not self.is_sync:
-                state = nest.take(state, state["info:env_id"] < self.env_num)  # without the spare ones
-            ids = state["info:env_id"]
-            nest.put(self.arena.obs, ids, self._obs(state))
-            self.arena.reward[ids] = state["reward"]
-            self.arena.terminated[ids], self.arena.truncated[ids] = state["done"] > state["trunc"], state["trunc"]
-            infos = _infos(ids.tolist(), state["elapsed_step"])
-            self._add_told(infos, state)
-            for info in infos:
-                self.answer(info.pop("env_id"), Extra(info))
+        self._fill_up()
+        state = self._recv()
+        self._in_flight -= len(state["info:env_id"])
+        if not self.is_sync:
+            state = nest.take(state, state["info:env_id"] < self.env_num)  # without the spare ones
+        ids = state["info:env_id"]
+        nest.put(self.arena.obs, ids, self._obs(state))
+        self.arena.reward[ids] = state["reward"]
+        self.arena.terminated[ids], self.arena.truncated[ids] = state["done"] > state["trunc"], state["trunc"]
+        self._fresh[ids] = state["done"]
+        infos = _infos(ids.tolist(), state["elapsed_step"])
+        self._add_infos(infos, state)
+        for info in infos:
+            self._answers.put(info.pop("env_id"), Extra(info))
 
-    def step_all(self, action: np.ndarray, ids: Sequence[int]) -> tuple[Any, ...]:
-        """A round of all envs, `ids`, of an idle, synchronous pool, past the arena: obs, reward, ..., infos."""
-        with shield:
-            self._send(action, self._all)
-            # While the threads of the pool work: what the infos say is nearly always known before.
-            expected = np.where(self.fresh, 0, self._elapsed + 1)
-            infos = _infos(ids, expected)
-            state = self._recv()
-            self.fresh[:] = state["done"]
-        self._elapsed = state["elapsed_step"]
+    def _receive_columns(self) -> None:
+        """Take a round of all envs out of a synchronous pool, past the arena."""
+        ids, expected = self._all.tolist(), np.asarray(self._expected)
+        infos = _infos(ids, expected)  # while the threads of the pool work: nearly always known before
+        state = self._recv()
+        self._elapsed, self._expected = state["elapsed_step"], None
         if (self._elapsed != expected).any():
             infos = _infos(ids, self._elapsed)
-        self._add_told(infos, state)
+        self._add_infos(infos, state)
         done, truncated = state["done"], state["trunc"]
-        return self._obs(state), state["reward"], done > truncated, truncated, infos
+        self._fresh[:] = done
+        obs, reward = _cast(self._obs(state), self.arena.obs), state["reward"].astype(np.float64)
+        self._columns = obs, reward, done > truncated, truncated, infos
+        self.arena.status[...] = opcodes.DONE
+
+    def take(self, ids: Sequence[int] | None) -> Taken:
+        columns, self._columns = self._columns, None
+        return self._answers.take(ids)._replace(columns=columns) if columns is not None else self._answers.take(ids)
 
     def _send(self, action: np.ndarray, ids: np.ndarray) -> None:
         ids = ids.astype(np.int32, copy=False)
@@ -175,8 +255,8 @@ class PoolBackend(Backend):
     def _obs(self, state: Mapping[str, np.ndarray]) -> Any:
         return nest.map(state.__getitem__, self._obs_keys)
 
-    def _add_told(self, infos: Iterable[dict[str, Any]], state: Mapping[str, np.ndarray]) -> None:
-        """Add what the task says of each env."""
+    def _add_infos(self, infos: Iterable[dict[str, Any]], state: Mapping[str, np.ndarray]) -> None:
+        """Add what the task reports of each env."""
         for name, key in self._info_keys.items():
             column = state[key]
             values = column.tolist() if column.ndim == 1 else column
@@ -190,18 +270,18 @@ class PoolBackend(Backend):
             self._send(np.stack([self._some_action] * short), np.arange(self.env_num, self.env_num + short))
             self._in_flight += short
 
-    def ask(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any | Failure]:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
         try:
             if op == "seed":
                 if len(ids) < self.env_num:
                     raise ValueError(f"the seeds of a pool are those of all its envs, got them for {list(ids)} only")
-                self.rebuild([seed for (seed,) in args])
-                return [None] * len(ids)
+                self._rebuild([seed for (seed,) in args])
+                return Answered([None] * len(ids))
             if op == "render":
-                return list(np.array(self._pool.render(np.asarray(ids), **args[0][0])))
-            return [self._attribute(op, args[0][0])] * len(ids)
+                return Answered(list(np.array(self._pool.render(np.asarray(ids), **args[0][0]))))
+            return Answered([self._attribute(op, args[0][0])] * len(ids))
         except Exception as error:
-            return [capture(error, i, op, local=True) for i in ids]
+            return Answered([capture(error, i, op, local=True) for i in ids])
 
     def _attribute(self, op: str, name: str) -> Any:
         if op == "get_env_attr" and name in EnvReport._fields:
@@ -211,10 +291,17 @@ class PoolBackend(Backend):
         raise AttributeError(f"the envs of a pool are C++, and have no attribute {name!r} that Python can reach")
 
     def close(self, timeout: float) -> list[str]:
-        self._pool.close()
-        self.lower_shield()
-        self.__dict__.clear()  # the threads end with the last reference to the pool
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None  # the threads end with the last reference to it
         return []
+
+
+def _cast(obs: Any, rows: Any) -> Any:
+    """The observations in the dtype of their space."""
+    if isinstance(rows, dict):
+        return {key: _cast(obs[key], child) for key, child in rows.items()}
+    return obs.astype(rows.dtype, copy=False)
 
 
 def _infos(ids: Sequence[int], elapsed: np.ndarray) -> np.ndarray:

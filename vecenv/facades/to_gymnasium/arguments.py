@@ -8,6 +8,8 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from vecenv.engine.engine import Engine
+
 
 def check_arguments(
     observation_mode: Any = "same",
@@ -29,6 +31,19 @@ def check_arguments(
     steps = random_initial_steps
     if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
         raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
+
+
+def check_vector_env(venv: Any) -> None:
+    """TypeError for what is no vector env of ours, ValueError for one whose batches are not those of gymnasium."""
+    engine = getattr(venv, "engine", None)
+    if not isinstance(engine, Engine):
+        raise TypeError(
+            f"a vector env of vecenv is needed, such as ShmemVectorEnv([lambda: gym.make(...)] * 8), got {venv!r}"
+        )
+    if engine.is_async:
+        raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
+    if engine.results.splits:
+        raise ValueError("a gymnasium VectorEnv returns batches of observations: make the venv without stack_obs=False")
 
 
 def _check_observation_mode(mode: Any) -> None:

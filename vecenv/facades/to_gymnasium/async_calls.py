@@ -12,7 +12,8 @@ from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 
-from vecenv.facades.engine import PendingCall, wait_for_all
+from vecenv.base import BaseVectorEnv
+from vecenv.wrappers import VectorEnvWrapper
 
 RESET, STEP, CALL = "reset", "step", "call"
 
@@ -23,6 +24,28 @@ def as_deadline(timeout: Any) -> float:
     if not is_number or math.isnan(timeout):
         raise ValueError(f"timeout must be a number of seconds or None, got {timeout!r}")
     return time.monotonic() + float(timeout)
+
+
+class PendingCall:
+    """A call of a method of every env that has been started."""
+
+    def __init__(self, venv: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        while type(venv).call is VectorEnvWrapper.call:
+            venv = venv.venv
+        # A `call` of its own, of a wrapper or a vector env of another kind, has no halves: it is made at once.
+        self._engine = venv.engine if type(venv).call is BaseVectorEnv.call else None
+        if self._engine is None:
+            self._values = venv.call(name, *args, **kwargs)
+        else:
+            self._call = self._engine.start_call(None, "call", [(name, args, kwargs)] * self._engine.env_num)
+
+    def wait(self, deadline: float | None) -> bool:
+        """Wait for the answers until the deadline (of time.monotonic); returns whether they are there."""
+        return self._engine is None or self._engine.wait_for_call(self._call, deadline)
+
+    def answers(self) -> tuple[Any, ...]:
+        """Wait for the answers of all envs and return them; raises what an env raised."""
+        return tuple(self._values if self._engine is None else self._engine.finish_call(self._call))
 
 
 class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
@@ -69,7 +92,8 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         """Wait until the deadline; False if the answers are not there."""
         if self._called is not None:
             return self._called.wait(deadline)
-        return wait_for_all(self.venv, deadline - time.monotonic())
+        waited: bool = self.venv.engine.wait_for_all(max(deadline, time.monotonic()))
+        return waited
 
     def _closed_error(self) -> ClosedEnvironmentError:
         return ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")

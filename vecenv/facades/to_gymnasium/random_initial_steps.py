@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.facades.engine import LatestObs
 from vecenv.facades.to_gymnasium.episodes import Episodes
+from vecenv.facades.to_gymnasium.latest_obs import LatestObs
 
 
 def spread_out(venv: Any, space: Any, most: int, seed: int | None, episodes: Episodes, latest: LatestObs) -> None:

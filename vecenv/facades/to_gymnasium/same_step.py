@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vecenv import nest
-from vecenv.facades.engine import OwnStep
+from vecenv.engine.results import OwnStep
+from vecenv.errors import Partial
 from vecenv.facades.to_gymnasium.vector_infos import add_final, vector_infos
 
 
@@ -28,6 +31,13 @@ class EndedStep:
         obs, _, _, _, infos = self.step
         nest.put(obs, self.left, first_obs)
         infos.update({i: first_infos.get(i, {}) for i in self.left})
+
+    def as_partial(self) -> Partial:
+        """The step as the `partial` of an error: it went well, though a reset after it has failed."""
+        obs, rew, terminated, truncated, infos = self.step
+        ids = np.arange(len(rew))
+        info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in ids.tolist()])
+        return Partial(ids, obs, rew, terminated, truncated, info)
 
     def vector_infos(self, as_list: bool) -> dict[Any, Any]:
         """The infos of the rows, with the last observations and infos; `as_list` as in `add_final`."""

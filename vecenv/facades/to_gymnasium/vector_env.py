@@ -10,23 +10,10 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.engine.checks import keeps
-from vecenv.errors import EnvContractError, Partial
-from vecenv.facades.engine import (
-    LatestObs,
-    OwnStep,
-    as_partial,
-    autoresets,
-    check_engine,
-    check_halves,
-    check_idle,
-    exchange,
-    receive,
-    returns_views,
-    rounds_begun,
-    steps_plainly,
-)
-from vecenv.facades.to_gymnasium.arguments import check_arguments
+from vecenv.engine.results import OwnStep
+from vecenv.errors import Partial
+from vecenv.facades.driver import Driver
+from vecenv.facades.to_gymnasium.arguments import check_arguments, check_vector_env
 from vecenv.facades.to_gymnasium.async_calls import RESET, STEP, AsyncCalls, as_deadline
 from vecenv.facades.to_gymnasium.batched_spaces import (
     ActionSplitter,
@@ -35,10 +22,12 @@ from vecenv.facades.to_gymnasium.batched_spaces import (
     observation_spaces,
 )
 from vecenv.facades.to_gymnasium.episodes import Episodes
+from vecenv.facades.to_gymnasium.latest_obs import LatestObs
 from vecenv.facades.to_gymnasium.random_initial_steps import spread_out
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 from vecenv.facades.to_gymnasium.same_step import EndedStep
 from vecenv.facades.to_gymnasium.vector_infos import vector_infos
+from vecenv.wrappers import check_halves
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
@@ -91,7 +80,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         random_initial_steps: int = 0,
     ) -> None:
         check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
-        check_engine(venv)
+        check_vector_env(venv)
         check_halves(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -103,6 +92,7 @@ class GymnasiumVectorEnv(AsyncCalls):
             observation_mode, venv.observation_space
         )
         self.venv = venv  # from here on `close` closes it: nothing is refused any more
+        self._driver = Driver(venv)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._actions = ActionSplitter(self.action_space, self.single_action_space)
@@ -110,11 +100,14 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._latest = LatestObs(venv)
         # The seed of an episode has to be sent before it is known whether one ends.
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._one_round = same_step and not seed_episodes and autoresets(venv)
-        self._has_views = returns_views(venv)
+        self._one_round = same_step and not seed_episodes and self._driver.autoresets
+        self._has_views = not venv.engine.results.copies
         self._episodes = Episodes(n, seed_episodes)
-        are_ours = keeps(self, GymnasiumVectorEnv, "step_async", "step_wait")
-        self._steps_plainly = steps_plainly(venv) and self._actions.takes_arrays and are_ours
+        own_halves = all(
+            getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
+        )
+        self._exchanges = self._driver.engine is not None and self._actions.takes_arrays and own_halves
+        """Whether a step may do without its halves."""
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
         """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
         self._ids = range(n)
@@ -133,15 +126,20 @@ class GymnasiumVectorEnv(AsyncCalls):
         `seed`: an int s gives env i the seed s + i, a list or array has one for each env (None for no seed). The other
         options go to every env. TypeError and ValueError for bad arguments, before any env is touched.
         """
-        self.reset_async(seed, options)
-        return self.reset_wait()
+        try:
+            self.reset_async(seed, options)
+            return self.reset_wait()
+        except KeyboardInterrupt as error:
+            self._drop(error)
+            raise
 
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """The first half of `reset`: check, start, return at once."""
         self._begin("reset_async")
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
-        check_idle(self.venv)
+        if self.venv.waiting_id:
+            self.venv.engine.check_idle(None)
         ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
         seeding = self._episodes.seeds_for(ids, None if seeds is None else [seeds[i] for i in ids])
         self._resetting = ids
@@ -166,18 +164,12 @@ class GymnasiumVectorEnv(AsyncCalls):
         return self._obs.join(self._owned(batch)), vector_infos(infos.items(), self.num_envs)
 
     def _spread_out(self) -> None:
-        """Make the random initial steps; if that fails or is interrupted, none of them is left in flight."""
+        """Make the random initial steps."""
         seed, space = self._episodes.first_seed, self.single_action_space
         try:
             spread_out(self.venv, space, self._random_initial_steps, seed, self._episodes, self._latest)
         except BaseException as error:
             self._give_up(error)
-            if self._is_waiting():
-                try:
-                    step = self.venv.recv()
-                    self._note(Partial(np.array([row["env_id"] for row in step[-1]]), *step))
-                except Exception as another:
-                    self._give_up(another)
             raise
 
     # Step.
@@ -187,15 +179,28 @@ class GymnasiumVectorEnv(AsyncCalls):
 
         `actions` is a batch of the action space or a sequence of one action an env, of any array library. rewards:
         float64 (n,), or (n, m) of envs whose rewards are vectors (beyond gymnasium's contract: its wrappers want
-        numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions;
-        EnvContractError if envs differ in the shape of their rewards.
+        numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions.
         """
-        if self._steps_plainly:
+        episodes = self._episodes
+        if self._exchanges and (not episodes.ended or self._resets_plainly):
             self._begin("step_async")
-            if (step := self._exchange(actions)) is not None:
-                return self._results(step, None)
-        self.step_async(actions)
-        return self.step_wait()
+            if actions.__class__ is not np.ndarray or not actions.ndim:
+                actions = self._actions.split(actions)
+            self._autoreset = self._one_round
+            engine: Any = self._driver.engine
+            try:
+                taken = engine.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+            step = engine.results.own_rows(None, taken)
+            return self._results(self._as_copies(step) if self._has_views else step, None)
+        try:
+            self.step_async(actions)
+            return self.step_wait()
+        except KeyboardInterrupt as error:
+            self._drop(error)
+            raise
 
     def step_async(self, actions: Any) -> None:
         """The first half of `step`: check, start, return at once."""
@@ -226,8 +231,6 @@ class GymnasiumVectorEnv(AsyncCalls):
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
         """A step of the engine as `step` returns it; in SAME_STEP mode the envs are reset whose episodes it ended."""
         obs, rew, terminated, truncated, infos = step
-        if rew.dtype == object:
-            self._refuse_mixture(step)
         if self._latest.is_kept:
             self._latest.note(self._ids, obs)
         self._episodes.note_all(terminated | truncated)
@@ -235,18 +238,6 @@ class GymnasiumVectorEnv(AsyncCalls):
             batch = vector_infos(infos.items(), self.num_envs) if infos else {}
             return self._obs.join(obs), rew, terminated, truncated, batch
         return self._end_episodes((obs, rew, terminated, truncated, infos), deadline)
-
-    def _refuse_mixture(self, step: OwnStep) -> None:
-        """Raise EnvContractError: these rewards have several shapes."""
-        ids_by_shape: dict[tuple[int, ...], list[int]] = {}
-        for i, reward in enumerate(step[1]):
-            ids_by_shape.setdefault(np.shape(reward), []).append(i)
-        found = ", ".join(f"{shape} in envs {ids}" for shape, ids in ids_by_shape.items())
-        error = EnvContractError(f"the rewards of one step must have one shape, the envs differ: {found}")
-        error.env_id = list(ids_by_shape.values())[1][0]
-        error.partial = as_partial(step)
-        self._give_up(error)
-        raise error
 
     # Episodes that end in SAME_STEP mode.
 
@@ -281,42 +272,20 @@ class GymnasiumVectorEnv(AsyncCalls):
 
     # The engine.
 
-    def _exchange(self, actions: Any) -> OwnStep | None:
-        """A step in one go, which costs less than its halves; None if it has to go by these: then nothing is done."""
-        reset = None
-        if self._episodes.ended:
-            if not self._resets_plainly:
-                return None
-            reset = self._episodes.over
-        before, self._autoreset = rounds_begun(self.venv), self._one_round
-        try:
-            step = exchange(self.venv, actions, reset, self._one_round)
-        except BaseException as error:
-            self._raised(STEP, before, error)
-            raise
-        return step if step is None or not self._has_views else self._as_copies(step)
-
     def _send(self, call: str, actions: Any, reset: Any, autoreset: bool, **kwargs: Any) -> None:
-        """Start a round; the call is pending if anything was started, though it was interrupted."""
-        before, self._autoreset = rounds_begun(self.venv), autoreset
+        """Start a round; then the call is pending."""
+        self._autoreset = autoreset
         try:
             self.venv.send(actions, reset=reset, autoreset=autoreset, **kwargs)
         except BaseException as error:
-            self._raised(call, before, error)
+            self._give_up(error)
             raise
         self._pending = call
 
-    def _raised(self, call: str, before: int, error: BaseException) -> None:
-        """The call is pending if a round that it began goes on; `before` is how many had begun before it."""
-        if rounds_begun(self.venv) != before and self._is_waiting():
-            self._pending = call
-        else:
-            self._give_up(error)
-
     def _receive(self, ids: Sequence[int]) -> OwnStep:
-        """The results of the round, which is of `ids`; no call is pending any more, unless this was interrupted."""
+        """The results of the round, which is of `ids`; no call is pending any more, unless a warning was raised."""
         try:
-            step = receive(self.venv, ids)
+            step = self._driver.receive(ids)
         except BaseException as error:
             if not self._is_waiting():
                 self._give_up(error)
@@ -332,13 +301,19 @@ class GymnasiumVectorEnv(AsyncCalls):
     def _is_waiting(self) -> bool:
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
+    def _drop(self, error: BaseException) -> None:
+        """The call was interrupted, also between its halves: nothing of it is left in flight."""
+        if not self.closed and not self.venv.is_closed:
+            self.venv.engine.abandon(error)
+            self._give_up(error)
+
     def _give_up(self, error: BaseException) -> None:
         """The round failed or was refused: what the envs that did not fail have returned is in the error."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             self._note(partial)
         if self._ended is not None:  # the step itself went well
-            error.partial = as_partial(self._ended.step)  # type: ignore[attr-defined]
+            error.partial = self._ended.as_partial()  # type: ignore[attr-defined]
         self._pending = self._ended = None
 
     def _note(self, rows: Partial) -> None:

@@ -1,0 +1,396 @@
+"""Ctrl-C during a call: it raises KeyboardInterrupt, its results are discarded, and `reset` makes every env usable.
+
+No later call hangs, returns stale rows or steps an env twice, wherever the interrupt falls.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import vecenv.engine.engine
+from tests.faulty import Counter, DiesOnReset, HangsOnStep, RaisesElsewhere, counters
+from tests.ledger import CLOSED, gone, kill, pids
+from vecenv import (
+    BaseVectorEnv,
+    DummyVectorEnv,
+    EnvWorker,
+    GymnasiumVectorEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    VectorEnvError,
+    WorkerDiedError,
+)
+from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.worker_handle import WorkerHandle
+
+ACTIONS = np.zeros(2, np.int64)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[..., Any]:
+    """The function, and once a Ctrl-C as soon as it is done, or before it."""
+    left = [1]
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = None if first and left else function(*args, **kwargs)
+        if left:
+            left.clear()
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    return both
+
+
+def usable(venv: Any) -> None:
+    """A reset makes every env usable, and no row is a stale one."""
+    obs, _ = venv.reset()
+    assert obs[:, 2].tolist() == [0] * len(obs)
+    for t in (1, 2):
+        assert venv.step(np.zeros(len(obs), np.int64))[0][:, 2].tolist() == [t] * len(obs)
+    assert (venv.waiting_id, venv.failed_id) == ([], [])
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("moment", ["send", "wait", "take"])
+@pytest.mark.parametrize("call", ["step", "reset", "partial", "recv"])
+def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(
+    backend: Any, call: str, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "step": lambda: venv.step(ACTIONS),
+        "reset": lambda: venv.reset(),
+        "partial": lambda: venv.step([0], [1]),
+        "recv": lambda: (venv.send(ACTIONS), venv.recv()),
+    }
+    with backend(counters(2), num_workers=2) as venv:
+        venv.reset()
+        venv.step(ACTIONS)
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.engine.backend, moment, interrupted(getattr(venv.engine.backend, moment), first))
+            with pytest.raises(KeyboardInterrupt):
+                calls[call]()
+        assert venv.waiting_id == []
+        usable(venv)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize(
+    ("owner", "moment"),
+    [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerHandle, "pickle_own")],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_after_an_interrupt_in_the_middle_of_a_message_a_reset_makes_all_usable(
+    process_backend: Any, owner: Any, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend([partial(Counter, i) for i in range(4)], num_workers=2, step_timeout=20) as venv:
+        venv.reset()
+        interrupts = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
+            try:
+                venv.reset(seed=1)  # with payloads, and replies
+                venv.step(np.zeros(4, np.int64))
+                venv.get_env_attr("t")
+            except KeyboardInterrupt:
+                interrupts += 1
+        assert interrupts == 1
+        usable(venv)
+
+
+def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backend(counters(3), num_workers=3) as venv:
+        venv.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
+            with pytest.raises(KeyboardInterrupt):
+                venv.step([0, 0], [0, 2])
+        assert venv.failed_id == [0, 2]
+        assert venv.ready_id == [1]
+        with pytest.raises(VectorEnvError, match=r"env 2 was in a call that KeyboardInterrupt interrupted.*reset\(2\)"):
+            venv.step([0], [2])
+        with pytest.raises(VectorEnvError, match=r"env 0 was in a call"):
+            venv.step([0] * 3)
+        assert venv.step([0], [1])[0][:, 2].tolist() == [1]
+        assert venv.reset([2, 0])[0][:, 2].tolist() == [0, 0]
+        assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 2, 1]
+
+
+def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backend(counters(2), num_workers=2, on_error="restart") as venv:
+        venv.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
+            with pytest.raises(KeyboardInterrupt):
+                venv.step(ACTIONS)
+        *_, truncated, info = venv.step(ACTIONS)
+        assert truncated.tolist() == [True, True]
+        assert "KeyboardInterrupt interrupted" in info[1]["error"]
+        usable(venv)
+
+
+def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vecenv.engine.engine, "DRAIN_TIMEOUT", 0.3)
+    fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1), partial(Counter, 2)]
+    with process_backend(fns, num_workers=2) as venv:
+        venv.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
+            with pytest.raises(KeyboardInterrupt):
+                venv.step([0], [1])
+        begin = time.monotonic()
+        assert venv.reset(1)[0][:, 2].tolist() == [0]
+        assert time.monotonic() - begin < CLOSED
+        mates = [i for i in (0, 2) if i in venv.failed_id]
+        assert len(mates) == 1  # those of the same worker are new envs
+        with pytest.raises(VectorEnvError, match="was made anew because env 1, which shares its worker, did not"):
+            venv.step([0] * len(mates), mates)
+        venv.reset(mates)
+        assert venv.stats()["restarts"] == 1
+
+
+def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend(counters(3), wait_num=1) as venv:
+        venv.reset()
+        venv.send([0] * 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
+            with pytest.raises(KeyboardInterrupt):
+                venv.recv()
+        assert venv.waiting_id == []
+        assert venv.reset()[0][:, 2].tolist() == [0] * 3
+        assert len(venv.step([0] * 3)[0]) >= 1
+
+
+def test_an_interrupted_constructor_or_restart_leaves_no_worker(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is found by the fixture that looks for leaks."""
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerHandle, "launch", interrupted(WorkerHandle.launch))
+        with pytest.raises(KeyboardInterrupt):
+            process_backend(counters(2), num_workers=2)
+
+
+@pytest.mark.parametrize("moment", ["launch", "_await_ready", "post"])
+def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(
+    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend(counters(1)) as venv:
+        venv.reset()
+        kill(pids(venv)[0])
+        pool = venv.engine.backend.pool
+        of: Any = WorkerHandle if moment == "launch" else pool
+        with monkeypatch.context() as patch:
+            patch.setattr(of, moment, interrupted(getattr(of, moment), first=moment == "post"))
+            with pytest.raises(KeyboardInterrupt):
+                venv.reset()
+        assert not pool.workers[0].alive
+        venv.reset()
+        assert venv.step([0])[0][:, 2].tolist() == [1]
+
+
+@pytest.mark.parametrize("moment", ["restart", "send"])
+def test_an_interrupt_while_a_failed_reset_is_tried_again(
+    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fns = [partial(Counter, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
+    with process_backend(fns, num_workers=3, on_error="restart") as venv:
+        venv.reset()
+        venv.send([0] * 3, reset=[1])
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.engine.backend, moment, interrupted(getattr(venv.engine.backend, moment)))
+            with pytest.raises(KeyboardInterrupt):
+                venv.recv()
+        assert venv.waiting_id == []
+        assert venv.reset([0, 2])[0][:, 2].tolist() == [0, 0]
+        assert venv.step([0, 0], [0, 2])[0][:, 2].tolist() == [1, 1]
+
+
+def test_an_interrupt_while_a_dead_worker_is_buried_loses_it_once(
+    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process_backend(counters(2), num_workers=2) as venv:
+        venv.reset()
+        kill(pids(venv)[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerHandle, "bury", interrupted(WorkerHandle.bury))
+            with pytest.raises((KeyboardInterrupt, WorkerDiedError)):
+                venv.step(ACTIONS)
+        assert venv.alive() == [False, True]
+        usable(venv)
+
+
+class InterruptsItself(Counter):
+    """The user's Ctrl-C falls into its second step."""
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if self.t == 2:
+            raise KeyboardInterrupt
+        return result
+
+
+def test_an_interrupt_in_the_code_of_an_env_of_this_process(backend: Any) -> None:
+    """In a worker it is an error of the env: nothing there is the user's terminal."""
+    with backend([partial(InterruptsItself, 0), partial(Counter, 1)]) as venv:
+        venv.reset()
+        venv.step(ACTIONS)
+        if backend is DummyVectorEnv:
+            with pytest.raises(KeyboardInterrupt):
+                venv.step(ACTIONS)
+            assert venv.failed_id == [0, 1]
+        else:
+            with pytest.raises(VectorEnvError, match="KeyboardInterrupt"):
+                venv.step(ACTIONS)
+            assert venv.failed_id == [0]
+        assert venv.reset()[0][:, 2].tolist() == [0, 0]
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+def test_interrupts_at_random_moments_of_dummy() -> None:
+    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+    envs, interrupts = 8, 0
+    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
+    try:
+        with DummyVectorEnv(counters(envs)) as venv:
+            venv.reset()
+            for _ in range(200):
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 4e-4))
+                        for _ in range(1000):
+                            venv.step([0] * envs)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                usable(venv)
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupts == 200
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+@pytest.mark.parametrize("moment", ["send", "wait", "take"])
+def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(
+    backend: Any, mode: AutoresetMode, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backend(counters(2), num_workers=2) as venv:
+        envs = GymnasiumVectorEnv(venv, autoreset_mode=mode)
+        envs.reset()
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(venv.engine.backend, moment, interrupted(getattr(venv.engine.backend, moment)))
+                with pytest.raises(KeyboardInterrupt):
+                    envs.step(ACTIONS)
+            with pytest.raises(VectorEnvError, match="interrupted"):
+                envs.step(ACTIONS)
+            assert envs.reset()[0][:, 2].tolist() == [0, 0]
+            assert envs.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+class InterruptsInClose(Counter):
+    """Sends Ctrl-C to the parent when it is closed, and hangs."""
+
+    def __init__(self, id: int, parent: int) -> None:
+        super().__init__(id)
+        self.parent = parent
+
+    def close(self) -> None:
+        os.kill(self.parent, signal.SIGINT)
+        time.sleep(1000)
+
+
+def test_an_interrupt_in_close_leaves_nothing_behind(process_backend: Any) -> None:
+    venv = process_backend([partial(InterruptsInClose, 0, os.getpid()), *counters(2)[1:]], num_workers=2)
+    venv.reset()
+    left = pids(venv)
+    with pytest.raises(KeyboardInterrupt):
+        venv.close()
+    assert all(gone(pid) for pid in left)
+    venv.close()
+
+
+class InterruptedInClose(Counter):
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_an_env_of_dummy_is_closed_is_raised_once_all_are() -> None:
+    venv = DummyVectorEnv([partial(InterruptedInClose, 0), partial(RaisesElsewhere, 1)])
+    with pytest.raises(KeyboardInterrupt):
+        venv.close()
+    assert venv.is_closed
+    venv.close()
+
+
+class InThisProcess(EnvWorker):
+    """A worker of the user's own, in this process."""
+
+    def __init__(self, env_fn: Any) -> None:
+        self.env = env_fn()
+        super().__init__(env_fn)
+
+    def get_env_attr(self, key: str) -> Any:
+        return getattr(self.env, key)
+
+    def set_env_attr(self, key: str, value: Any) -> None:
+        setattr(self.env, key, value)
+
+    def send(self, action: Any, **kwargs: Any) -> None:
+        self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
+
+    def render(self, **kwargs: Any) -> Any:
+        return None
+
+    def close_env(self) -> None:
+        self.env.close()
+
+
+def test_an_interrupt_in_a_worker_of_the_users_own_leaves_no_old_row() -> None:
+    with BaseVectorEnv([partial(InterruptsItself, 0), partial(Counter, 1)], InThisProcess) as venv:
+        venv.reset()
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+        with pytest.raises(KeyboardInterrupt):
+            venv.step(ACTIONS)
+        assert venv.failed_id == [0, 1]
+        assert venv.reset()[0][:, 2].tolist() == [0, 0]
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
+def test_the_handler_of_ctrl_c_is_the_users_own(handler: Any) -> None:
+    """Ours would be found by notebooks and other libraries, which set handlers for a while."""
+    signal.signal(signal.SIGINT, handler)
+    for venv_class in (DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv):
+        with venv_class(counters(1)) as venv:
+            venv.reset()
+            assert signal.getsignal(signal.SIGINT) == handler
+        assert signal.getsignal(signal.SIGINT) == handler

@@ -1,0 +1,124 @@
+"""ShmemServer: the worker's side of rounds in shared memory (see `vecenv.backends.shmem` for the picture)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import select
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vecenv.backends.host.env_host import EnvHost
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import messages, opcodes
+from vecenv.backends.ipc.control_block import FRAMES, Control
+from vecenv.backends.ipc.descriptor import Descriptor
+from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.ipc.wakeup import IN_ORDER, Wakeup, fence
+from vecenv.backends.memory.arena import Arena, arena_bytes
+from vecenv.backends.memory.layout import Layout
+from vecenv.backends.worker.round_server import RoundServer, answer_of
+from vecenv.backends.worker.worker_args import WorkerArgs
+
+SPINS = 200
+"""How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
+
+
+@dataclass
+class ShmemArgs:
+    """What a worker shares with the parent besides its channel."""
+
+    memory: Descriptor
+    parent_wakeup: Descriptor
+    wakeup: Descriptor
+    env_num: int
+
+
+class ShmemServer(RoundServer):
+    """Serves rounds from the status bytes."""
+
+    def __init__(self, args: WorkerArgs, host: EnvHost, channel: Channel, line: Any) -> None:
+        super().__init__(args, host, channel, line)
+        self._shared: ShmemArgs = args.transport
+        self._handled = 0
+        self._payloads: dict[int, bytes] = {}
+        control, w = Control(args.num_workers, args.control.fd), args.index
+        self._rounds = control.rounds[w : w + 1]
+        self._parent_wakeup = Wakeup(-1, self._shared.parent_wakeup.fd, control.sleepers[args.num_workers :])
+        self._wakeup = Wakeup(self._shared.wakeup.fd, -1, control.sleepers[w : w + 1])
+
+    def bind(self, layout: Layout) -> None:
+        n = self._shared.env_num
+        self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, n))
+        self._block = Arena.build(layout, n, self._memory).block(self.first_id, self.first_id + self.count)
+        self._status: Any = self._block.status.data
+        self.host.bind(layout, self._block)
+
+    def serve(self) -> None:
+        line, rounds, sched_yield = self.line, self._rounds, os.sched_yield
+        seen = 0
+        while True:
+            for _ in range(SPINS):
+                if rounds[0] != seen or line[FRAMES] != self._handled:
+                    break
+                sched_yield()
+            else:
+                self._sleep(seen)
+            # What is asked first, then the frames: its payloads, which were sent before it, are among them.
+            announced = rounds[0]
+            if not IN_ORDER:
+                fence()
+            asked = self._status.tobytes()
+            if not IN_ORDER:
+                fence()
+            while line[FRAMES] != self._handled:
+                if self._read_frame():
+                    return
+            if announced != seen:
+                seen = announced
+                self.timed(self._round, asked)
+
+    def _sleep(self, seen: int) -> None:
+        """Until there is another round than that which was `seen`, or a frame is under way."""
+        poller = select.poll()
+        poller.register(self._wakeup.read, select.POLLIN)
+        self._wakeup.flag[0] = 1
+        fence()
+        while self._rounds[0] == seen and self.line[FRAMES] == self._handled:
+            poller.poll()
+            self._wakeup.clear()
+        self._wakeup.flag[0] = 0
+
+    def _read_frame(self) -> bool:
+        """Handle the next frame; returns True if it was CLOSE."""
+        frame = self.channel.read()
+        self._handled += 1
+        if frame.kind == messages.PAYLOADS:
+            self._payloads.update(pickle.loads(frame.payload))
+            return False
+        return self.handle(frame)
+
+    def _round(self, asked: bytes) -> None:
+        self.run_block(asked, self._block.action, self._payload, self._answer)
+
+    def _payload(self, j: int, op: int) -> Any:
+        return self.load_payload(j, op, self._payloads.pop(j))
+
+    def _answer(self, ids: Sequence[int], extras: dict[int, Extra]) -> None:
+        """Announce the answers first, then send the extras: the parent reads them while we write.
+
+        Each status byte is written alone, by one store: a copy over all of them may store some twice, and the second
+        time may fall into the next round, because the parent takes answers as soon as it sees them.
+        """
+        payload = self.pickled_extras(extras) if extras else b""
+        if not IN_ORDER:
+            fence()
+        status = self._status
+        for j in ids:
+            status[j] = answer_of(extras.get(j)) if extras else opcodes.DONE
+        fence()
+        self._parent_wakeup.wake()
+        if payload:
+            self.channel.write(messages.ANSWERS, 0, payload)

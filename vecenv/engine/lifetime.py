@@ -1,0 +1,70 @@
+"""The end of engines: closed by hand, by garbage collection or at exit; and never in a forked copy of the process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+import weakref
+from typing import Any
+
+from vecenv.backends.base import Backend
+from vecenv.caller_warnings import warn_caller
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds after which what has not closed is ended by force."""
+
+forks = 0
+"""How often this process is a copy of another: a cheaper question than the process id."""
+
+
+def _count_fork() -> None:
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Lifetime:
+    """Closes a backend once: when asked to, or when `owner` is dropped, with a warning if `warns`."""
+
+    def __init__(self, owner: Any, backend: Backend, name: str, warns: bool) -> None:
+        self.pid = os.getpid()
+        self._backend: Backend | None = backend
+        self._finalizer = weakref.finalize(owner, _close_dropped, backend, name if warns else None, self.pid)
+        self._finalizer.atexit = False
+        _open.add(owner)
+
+    def discard(self) -> None:
+        """There is nothing to close any more."""
+        self._backend = None
+        self._finalizer.detach()
+
+    def close(self) -> None:
+        """Close the backend, with a warning for each problem. A second call does nothing."""
+        backend, self._backend = self._backend, None
+        if backend is None or self._finalizer.detach() is None or self.pid != os.getpid():
+            return
+        for problem in backend.close(CLOSE_TIMEOUT):
+            warn_caller(problem)
+
+
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At interpreter exit: what is still open, without a word."""
+    for owner in list(_open):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            owner.close()
+
+
+def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
+    """End the workers of a vector env that was never closed; not in a forked copy of the process."""
+    if pid == os.getpid():
+        backend.close(CLOSE_TIMEOUT)
+        if name is not None:
+            warnings.warn(f"unclosed {name}: call close() or use it in a with statement", ResourceWarning, stacklevel=2)

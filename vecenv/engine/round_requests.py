@@ -1,0 +1,48 @@
+"""What a call asks of each env in a round: opcodes, arguments of resets, and which rows are resets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.engine.ids import as_ids
+from vecenv.engine.seeding import spread_seeds
+
+BOOL = np.dtype(np.bool_)
+
+
+def mixed_ops(op: int, resets: np.ndarray, reset: int) -> np.ndarray:
+    """The opcode of each row: `reset` for those in the mask `resets`, `op` for the others."""
+    ops = np.empty(len(resets), dtype=np.uint8)
+    ops.fill(op)
+    ops[resets] = reset
+    return ops
+
+
+def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The arguments of the reset of each env: `seed` is spread over the ids, the others go to each."""
+    if "seed" not in kwargs:
+        return dict.fromkeys(asked, kwargs)
+    seeds = spread_seeds(kwargs["seed"], asked)
+    return {i: {**kwargs, "seed": seed} for i, seed in zip(asked, seeds, strict=True)}
+
+
+def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> np.ndarray:
+    """Which rows of a round of the envs `ids` are resets, as a mask; `reset` holds ids or is a mask of all envs."""
+    mask = np.asarray(reset)
+    if mask.dtype is BOOL and mask.shape == (n,):
+        if ids is None:
+            return mask
+        mask = np.flatnonzero(mask)
+    if mask.size == 0:
+        return np.zeros(n if ids is None else len(ids), dtype=np.bool_)
+    chosen = as_ids(mask, n)
+    asked = np.arange(n) if ids is None else ids
+    is_chosen = np.zeros(n, dtype=np.bool_)
+    is_chosen[chosen] = True
+    rows = is_chosen[asked]
+    if rows.sum() != len(chosen):
+        raise ValueError(f"reset={chosen.tolist()} must be among the envs of this round, {asked.tolist()}")
+    return rows

@@ -1,0 +1,62 @@
+"""Driver: how a facade steps a vector env: by its engine where that is the same, else by its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
+from vecenv.engine.results import OwnStep, Step
+
+
+class Driver:
+    """Steps and resets `venv`, with the infos that the envs returned, by env id: without the `env_id` of the engine.
+
+    `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
+    """
+
+    def __init__(self, venv: Any) -> None:
+        self._venv = venv
+        self.engine = engine_of(venv)
+        self.autoresets = self.engine is not None and self.engine.autoresets
+        """Whether a step may reset envs whose episode it ends."""
+        self._receives = overrides_nothing(venv, "recv")
+        self._ids = range(len(venv)) if hasattr(venv, "__len__") else range(venv.env_num)
+
+    def step(self, actions: Any, autoreset: bool) -> OwnStep:
+        """A step of all envs."""
+        if self.engine is not None:
+            taken = self.engine.exchange(actions, None, autoreset)
+            return self.engine.results.own_rows(None, taken)
+        return self._own(self._ids, self._venv.step(actions))
+
+    def receive(self, ids: Sequence[int]) -> OwnStep:
+        """The batch of `recv`, which is of `ids`."""
+        if self._receives:  # without an info for each env
+            rows, _, taken = self._venv.engine.receive()
+            own: OwnStep = self._venv.engine.results.own_rows(rows, taken)
+            return own
+        return self._own(ids, self._venv.recv())
+
+    def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
+        """Reset these envs (None: all): (obs, infos), one info an env."""
+        obs, rows = self._venv.reset(ids, **kwargs)
+        infos = list(rows)
+        self._restore_infos(self._ids if ids is None else ids, infos)
+        return obs, infos
+
+    def _own(self, ids: Sequence[int], step: Step) -> OwnStep:
+        *columns, infos = step
+        self._restore_infos(ids, infos.tolist())
+        return *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
+
+    def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
+        """Make the infos of the last batch, of the envs `ids`, what these returned: the engine added its `env_id`."""
+        if not isinstance(self._venv, BaseVectorEnv):  # only used like one
+            return
+        for info in infos:
+            info.pop("env_id", None)
+        if own_ids := self._venv.engine.results.own_ids:
+            for i, info in zip(ids, infos, strict=True):
+                if i in own_ids:
+                    info["env_id"] = own_ids[i]
