@@ -219,6 +219,17 @@ class SB3VecEnv(VecEnv):
 
     # Attributes.
 
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves, where they are in this process; AttributeError where they are not."""
+        venv = self.venv.envs.unwrapped if isinstance(self.venv, SameStepEnvs) else self.venv
+        envs = getattr(venv, "envs", None)
+        if envs is None:
+            raise AttributeError(
+                f"{self} has no 'envs', they are not in this process: use get_attr, set_attr and env_method"
+            )
+        return list(envs)
+
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """The attribute of the envs `indices` (an int, several, negative ones from the end; default all)."""
         ids = self._ids(indices)
