@@ -38,6 +38,7 @@ from vecenv.facades.to_gymnasium.episodes import Episodes
 from vecenv.facades.to_gymnasium.random_initial_steps import spread_out
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 from vecenv.facades.to_gymnasium.same_step import EndedStep
+from vecenv.facades.to_gymnasium.space_errors import AS_SYNC
 from vecenv.facades.to_gymnasium.vector_infos import vector_infos
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -79,6 +80,8 @@ class GymnasiumVectorEnv(AsyncCalls):
     >>> envs.close()
     """
 
+    _space_errors = AS_SYNC
+
     def __init__(
         self,
         venv: Any,
@@ -98,10 +101,11 @@ class GymnasiumVectorEnv(AsyncCalls):
         n = self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = _render_mode(venv)
-        self.action_space, self.single_action_space = action_spaces(venv.action_space)
+        said = self._space_errors, type(self).__name__
         self.observation_space, self.single_observation_space = observation_spaces(
-            observation_mode, venv.observation_space
+            observation_mode, venv.observation_space, *said
         )
+        self.action_space, self.single_action_space = action_spaces(venv.action_space, *said)
         self.venv = venv  # from here on `close` closes it: nothing is refused any more
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
