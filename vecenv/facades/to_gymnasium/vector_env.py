@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.engine.checks import keeps
 from vecenv.errors import EnvContractError, Partial
+from vecenv.facades.discrete_ints import int_restorer
 from vecenv.facades.engine import (
     LatestObs,
     OwnStep,
@@ -111,6 +112,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._random_initial_steps = random_initial_steps
         self._actions = ActionSplitter(self.action_space, self.single_action_space)
         self._obs = ObservationJoiner(self.single_observation_space, n, reuse=not copy)
+        self._as_ints = int_restorer(self.single_observation_space)
         self._latest = LatestObs(venv)
         # The seed of an episode has to be sent before it is known whether one ends.
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
@@ -260,7 +262,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         failed = self.venv.failed_id if self._autoreset else ids
         left = [i for i in ids if i in failed]
         begun = [i for i in ids if i not in failed]
-        ended = EndedStep(step, ids, left)
+        ended = EndedStep(step, ids, left, self._as_ints)
         self._episodes.note(begun, False)
         self._episodes.begin(begun, {})
         if left:
