@@ -1,4 +1,4 @@
-"""PPO of Stable-Baselines3 on eight CartPole environments in worker processes; needs vecenv[sb3].
+"""PPO of Stable-Baselines3 on eight CartPole envs in worker processes: only the import is ours; needs vecenv[sb3].
 
 python examples/sb3_ppo.py [--fast]
 """
@@ -10,13 +10,13 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor
 
-from vecenv import SB3VecEnv, ShmemVectorEnv
+from vecenv.sb3 import SubprocVecEnv  # was: from stable_baselines3.common.vec_env import SubprocVecEnv
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--fast", action="store_true", help="few steps, to see that it works")
 fast = parser.parse_args().fast
 
-envs = VecMonitor(SB3VecEnv(ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)))
+envs = VecMonitor(SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 8))
 try:
     model = PPO("MlpPolicy", envs, n_steps=64, batch_size=128, seed=0, device="cpu")
     model.learn(512 if fast else 50_000)

@@ -108,6 +108,34 @@ class Remembers(gym.Env):
         return a + b
 
 
+class Reads(gym.Env):
+    """Observes numbers as Python has them, in a Discrete space, alone or in a tree, in episodes of two steps."""
+
+    action_space = spaces.Discrete(2)
+    forms = {
+        "discrete": (spaces.Discrete(9), lambda t: t),
+        "start": (spaces.Discrete(9, start=-4), lambda t: t - 4),
+        "tuple": (spaces.Tuple((spaces.Discrete(9), spaces.Box(0, 9, (1,)))), lambda t: (t, np.ones(1, np.float32))),
+        "tree": (
+            spaces.Dict(a=spaces.Tuple((spaces.Discrete(9), spaces.Text(3))), b=spaces.MultiBinary(2)),
+            lambda t: {"a": (t, "abc"), "b": np.zeros(2, np.int8)},
+        ),
+        "numpy32": (spaces.Discrete(9, dtype=np.int32), np.int32),
+    }
+
+    def __init__(self, form):
+        self.observation_space, self.read = self.forms[form]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.read(0), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.read(self.t), 0.0, self.t == 2, False, {}
+
+
 class Untimed(gym.Wrapper):
     """Takes the time, which differs from run to run, out of the statistics of an episode."""
 
@@ -139,6 +167,13 @@ def assert_same(left, right, where="result"):
             np.testing.assert_array_equal(left, right, where)
     else:
         assert left == right, where
+
+
+def kinds(tree):
+    """The type of a value and of everything in it."""
+    if isinstance(tree, dict):
+        return {key: kinds(child) for key, child in tree.items()}
+    return [type(tree), *map(kinds, tree)] if isinstance(tree, (list, tuple)) else type(tree)
 
 
 class Pictures(gym.Env):

@@ -263,7 +263,7 @@ class TestArguments:
             ({"wait_num": 1}, TypeError, "all envs step together"),
             ({"timeout": 1.0}, TypeError, r"step_wait\(timeout\)"),
             ({"observation_mode": "alike"}, ValueError, "Invalid `observation_mode`, expected: 'same' or 'different'"),
-            ({"observation_mode": (1, 2)}, TypeError, "Expected both elements of observation_mode to be Spaces"),
+            ({"observation_mode": (1, 2)}, TypeError, "to be Spaces, got <class 'int'> and <class 'int'>"),
             ({"autoreset_mode": "never"}, ValueError, "never"),
             ({"final_info_format": "tuple"}, ValueError, "final_info_format"),
             ({"final_info_format": "list"}, ValueError, "SAME_STEP"),

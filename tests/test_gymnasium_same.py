@@ -6,9 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium_cases import MODES, OURS, Echo, Untimed, assert_same
+from gymnasium_cases import MODES, OURS, Echo, Reads, Untimed, assert_same, kinds
 
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, VectorEnvWrapper
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.testing import CountingEnv
 
 
@@ -98,3 +98,36 @@ def test_spaces_are_batched_alike_with_the_same_generators(space):
         assert_same(getattr(ours, name).sample(), getattr(theirs, name).sample())
     theirs.close()
     ours.close()
+
+
+def last_observations(envs, steps=7):
+    """The last observation of every episode that these steps end."""
+    envs.reset(seed=0)
+    found = []
+    for action in np.random.default_rng(0).integers(0, 2, (steps, envs.num_envs)):
+        infos = envs.step(action)[-1]
+        found += [obs for obs in infos.get("final_obs", infos.get("final_observation", ())) if obs is not None]
+    envs.close()
+    return found
+
+
+READS = {form: [functools.partial(Reads, form)] * 2 for form in Reads.forms}
+READS |= {id: [registered(id, max_episode_steps=3)] * 2 for id in ("Taxi-v4", "Blackjack-v1", "FrozenLake-v1")}
+
+
+@pytest.mark.parametrize("env_fns", READS.values(), ids=READS)
+@pytest.mark.parametrize("options", [{}, {"seed_episodes": True}, {"final_info_format": "list"}], ids=str)
+def test_last_observations_are_the_ints_that_the_envs_returned(env_fns, options):
+    want = last_observations(gym.vector.SyncVectorEnv(env_fns, autoreset_mode="SameStep"))
+    for make in OURS.values():
+        got = last_observations(make(env_fns, autoreset_mode="SameStep", **options))
+        if "seed_episodes" not in options:  # which plays other episodes
+            assert_same(got, want)
+        assert kinds(got[:4]) == kinds(want[:4])
+        assert len(got) >= 4
+
+
+@pytest.mark.parametrize(("around", "kind"), [(VectorEnvWrapper, int), (VectorEnvNormObs, np.float64)])
+def test_what_a_wrapper_makes_of_them_stays_what_it_is(around, kind):
+    envs = GymnasiumVectorEnv(around(DummyVectorEnv(READS["discrete"])), autoreset_mode="SameStep")
+    assert {type(obs) for obs in last_observations(envs)} == {kind}

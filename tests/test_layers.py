@@ -25,7 +25,7 @@ LAYERS = (
     ("vecenv.rounds",),
     ("vecenv.base",),
     ("vecenv.venvs",),
-    ("vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.creator", "vecenv.wrappers"),
+    ("vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.sb3", "vecenv.creator", "vecenv.wrappers"),
     ("vecenv.testing",),
     ("vecenv",),
     ("collector",),

@@ -11,6 +11,7 @@ import torch
 from cases import counting, equal_bits
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeAwareObservation, TimeLimit
+from gymnasium_cases import Reads, kinds
 from sb3_cases import assert_same, cartpoles, closing
 from stable_baselines3 import DQN, PPO, SAC, HerReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
@@ -72,6 +73,19 @@ class TestWithSB3:
             ended += got[2].sum()
         assert ended >= 6
         closing(ours, theirs)
+
+    @pytest.mark.parametrize("form", ["discrete", "tuple", "numpy32"])
+    @pytest.mark.parametrize("around", [lambda venv: venv, VectorEnvWrapper], ids=["engine", "wrapper"])
+    def test_last_observations_have_the_types_that_they_have_with_dummy_vec_env(self, backend, around, form):
+        make = [lambda: Reads(form)] * 2
+        found = []
+        for env in (SB3VecEnv(around(backend(make))), DummyVecEnv(make)):
+            env.reset()
+            env.step(np.zeros(2, int))
+            found.append([info["terminal_observation"] for info in env.step(np.zeros(2, int))[3]])
+            env.close()
+        assert_same(*found)
+        assert kinds(found[0]) == kinds(found[1])
 
     @pytest.mark.parametrize("below", ["engine", "wrapper", "gymnasium"])
     def test_infos_keep_keys_that_the_engine_uses_too(self, backend, below):

@@ -18,6 +18,7 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.results import OwnStep
 from vecenv.engine.seeding import check_seed
 from vecenv.errors import EnvContractError
+from vecenv.facades.discrete_ints import int_restorer
 from vecenv.facades.driver import Driver
 from vecenv.facades.from_gymnasium import SameStepEnvs
 
@@ -76,6 +77,7 @@ class SB3VecEnv(VecEnv):
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
         self.metadata = dict(self.venv.metadata[0] or {})
+        self._own_obs = int_restorer(self.observation_space) or _as_it_is
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
@@ -156,7 +158,7 @@ class SB3VecEnv(VecEnv):
             if i not in failed:
                 self.reset_infos[i] = first = said[i]
                 said[i] = last = first.pop("final_info")
-                last["terminal_observation"] = first.pop("final_obs")
+                last["terminal_observation"] = self._own_obs(first.pop("final_obs"))
         return [i for i in over if i in failed]
 
     def _begin_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
@@ -165,7 +167,7 @@ class SB3VecEnv(VecEnv):
         first, reset_infos = self._driver.reset(ids)
         nest.put(obs, ids, first)
         for row, i in enumerate(ids):
-            infos[i]["terminal_observation"] = nest.take(last, row)
+            infos[i]["terminal_observation"] = self._own_obs(nest.take(last, row))
             self.reset_infos[i] = reset_infos[row]
 
     def _drop_pending(self) -> None:
@@ -203,6 +205,17 @@ class SB3VecEnv(VecEnv):
         super().set_options(options)
 
     # Attributes.
+
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves, where they are in this process; AttributeError where they are not."""
+        venv = self.venv.envs.unwrapped if isinstance(self.venv, SameStepEnvs) else self.venv
+        envs = getattr(venv, "envs", None)
+        if envs is None:
+            raise AttributeError(
+                f"{self} has no 'envs', they are not in this process: use get_attr, set_attr and env_method"
+            )
+        return list(envs)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """The attribute of the envs `indices` (an int, several, negative ones from the end; default all)."""
@@ -292,6 +305,10 @@ def _vector_error(rewards: np.ndarray) -> EnvContractError:
 def _own(leaf: np.ndarray) -> np.ndarray:
     """The array, copied if it is a view: with `copy=False` the next step writes over it."""
     return leaf if leaf.flags.owndata else leaf.copy()
+
+
+def _as_it_is(obs: Any) -> Any:
+    return obs
 
 
 def _family(cls: type[Any]) -> Iterator[type[Any]]:

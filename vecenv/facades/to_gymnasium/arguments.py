@@ -51,8 +51,8 @@ def _check_observation_mode(mode: Any) -> None:
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
             raise TypeError(
-                "Expected both elements of observation_mode to be Spaces, (batched space, single space), "
-                f"got {type(mode[0])} and {type(mode[1])}"
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}; "
+                "pass (batched space, single space)"
             )
     elif not isinstance(mode, str) or mode not in ("same", "different"):
         raise ValueError(

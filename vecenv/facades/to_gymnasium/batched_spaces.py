@@ -21,43 +21,48 @@ from gymnasium.vector.utils import (
 )
 
 from vecenv import nest
+from vecenv.facades.to_gymnasium.space_errors import SpaceErrors, space_error
 from vecenv.nest import tensor_on_host
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def observation_spaces(mode: Any, found: Sequence[Any]) -> tuple[Any, Any]:
-    """(batched, single) observation space of envs with the spaces `found`; RuntimeError if `mode` does not fit them."""
+def observation_spaces(mode: Any, found: Sequence[Any], errors: SpaceErrors, cls: str) -> tuple[Any, Any]:
+    """(batched, single) observation space of envs with the spaces `found`.
+
+    RuntimeError if `mode` does not fit them; where mode "different" finds no common batch, the error of gymnasium's
+    `batch_differing_spaces`, with the env named.
+    """
     _check_present("observation_space", found)
     first = found[0]
     if mode == "same":
         for i, space in enumerate(found):
             if space != first:
-                raise RuntimeError(
-                    "observation_mode='same' however some of the sub-environments observation spaces are not "
-                    f"equivalent. Env {i} has {space}, env 0 has {first}. If this is intentional, use "
-                    "`observation_mode='different'` instead."
-                )
+                raise space_error(errors.unequal_observations, cls, i, space, first)
         return batch_space(first, len(found)), first
-    single = mode[1] if isinstance(mode, tuple) else first
+    batched, single = mode if isinstance(mode, tuple) else (_batch_of_different(found), first)
     for i, space in enumerate(found):
         if not is_space_dtype_shape_equiv(space, single):
-            raise RuntimeError(
-                "observation_mode='different' or custom space however the sub-environments observation spaces do not "
-                f"share a common shape and dtype. Env {i} has {space}, expected the like of {single}."
-            )
-    return (mode[0] if isinstance(mode, tuple) else batch_differing_spaces(found)), single
+            raise space_error(errors.unlike_observations, cls, i, space, single)
+    return batched, single
 
 
-def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
+def _batch_of_different(found: Sequence[Any]) -> Any:
+    try:
+        return batch_differing_spaces(found)
+    except (AssertionError, TypeError, ValueError) as error:
+        i = next((i for i, space in enumerate(found) if not is_space_dtype_shape_equiv(space, found[0])), None)
+        if i is not None:
+            error.args = (f"{error}. Env {i} has {found[i]}, env 0 has {found[0]}.",)
+        raise
+
+
+def action_spaces(found: Sequence[Any], errors: SpaceErrors, cls: str) -> tuple[Any, Any]:
     """(batched, single) action space of envs with the spaces `found`; RuntimeError if they differ."""
     _check_present("action_space", found)
     for i, space in enumerate(found):
         if space != found[0]:
-            raise RuntimeError(
-                f"Some environments have an action space different from `{found[0]}`: env {i} has `{space}`. "
-                "In order to batch actions, the action spaces from all environments must be equal."
-            )
+            raise space_error(errors.unequal_actions, cls, i, space, found[0])
     return batch_space(found[0], len(found)), found[0]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.engine.results import OwnStep
 from vecenv.errors import Partial
+from vecenv.facades.discrete_ints import Restore
 from vecenv.facades.to_gymnasium.vector_infos import add_final, vector_infos
 
 
@@ -17,13 +18,16 @@ class EndedStep:
     """`step`, which ended the episodes of the envs `ids` and has reset them, but for those that are `left`.
 
     The last observations and infos of these episodes are kept apart from the rows, which are for the next ones.
+    `restore` makes an observation what the env returned (see `int_restorer`).
     """
 
-    def __init__(self, step: OwnStep, ids: Sequence[int], left: Sequence[int]) -> None:
+    def __init__(self, step: OwnStep, ids: Sequence[int], left: Sequence[int], restore: Restore | None) -> None:
         self.step, self.left = step, left
         self._ids = ids
         obs, _, _, _, infos = step
         self._last_obs = [_own_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
+        if restore is not None:
+            self._last_obs = [*map(restore, self._last_obs)]
         self._last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:

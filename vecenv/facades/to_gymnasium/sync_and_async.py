@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.engine.checks import check_env_fns
 from vecenv.facades.to_gymnasium.arguments import check_arguments
+from vecenv.facades.to_gymnasium.space_errors import AS_ASYNC
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
@@ -97,6 +98,8 @@ class AsyncVectorEnv(_OwningVectorEnv):
     (array([1., 1., 1., 1.]), {})
     >>> envs.close()
     """
+
+    _space_errors = AS_ASYNC
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.engine.results import OwnStep
 from vecenv.errors import Partial
+from vecenv.facades.discrete_ints import int_restorer
 from vecenv.facades.driver import Driver
 from vecenv.facades.to_gymnasium.arguments import check_arguments, check_vector_env
 from vecenv.facades.to_gymnasium.async_calls import RESET, STEP, AsyncCalls, as_deadline
@@ -26,6 +27,7 @@ from vecenv.facades.to_gymnasium.latest_obs import LatestObs
 from vecenv.facades.to_gymnasium.random_initial_steps import spread_out
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 from vecenv.facades.to_gymnasium.same_step import EndedStep
+from vecenv.facades.to_gymnasium.space_errors import AS_SYNC
 from vecenv.facades.to_gymnasium.vector_infos import vector_infos
 from vecenv.wrappers import check_halves
 
@@ -68,6 +70,8 @@ class GymnasiumVectorEnv(AsyncCalls):
     >>> envs.close()
     """
 
+    _space_errors = AS_SYNC
+
     def __init__(
         self,
         venv: Any,
@@ -87,16 +91,18 @@ class GymnasiumVectorEnv(AsyncCalls):
         n = self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = _render_mode(venv)
-        self.action_space, self.single_action_space = action_spaces(venv.action_space)
+        said = self._space_errors, type(self).__name__
         self.observation_space, self.single_observation_space = observation_spaces(
-            observation_mode, venv.observation_space
+            observation_mode, venv.observation_space, *said
         )
+        self.action_space, self.single_action_space = action_spaces(venv.action_space, *said)
         self.venv = venv  # from here on `close` closes it: nothing is refused any more
         self._driver = Driver(venv)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._actions = ActionSplitter(self.action_space, self.single_action_space)
         self._obs = ObservationJoiner(self.single_observation_space, n, reuse=not copy)
+        self._as_ints = int_restorer(self.single_observation_space)
         self._latest = LatestObs(venv)
         # The seed of an episode has to be sent before it is known whether one ends.
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
@@ -247,7 +253,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         failed = self.venv.failed_id if self._autoreset else ids
         left = [i for i in ids if i in failed]
         begun = [i for i in ids if i not in failed]
-        ended = EndedStep(step, ids, left)
+        ended = EndedStep(step, ids, left, self._as_ints)
         self._episodes.note(begun, False)
         self._episodes.begin(begun, {})
         if left:
