@@ -10,13 +10,13 @@ from gymnasium import spaces
 
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
-    """Where batches, policy and environments are; None: nothing was said.
+    """Where batches, policy and envs are; None: nothing was said.
 
     `device` fills in what is not given (as torchrl's collectors). Where no storing device is given, batches are stored
-    where both policy and environments are. Raises `ValueError` for an `env_device` other than the CPU.
+    where both policy and envs are. Raises `ValueError` for an `env_device` other than the CPU.
     """
     if env is not None and str(env) != "cpu":
-        raise ValueError(f"environments run on the CPU: env_device must be None or 'cpu', got {env!r}")
+        raise ValueError(f"envs run on the CPU: env_device must be None or 'cpu', got {env!r}")
     storing, policy, env = (device if each is None else each for each in (storing, policy, env))
     if storing is None and env is not None and str(env) == str(policy):
         storing = env
@@ -71,6 +71,6 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
     for env_id, space in enumerate(observation_spaces):
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
             raise ValueError(
-                f"environment {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
+                f"env {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
                 "rename it, or leave max_frames_per_traj out"
             )

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 
 from collector.device.link import Link
+from collector.policy.exploration import ExplorationType
+from collector.policy.interface import read_output
+from collector.policy.torch_policy import TorchPolicy
 from vecenv import nest
+
+
+def outputs_of(policy: TorchPolicy, obs: Any) -> dict[str, np.ndarray]:
+    """What the policy returns for arrays, as arrays."""
+    return policy(lambda tensors: read_output(policy.policy(tensors), ExplorationType.RANDOM), obs)
 
 
 class LateLink(Link):

@@ -1,4 +1,4 @@
-"""The collector whose environments step while the policy runs: nothing lost, nothing repeated, nothing out of order."""
+"""The collector whose envs step while the policy runs: nothing lost, nothing repeated, nothing out of order."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ LIVES = [
 
 
 def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]:
-    """The steps of each environment over all batches."""
+    """The steps of each env over all batches."""
     whole = arrays(concatenate(batches))
     env_ids = concatenate(batches).env_ids
     return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
 
 
 @pytest.mark.parametrize("options", [{"wait_num": 1}, {"num_workers": 1}])
-def test_options_for_environments_that_are_made_already_are_refused(options: Any) -> None:
+def test_options_for_envs_that_are_made_already_are_refused(options: Any) -> None:
     with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="give them to yours"):
         AsyncDataCollector(venv, zeros, frames_per_batch=3, **options)
     with pytest.raises(ValueError, match="give them to yours"):
@@ -78,7 +78,7 @@ def test_what_changes_step_alone_is_not_passed_by(wrap: Any, use: Any) -> None:
 
 @backends
 @pytest.mark.parametrize(("flight", "case"), LIVES, ids=str)
-def test_each_environment_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str, Any], case: str) -> None:
+def test_each_env_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str, Any], case: str) -> None:
     fns, policy = CASES[case]
     with backend(fns(4)) as venv:
         expected = hand_written(venv, policy, steps=120, seed=3)
@@ -125,7 +125,7 @@ def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
 
 
 @flights
-def test_batches_are_ordered_by_environment_and_time(flight: dict[str, Any]) -> None:
+def test_batches_are_ordered_by_env_and_time(flight: dict[str, Any]) -> None:
     with AsyncDataCollector(DummyVectorEnv(countdowns(3, 4, 9), **flight), zeros, frames_per_batch=25) as collector:
         for _ in range(5):
             batch = collector.rollout()
@@ -138,7 +138,7 @@ def test_batches_are_ordered_by_environment_and_time(flight: dict[str, Any]) -> 
             np.testing.assert_array_equal(batch.traj_ids, batch.obs[:, 0] * 3 + batch.env_ids)
 
 
-def test_environments_step_while_the_policy_runs(tmp_path: Any) -> None:
+def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
     """A step ends only once a file is there that the policy makes when it is asked for the other group."""
     seen: list[list[int]] = []
 
@@ -256,7 +256,7 @@ class TestKeywords:
             interruptor.start_collection()
             assert collector.rollout().frames == 20
 
-    def test_some_environments_can_be_reset_and_the_others_go_on(self) -> None:
+    def test_some_envs_can_be_reset_and_the_others_go_on(self) -> None:
         with self.make(100, 100, 100) as collector:
             before = collector.rollout()
             collector.reset([1])

@@ -134,7 +134,7 @@ def test_after_the_shutdown_nothing_is_locked_or_kept(monkeypatch: pytest.Monkey
             "collector.policy.torch_policy.Direct", partial(Staged, rows=3, memory=memory_of(venv), link=link)
         )
         collector = SyncDataCollector(venv, Lean(link.kernel), policy_device="cpu", frames_per_batch=30)
-    actor = weakref.ref(collector._actors.own)
+    actor = weakref.ref(collector._runner)
     gc.disable()
     try:
         collector.rollout()

@@ -7,7 +7,6 @@ import signal
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from collector_envs import backends, countdowns, zeros
@@ -67,7 +66,7 @@ def _two_rewards(episode: int, at: int) -> Any:
         lambda collector: collector.load_state_dict(collector.state_dict()),
     ],
 )
-def test_a_failure_of_an_environment_that_was_still_stepping_shuts_the_collector_down(backend: Any, call: Any) -> None:
+def test_a_failure_of_an_env_that_was_still_stepping_shuts_the_collector_down(backend: Any, call: Any) -> None:
     venv = backend([partial(BreaksOnce, 100, 0, 2), partial(Countdown, 100)])
     collector = AsyncDataCollector(venv, zeros, frames_per_batch=4)
     collector.rollout()
@@ -80,7 +79,7 @@ def test_a_failure_of_an_environment_that_was_still_stepping_shuts_the_collector
 
 @both
 @backends
-def test_an_environment_that_fails_is_named_and_the_collector_closed(kind: type, backend: Any) -> None:
+def test_an_env_that_fails_is_named_and_the_collector_closed(kind: type, backend: Any) -> None:
     venv = backend([partial(Countdown, 3), partial(Breaks, 3)])
     with kind(venv, zeros, frames_per_batch=20) as collector:
         with pytest.raises(OverflowError, match="the env broke") as caught:
@@ -119,7 +118,7 @@ def test_after_a_failure_of_postproc_a_collector_goes_on(kind: type) -> None:
 
 @both
 @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
-def test_a_worker_that_dies_is_reported_with_its_environments(kind: type, backend: Any) -> None:
+def test_a_worker_that_dies_is_reported_with_its_envs(kind: type, backend: Any) -> None:
     venv = backend([partial(Countdown, 3), partial(Dies, 9)], num_workers=2)
     with kind(venv, zeros, frames_per_batch=20) as collector, pytest.raises(WorkerDiedError, match="env") as caught:
         collector.rollout()
@@ -137,7 +136,7 @@ class TestRestart:
         with SyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=40) as collector:
             batch = collector.rollout()
             more = collector.rollout()
-        assert batch.broken_ids.tolist() == [5], "the third episode of environment 1"
+        assert batch.broken_ids.tolist() == [5], "the third episode of env 1"
         assert batch.broken.tolist() == [[False] * 20, [False] * 10 + [True] * 4 + [False] * 6]
         np.testing.assert_array_equal(batch.mask, ~batch.broken)
         assert batch.frames == 36
@@ -190,7 +189,7 @@ class TestRestart:
     def test_rewards_that_are_vectors_where_nothing_was_paid_for_long(
         self, kind: type, form: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("collector.collect.CHUNK", 2)
+        monkeypatch.setattr("collector.base_collector.CHUNK", 2)
         venv = DummyVectorEnv([lambda: PaysTwo(BreaksUntil(3, 5))], on_error="restart", max_restarts=9)
         with kind(venv, zeros, frames_per_batch=1) as collector:
             if form == "n_episode":
@@ -243,7 +242,7 @@ class TestRestart:
         assert 5 not in stats.batch.traj_ids
 
     @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
-    def test_the_death_of_a_worker_breaks_the_episodes_of_its_environments(self, backend: Any) -> None:
+    def test_the_death_of_a_worker_breaks_the_episodes_of_its_envs(self, backend: Any) -> None:
         fns = [partial(Countdown, 4), partial(Dies, 9), partial(Countdown, 50)]
         venv = backend(fns, num_workers=3, on_error="restart", max_restarts=3)
         with SyncDataCollector(venv, zeros, frames_per_batch=24) as collector:
@@ -318,11 +317,3 @@ def test_an_error_of_the_policy_in_mid_batch_closes_everything(kind: type) -> No
         with pytest.raises(RuntimeError, match="shut down"):
             collector.rollout()
     assert venv.is_closed
-
-
-@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-def test_rewards_of_several_shapes_are_told_by_environment(kind: type) -> None:
-    venv = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1"), lambda: PaysTwo(gymnasium.make("CartPole-v1"))])
-    message = r"a batch needs rewards of one shape; by environment they are .*1: \(2,\)}"
-    with kind(venv, zeros, frames_per_batch=4) as collector, pytest.raises(ValueError, match=message):
-        collector.next()

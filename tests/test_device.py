@@ -10,9 +10,11 @@ from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
+from device_double import outputs_of  # noqa: E402
+
 from collector.device.tensors import as_tensor, one_thread, resolve_device, to_device  # noqa: E402
 from collector.device.transfer import Direct, Staged  # noqa: E402
-from collector.policy.interface import ExplorationType  # noqa: E402
+from collector.policy.exploration import ExplorationType  # noqa: E402
 from collector.policy.torch_policy import TorchPolicy  # noqa: E402
 
 CUDA = torch.cuda.is_available()
@@ -120,7 +122,7 @@ class TestCuda:
 
     def test_the_device_is_never_synchronised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         policy = TorchPolicy(torch.nn.Flatten(), "cuda", 8, ExplorationType.RANDOM)
-        policy(rows(8))
+        outputs_of(policy, rows(8))
 
         def refuse(*args: Any) -> None:
             raise AssertionError("torch.cuda.synchronize was called")
@@ -128,7 +130,7 @@ class TestCuda:
         monkeypatch.setattr(torch.cuda, "synchronize", refuse)
         for seed in range(100):
             array = rows(8, seed=seed)
-            np.testing.assert_array_equal(policy(array)["action"], array.reshape(8, -1))
+            np.testing.assert_array_equal(outputs_of(policy, array)["action"], array.reshape(8, -1))
 
     def test_copies_follow_the_current_stream(self) -> None:
         staging = staged("cuda")
@@ -166,14 +168,16 @@ class TestPolicy:
         with torch.no_grad():
             module.weight.fill_(0)
             module.bias.fill_(5)
-        np.testing.assert_array_equal(policy(np.ones((4, 2), np.float32))["action"], np.full((4, 1), 5, np.float32))
+        np.testing.assert_array_equal(
+            outputs_of(policy, np.ones((4, 2), np.float32))["action"], np.full((4, 1), 5, np.float32)
+        )
 
     @devices
     def test_the_mlp_acts_on_any_device(self, device: str) -> None:
         from collector.policy.mlp import MLPPolicy
 
         policy = MLPPolicy(spaces.Box(-1, 1, (3, 2)), spaces.Discrete(4))
-        actions = TorchPolicy(policy, device, 8, ExplorationType.RANDOM)(rows(5))["action"]
+        actions = outputs_of(TorchPolicy(policy, device, 8, ExplorationType.RANDOM), rows(5))["action"]
         assert actions.shape == (5,)
         assert actions.dtype == np.int64
         assert set(actions) <= {0, 1, 2, 3}

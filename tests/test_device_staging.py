@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from collector_envs import countdowns  # noqa: E402
-from device_double import FakeCudart, LateLink  # noqa: E402
+from device_double import FakeCudart, LateLink, outputs_of  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from collector.device import pinned_memory  # noqa: E402
@@ -72,7 +72,7 @@ class TestRound:
             link.log.clear()
             k = 8 - seed % 3
             obs = {"a": rows(k, seed=seed), "b": rows(k, np.int64, seed)}
-            outputs = asked(obs)
+            outputs = outputs_of(asked, obs)
             np.testing.assert_allclose(outputs["action"], obs["a"].sum((1, 2)), rtol=1e-5, atol=1e-5)
             np.testing.assert_array_equal(outputs["value"], obs["b"].sum((1, 2)))
         assert link.log == ["copy"] * 4 + ["record", "wait"]

@@ -1,4 +1,4 @@
-"""A batch of collected steps in one dimension: by environment, then by time."""
+"""A batch of collected steps in one dimension: by env, then by time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vecenv import nest
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlatRollout(Steps):
-    """F steps, `(F, ...)`: ordered by environment, then by time; environments may have different numbers of steps.
+    """F steps, `(F, ...)`: ordered by env, then by time; envs may have different numbers of steps.
 
     What `AsyncDataCollector` collects, and what `Rollout.flatten` gives. Names mean what they mean in `Rollout`; there
     is no padding. The observation after a step is that before the next row, and is stored beside where it is not.
@@ -29,19 +29,19 @@ class FlatRollout(Steps):
     step_count: Any
     policy_version: Any
     env_ids: Any
-    """int64 `(F,)`: the environment of each step."""
+    """int64 `(F,)`: the env of each step."""
     tail_rows: Any
-    """int64 `(K,)`: the rows whose next observation is not that of the row below: episodes and environments end."""
+    """int64 `(K,)`: the rows whose next observation is not that of the row below: episodes and envs end."""
     tail_obs: Any
     """`(K, ...)`: the next observations of those rows."""
     broken_ids: np.ndarray
-    """The `traj_ids` of episodes that broke off because their environment failed. Their steps in this batch are left
+    """The `traj_ids` of episodes that broke off because their env failed. Their steps in this batch are left
     out; those in earlier ones have these ids. A numpy array on every device."""
     extras: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
-        return f"FlatRollout({envs} environments, {self.frames} frames, {ended} episode ends)"
+        return f"FlatRollout({envs} envs, {self.frames} frames, {ended} episode ends)"
 
     @property
     def shape(self) -> tuple[int]:
@@ -78,9 +78,9 @@ class FlatRollout(Steps):
     def to_tensordict(self) -> Any:
         """The batch as a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
 
-        A row whose episode goes on, but not in the row below (the last of each environment), is marked there as
+        A row whose episode goes on, but not in the row below (the last of each env), is marked there as
         `set_truncated` marks it: truncated and done under "next". So what runs along "time" (GAE, TD(lambda), V-trace)
-        never goes from one environment into the next. The batch itself is left as it is.
+        never goes from one env into the next. The batch itself is left as it is.
         """
         from collector.batch.tensordict_form import as_tensordict
 
@@ -90,7 +90,7 @@ class FlatRollout(Steps):
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
-    """Consecutive batches of one collector as one, ordered by environment again. Numpy batches.
+    """Consecutive batches of one collector as one, ordered by env again. Numpy batches.
 
     Episodes that broke off in a later one are left out of the earlier ones too, and those with ids in `left_out`.
     """

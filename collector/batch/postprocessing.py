@@ -48,7 +48,7 @@ class Finishing:
 
 
 def truncate_last(batch: Rollout | FlatRollout) -> None:
-    """Mark the last step of each environment as truncated; ends that are there stay, and no episode is reset."""
+    """Mark the last step of each env as truncated; ends that are there stay, and no episode is reset."""
     if isinstance(batch, Rollout):
         count = (batch.mask | batch.broken).sum(1)
         rows = np.flatnonzero(count)

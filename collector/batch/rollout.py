@@ -1,4 +1,4 @@
-"""A batch of collected steps, `(environment, time, ...)`."""
+"""A batch of collected steps, `(env, time, ...)`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vecenv import nest
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Steps):
-    """Steps of N environments, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
+    """Steps of N envs, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
 
     Guarantees: the arrays belong to the caller and never change later. `obs[n, t]` is what the policy saw before
     `action[n, t]`, never the last observation of an episode; that one is in `next.obs[n, t]`, always the true one and
@@ -22,7 +22,7 @@ class Rollout(Steps):
 
     Arrays are numpy, or torch tensors on `storing_device` when the collector has one. Observations are trees (a dict
     or tuple of arrays) where the space is Dict or Tuple. After `split_trajectories` a row is a trajectory instead of an
-    environment.
+    env.
 
     Example::
 
@@ -39,26 +39,26 @@ class Rollout(Steps):
     terminated: Any
     truncated: Any
     traj_ids: Any
-    """int64 `(N, T)`: the episode a step belongs to. The k-th episode of environment n has the id `k * N + n`."""
+    """int64 `(N, T)`: the episode a step belongs to. The k-th episode of env n has the id `k * N + n`."""
     step_count: Any
     """int64 `(N, T)`: how many steps of its episode came before."""
     policy_version: Any
     """int64 `(N, T)`: how often the policy's weights had been updated; -1 where a random action took its place."""
     env_ids: Any
-    """int64 `(N,)`: the environment of each row."""
+    """int64 `(N,)`: the env of each row."""
     final_obs: Any
-    """`(K, ...)`: the last observations of the K episodes that ended here, ordered by time, then environment."""
+    """`(K, ...)`: the last observations of the K episodes that ended here, ordered by time, then env."""
     final_env: Any
     """int64 `(K,)`: the row in which each of them ended."""
     final_time: Any
     """int64 `(K,)`: the step with which each of them ended."""
     mask: Any
     """Bool `(N, T)`: False where there is no step, or one of an episode that broke off (see `broken`). What a step
-    records is zero where an environment had all its episodes; only the first such row of `obs` is not: it is what came
+    records is zero where an env had all its episodes; only the first such row of `obs` is not: it is what came
     after the last step, as row T of `all_obs` is in a full batch."""
     broken: Any
-    """Bool `(N, T)`: True for the steps of an episode that broke off because its environment failed (a vector
-    environment with `on_error="restart"`). What came before in earlier batches has the same `traj_ids`."""
+    """Bool `(N, T)`: True for the steps of an episode that broke off because its env failed (a vector
+    env with `on_error="restart"`). What came before in earlier batches has the same `traj_ids`."""
     broken_ids: np.ndarray
     """The `traj_ids` of the episodes that broke off here; those of `split_trajectories` too, which leaves their steps
     out. A numpy array on every device."""
@@ -67,7 +67,7 @@ class Rollout(Steps):
 
     def __repr__(self) -> str:
         n, steps = self.shape
-        return f"Rollout({n} environments, {steps} steps, {self.frames} frames, {len(self.final_env)} episode ends)"
+        return f"Rollout({n} envs, {steps} steps, {self.frames} frames, {len(self.final_env)} episode ends)"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class Rollout(Steps):
 
     @property
     def frames(self) -> int:
-        """Steps in the batch, all environments together."""
+        """Steps in the batch, all envs together."""
         return int(self.mask.sum())
 
     @property

@@ -15,7 +15,7 @@ from vecenv.backends.host.row_writer import cast_exactly
 def split_trajectories(flat: FlatRollout, pad_value: float = 0) -> Rollout:
     """A row for each trajectory of a batch; see `Rollout.split_trajectories`.
 
-    A trajectory is a run of steps with one id; in a flat batch the steps of an environment stand together, in order.
+    A trajectory is a run of steps with one id; in a flat batch the steps of an env stand together, in order.
     """
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)

@@ -19,7 +19,7 @@ RESERVED = frozenset({each.name for each in fields(Rollout)} | {"obs", "next", "
 
 
 class StepBatch(NamedTuple):
-    """One round, as a step hook gets it: the k environments that stepped, and what came of it.
+    """One round, as a step hook gets it: the k envs that stepped, and what came of it.
 
     Example::
 
@@ -35,7 +35,7 @@ class StepBatch(NamedTuple):
     """What the policy was asked about: `(k, ...)`, or a dict or tuple of such."""
     action: np.ndarray
     reward: np.ndarray
-    """float64 `(k,)`, or `(k, m)` of environments that pay vectors."""
+    """float64 `(k,)`, or `(k, m)` of envs that pay vectors."""
     terminated: np.ndarray
     """bool `(k,)`, as `truncated`."""
     truncated: np.ndarray
@@ -92,7 +92,7 @@ class CheckedHook:
     def _check(self, name: str, rows: np.ndarray, count: int) -> None:
         if rows.shape[:1] != (count,):
             raise ValueError(
-                f"on_step returned {name!r} of shape {rows.shape} for the {count} environments that stepped; "
+                f"on_step returned {name!r} of shape {rows.shape} for the {count} envs that stepped; "
                 f"it must be ({count}, ...)"
             )
         if name not in self._layout:

@@ -74,7 +74,7 @@ class Steps(ABC):
         return replace(self, **{name: to_device(getattr(self, name), device) for name in names})  # type: ignore[type-var]
 
     def split_trajectories(self, pad_value: float = 0) -> Rollout:
-        """A row for each trajectory, as long as the longest, padded; rows by environment, then by time.
+        """A row for each trajectory, as long as the longest, padded; rows by env, then by time.
 
         `mask` says what is padding, `env_ids` whose trajectory it is. Padding has the `traj_ids` -1, and `pad_value`
         elsewhere: zero where a dtype has no such value (-1 in uint8, NaN in integers); flags: False. Trajectories that

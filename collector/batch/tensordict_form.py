@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from collector.policy.exploration import ExplorationType
 from vecenv import nest
 
 try:
@@ -32,7 +31,7 @@ def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Seq
     def flags(of: Any) -> dict[str, Any]:
         return {name: column(getattr(of, name)) for name in ("terminated", "truncated", "done", "step_count")}
 
-    start = column(torch.zeros_like(batch.terminated))  # after the reset of a finished environment no flag is up
+    start = column(torch.zeros_like(batch.terminated))  # after the reset of a finished env no flag is up
     step = {
         "action": batch.action,
         "terminated": start,
@@ -48,19 +47,21 @@ def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Seq
         if name in ("next", *step, *paid):
             raise ValueError(
                 f"the observation has an entry {name!r}, and so has the tensordict: rename it in a wrapper of the "
-                "environment, or in postproc"
+                "env, or in postproc"
             )
     root = {**seen, **step, "next": {**_observations(after.obs), **paid}}
     return TensorDict(root, batch_size=list(shape), names=[*names], device=batch.reward.device)
 
 
-def ask_tensordict(policy: Any, obs: Any, exploration: ExplorationType) -> dict[str, Any]:
-    """The action and what else the policy wrote into a `TensorDict` of the observations."""
+def ask_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
+    """The action and what else the policy wrote into a `TensorDict` of the observations; `interaction` is the name of a
+    tensordict `InteractionType`.
+    """
     tensors = nest.map(torch.as_tensor, obs)
     first = next(nest.leaves(tensors))
     asked = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
     known = set(asked.keys(True, True))
-    with set_interaction_type(InteractionType[exploration.name]):
+    with set_interaction_type(InteractionType[interaction]):
         answered = policy(asked)
     written = [key for key in answered.keys(True, True) if key not in known]
     if "action" not in written:

@@ -1,4 +1,4 @@
-"""A vector environment that speaks tensors on a device."""
+"""A vector env that speaks tensors on a device."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _check_vector_env(venv: Any) -> None:
         raise TypeError("this is a TorchVectorEnv already; use its to(device) for another device")
     if not (hasattr(venv, "step") and (hasattr(venv, "env_num") or hasattr(venv, "num_envs"))):
         raise TypeError(
-            f"TorchVectorEnv wraps a vector env, got {type(venv).__name__}; make one of a single environment by "
+            f"TorchVectorEnv wraps a vector env, got {type(venv).__name__}; make one of a single env by "
             "DummyVectorEnv([lambda: env])"
         )
     found = venv.observation_space

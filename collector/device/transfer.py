@@ -5,7 +5,7 @@ On the CPU nothing is copied: a tensor and its array share memory. On CUDA a rou
     obs (numpy) --memcpy--> page-locked --copy--> device --policy--> action --copy--> page-locked --mark--> numpy
 
 The first memcpy is left out where the observation lies in memory that could be registered with CUDA: the arena of a
-vector environment with `copy=False`. Copies are queued on the device's current stream, so the policy runs after its
+vector env with `copy=False`. Copies are queued on the device's current stream, so the policy runs after its
 input has arrived and the copy back after the policy; this process waits once a round, for the mark behind the last.
 """
 
@@ -149,7 +149,7 @@ class Staged:
 
 
 def memory_of(venv: Any) -> list[np.ndarray]:
-    """The arrays in which a vector environment keeps its observations; none where it has no such memory."""
+    """The arrays in which a vector env keeps its observations; none where it has no such memory."""
     arena = getattr(venv, "_arena", None)
     return [] if arena is None else [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype != object]
 

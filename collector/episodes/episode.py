@@ -24,17 +24,17 @@ class Episode:
     reward: np.ndarray
     """float64 `(L,)`; `(L, m)` where rewards are vectors."""
     terminated: np.ndarray
-    """bool `(L,)`: True in the last row where the environment reached a final state."""
+    """bool `(L,)`: True in the last row where the env reached a final state."""
     truncated: np.ndarray
     """bool `(L,)`: True in the last row where it was stopped before one."""
     env_id: int
-    """The environment that it ran in."""
+    """The env that it ran in."""
 
     def __len__(self) -> int:
         return len(self.reward)
 
     def __repr__(self) -> str:
-        return f"Episode({len(self)} steps, total reward {self.total_reward:g}, environment {self.env_id})"
+        return f"Episode({len(self)} steps, total reward {self.total_reward:g}, env {self.env_id})"
 
     @property
     def total_reward(self) -> float:
@@ -52,13 +52,13 @@ class EpisodeCutter:
     """Cuts batches of one collector into whole episodes.
 
     An episode that a batch leaves unfinished is kept, and comes out of the batch that finishes it. One that breaks off
-    because its environment failed is dropped.
+    because its env failed is dropped.
 
     Example::
 
         cutter = EpisodeCutter()
         for batch in collector:
-            for episode in cutter.cut(batch):     # by the time of their end, then by environment
+            for episode in cutter.cut(batch):     # by the time of their end, then by env
                 save(episode)
     """
 
@@ -71,7 +71,7 @@ class EpisodeCutter:
         return sum(len(part) for parts in self._parts.values() for part in parts)
 
     def cut(self, batch: Rollout | FlatRollout) -> list[Episode]:
-        """The episodes that end in this batch, by the time of their end (of a flat batch: by environment).
+        """The episodes that end in this batch, by the time of their end (of a flat batch: by env).
 
         Their arrays are copies.
         """
@@ -91,7 +91,7 @@ Piece = tuple[int, int, Episode, bool]
 
 
 def _pieces(batch: Rollout) -> Iterator[Piece]:
-    """By environment, then by time."""
+    """By env, then by time."""
     finals = {at: k for k, at in enumerate(zip(batch.final_env.tolist(), batch.final_time.tolist(), strict=True))}
     collected = (batch.mask | batch.broken).sum(1).tolist()
     for env, length in enumerate(collected):

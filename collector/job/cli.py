@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if workers is not None and options["backend"] == "dummy":
         parser.error("argument --workers: the dummy backend has none; use --backend shmem or subproc")
     if workers is not None and workers > options["num_envs"]:
-        parser.error(
-            f"argument --workers: {workers} workers for {options['num_envs']} environments; one each is the most"
-        )
+        parser.error(f"argument --workers: {workers} workers for {options['num_envs']} envs; one each is the most")
     try:
         return _run(parser, options)
     except KeyboardInterrupt:
@@ -63,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the arguments; their names are those of `JobConfig`."""
     parser = argparse.ArgumentParser(
         prog="python -m collector",
-        description="Collect whole episodes of a gymnasium environment into a folder.",
+        description="Collect whole episodes of a gymnasium env into a folder.",
         epilog="Ctrl-C and SIGTERM end a job cleanly: whole episodes so far are kept. Read them with "
         "collector.load_episodes(folder), or with np.load. Exit status: 0 all collected, 1 failed, 2 wrong arguments, "
         "130 and 143 ended by a signal.",
@@ -80,14 +78,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--out", type=Path, default=unset, metavar="FOLDER", help="folder for the episodes [data/ID]")
     add("--overwrite", action="store_true", help="replace what an earlier job left there")
-    add(
-        "--num-envs", type=_count, default=default.num_envs, metavar="N", help="environments side by side [%(default)s]"
-    )
+    add("--num-envs", type=_count, default=default.num_envs, metavar="N", help="envs side by side [%(default)s]")
     add(
         "--backend",
         choices=BACKENDS,
         default=default.backend,
-        help="where environments run; dummy: in this process [%(default)s]",
+        help="where envs run; dummy: in this process [%(default)s]",
     )
     add("--workers", type=_count, default=unset, metavar="N", help="worker processes [one for each CPU]")
     add("--policy", choices=POLICIES, default=default.policy, help="mlp: a network with random weights [%(default)s]")
@@ -98,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_count,
         default=unset,
         metavar="N",
-        help="cut episodes off after so many [as the environment says]",
+        help="cut episodes off after so many [as the env says]",
     )
     add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
     return parser

@@ -33,7 +33,7 @@ class Report:
         self._console = console
         self._steps = config.steps
         self._heading = (
-            f"Collecting {config.steps:,} steps of {config.env} from {config.num_envs} environments into {config.out}"
+            f"Collecting {config.steps:,} steps of {config.env} from {config.num_envs} envs into {config.out}"
         )
         self._next_line = 1.0
         self._warned = False
@@ -89,7 +89,7 @@ def summary(state: JobState) -> Group:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     where = f"{state.workers} worker processes" if state.workers else "this process"
-    table.add_row("environment", f"{config.env}, {config.num_envs} in {where} ({config.backend})")
+    table.add_row("env", f"{config.env}, {config.num_envs} in {where} ({config.backend})")
     policy = POLICIES[config.policy] + ("" if config.policy == "random" else f", on {state.device}")
     table.add_row("policy", f"{policy}; seed {config.seed}")
     table.add_row("episodes", f"{len(state.returns):,} whole ones")

@@ -103,5 +103,5 @@ class _DrawBox(nn.Module):
 
     def forward(self, mean: torch.Tensor) -> torch.Tensor:
         unit = torch.sigmoid(mean + torch.randn_like(mean)).view(-1, *self.low.shape)
-        # The sum can round to a value just above the bound, which some environments refuse.
+        # The sum can round to a value just above the bound, which some envs refuse.
         return torch.clamp(self.low + (self.high - self.low) * unit, self.low, self.high)
