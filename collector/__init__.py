@@ -4,8 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from collector.async_collector import AsyncDataCollector
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
 from collector.episodes.episode import Episode
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats

@@ -21,8 +21,10 @@ import numpy as np
 
 from collector.arguments import at_least_one
 from collector.base_collector import BatchCollector
-from collector.batch.flat_rollout import FlatRollout, join, with_tails
+from collector.batch.arrays import join
+from collector.batch.concatenate import by_env
 from collector.batch.request import BatchRequest
+from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.episodes.progress import restarted
 from collector.policy.interface import Policy
@@ -237,12 +239,7 @@ class AsyncDataCollector(BatchCollector):
         self._logged = len(left["env_ids"])
         self._log = [left] if self._logged else []
         log = nest.take(log, slice(frames))
-        broken_ids = log["traj_ids"][log.pop("broken")]
-        order = np.argsort(log["env_ids"], kind="stable")
-        order = order[~np.isin(log["traj_ids"][order], broken_ids)]
-        columns = nest.take(log, order)
-        next_obs = columns.pop("next_obs")
-        return with_tails(columns, next_obs, broken_ids)
+        return by_env(log, log["traj_ids"][log.pop("broken")])
 
     def _finish_steps(self, discard: bool) -> None:
         self._check_open()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices
-from collector.batch.flat_rollout import concatenate
+from collector.batch.concatenate import concatenate
 from collector.batch.postprocessing import Finishing, truncate_last
 from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards

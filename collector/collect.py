@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from collector.arguments import at_least_one
-from collector.batch.flat_rollout import FlatRollout
 from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape
+from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import StepBatch, StepHook
 from collector.episodes.episode import Episode, EpisodeCutter
 from collector.episodes.statistics import Ended

@@ -21,7 +21,7 @@ from collector_envs import (
 from countdown import Countdown
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
-from collector.batch.flat_rollout import concatenate
+from collector.batch.concatenate import concatenate
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,

@@ -29,7 +29,7 @@ from collector_envs import (
 from countdown import Breaks, BreaksOnce, Countdown, DictObs, Empty, Stops
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
-from collector.batch.flat_rollout import concatenate
+from collector.batch.concatenate import concatenate
 from collector.job.cli import make_parser
 from vecenv import (
     AECVectorEnv,

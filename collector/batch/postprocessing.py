@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 
 
 class Finishing:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 
 
 class RewardShape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vecenv import nest
 
@@ -14,12 +14,8 @@ try:
 except ImportError as error:
     raise ImportError("tensordicts need tensordict: pip install 'vecenv[torch]' tensordict") from error
 
-if TYPE_CHECKING:
-    from collector.batch.flat_rollout import FlatRollout
-    from collector.batch.rollout import Rollout
 
-
-def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Sequence[Any]) -> Any:
+def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any:
     """The batch with the keys of torchrl's collectors; see `Rollout.to_tensordict`."""
     batch = batch if isinstance(batch.reward, torch.Tensor) else batch.to("cpu")
     after = batch.next
@@ -41,15 +37,15 @@ def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Seq
         "collector": {"traj_ids": batch.traj_ids, "mask": batch.mask, "policy_version": batch.policy_version},
         **batch.extras,
     }
-    paid = {"reward": column(after.reward.to(torch.float32)), **flags(after)}
+    outcome = {"reward": column(after.reward.to(torch.float32)), **flags(after)}
     seen = _observations(batch.obs)
     for name in seen:
-        if name in ("next", *step, *paid):
+        if name in ("next", *step, *outcome):
             raise ValueError(
                 f"the observation has an entry {name!r}, and so has the tensordict: rename it in a wrapper of the "
                 "env, or in postproc"
             )
-    root = {**seen, **step, "next": {**_observations(after.obs), **paid}}
+    root = {**seen, **step, "next": {**_observations(after.obs), **outcome}}
     return TensorDict(root, batch_size=list(shape), names=[*names], device=batch.reward.device)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout, join
-from collector.batch.rollout import Rollout
+from collector.batch.arrays import join
+from collector.batch.rollout import FlatRollout, Rollout
 from vecenv import nest
 
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 from vecenv.nest import as_array
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.flat_rollout import copy_of
+from collector.batch.arrays import copy_of
 from collector.policy.interface import Policy
 from vecenv import nest
 
