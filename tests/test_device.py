@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from device_double import outputs_of  # noqa: E402
 
 from collector.device.tensors import as_tensor, one_thread, resolve_device, to_device  # noqa: E402
-from collector.device.transfer import Direct, Staged  # noqa: E402
+from collector.device.transfer import DirectTransfer, PinnedTransfer  # noqa: E402
 from collector.policy.exploration import ExplorationType  # noqa: E402
 from collector.policy.torch_policy import TorchPolicy  # noqa: E402
 
@@ -28,13 +28,13 @@ def rows(k: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).random((k, 3, 2)) * 9 - 3).astype(dtype)
 
 
-def staged(device: str, rows: int = 8) -> Staged:
-    return Staged(resolve_device(device), rows)
+def staged(device: str, rows: int = 8) -> PinnedTransfer:
+    return PinnedTransfer(resolve_device(device), rows)
 
 
 class TestDirect:
     def test_arrays_and_tensors_share_memory_on_the_cpu(self) -> None:
-        direct, array = Direct(torch.device("cpu")), rows(4)
+        direct, array = DirectTransfer(torch.device("cpu")), rows(4)
         tensors = direct.to_device({"a": array, "b": (array,)})
         array[0, 0, 0] = 42
         assert tensors["a"][0, 0, 0] == tensors["b"][0][0, 0, 0] == 42
@@ -42,7 +42,7 @@ class TestDirect:
         assert np.shares_memory(direct.to_numpy({"action": tensor})["action"], tensor.numpy())
 
     def test_what_the_policy_returns_as_a_list_or_array_is_taken_too(self) -> None:
-        arrays = Direct(torch.device("cpu")).to_numpy({"a": [1, 2], "b": np.ones(2)})
+        arrays = DirectTransfer(torch.device("cpu")).to_numpy({"a": [1, 2], "b": np.ones(2)})
         np.testing.assert_array_equal(arrays["a"], [1, 2])
         np.testing.assert_array_equal(arrays["b"], [1, 1])
 
@@ -95,12 +95,12 @@ class TestCuda:
     def test_buffers_are_page_locked(self) -> None:
         staging = staged("cuda")
         back = staging.to_numpy({"x": staging.to_device(rows(8))})
-        assert staging._inputs[0]._host.is_pinned()
+        assert staging._pinned[0].is_pinned()
         assert torch.from_numpy(back["x"]).is_pinned()
 
     def test_kept_memory_is_registered_and_released(self) -> None:
         memory = rows(4096)
-        staging = Staged(resolve_device("cuda"), len(memory), memory=[memory])
+        staging = PinnedTransfer(resolve_device("cuda"), len(memory), memory=[memory])
         for seed in range(50):
             memory[...] = rows(len(memory), seed=seed)
             back = staging.to_numpy({"x": staging.to_device(memory) + 1})["x"]
@@ -114,7 +114,7 @@ class TestCuda:
         memory, cudart = rows(4096), torch.cuda.cudart()
         assert int(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)) == 0
         try:
-            staging = Staged(resolve_device("cuda"), len(memory), memory=[memory])
+            staging = PinnedTransfer(resolve_device("cuda"), len(memory), memory=[memory])
             np.testing.assert_array_equal(staging.to_numpy({"x": staging.to_device(memory) + 1})["x"], memory + 1)
             assert staging.registered == [False]
         finally:

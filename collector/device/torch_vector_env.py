@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.device.tensors import as_tensor, resolve_device, torch
-from collector.device.transfer import Direct, Staged, memory_of
+from collector.device.transfer import PinnedTransfer, make_transfer, memory_of
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, common_layout
 from vecenv.nest import tensor_on_host
@@ -99,11 +99,9 @@ class TorchVectorEnv(VectorEnvWrapper):
         finally:
             self.venv.close()
 
-    def _make_transfer(self) -> Direct | Staged:
-        if self.device.type != "cuda":
-            return Direct(self.device)
+    def _make_transfer(self) -> Any:
         rows = self.venv.env_num if hasattr(self.venv, "env_num") else self.venv.num_envs
-        return Staged(self.device, rows, memory=memory_of(self.venv), fresh=True)
+        return make_transfer(self.device, rows, memory=memory_of(self.venv), fresh=True)
 
     def _settle(self) -> None:
         """Before the envs may write: no copy of what they wrote before is on its way."""
@@ -116,7 +114,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(action)) if isinstance(leaf, torch.Tensor)}
         arrays = self._transfer.to_numpy(tensors)
         self._settle()
-        if isinstance(self._transfer, Staged):
+        if isinstance(self._transfer, PinnedTransfer):
             arrays = {name: array.copy() for name, array in arrays.items()}  # an env may hold on to its action
         numbers = count()
         return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), action)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from collector.device.tensors import is_lazy, resolve_device, tensors_of, torch
-from collector.device.transfer import Direct, Staged
+from collector.device.transfer import make_transfer
 from collector.policy.cuda_graphs import GraphedPolicy
 from collector.policy.exploration import ExplorationType
 from collector.policy.interface import Policy
@@ -22,7 +22,7 @@ class TorchPolicy:
 
     `module` is the network (a copy where the parameters were not on `device`; the original is left as it is), or None
     where the policy is no module; `policy` is what to call. `rows` is the largest number of rows of a call; `memory` as
-    for `Staged`; the options as for `prepare_policy`.
+    for `PinnedTransfer`; the options as for `prepare_policy`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TorchPolicy:
         self._inference = torch.inference_mode()  # one for all calls: making it costs as much as entering it
         # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
         self._guard: Any = torch.no_grad() if is_lazy(policy) else self._inference
-        self._transfer = Staged(target, rows, memory=memory) if target.type == "cuda" else Direct(target)
+        self._transfer = make_transfer(target, rows, memory=memory)
 
     def __call__(self, call: Callable[[Any], dict[str, Any]], inputs: Any) -> dict[str, np.ndarray]:
         """What `call` returns for the inputs on the device; valid until the next call."""
