@@ -7,8 +7,8 @@ Envs are in groups; while the policy chooses for one group, the others step::
     group B               |--- b0 ---|    |--- b1 ---|
 
 A vector env without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is
-collected does not depend on how long anything takes. With them a group is whatever is ready: nobody waits for the
-slowest.
+collected does not depend on how long anything takes. With them a group is all that are ready: none waits
+for the slowest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AsyncDataCollector(BatchCollector):
 
     A batch is a `FlatRollout`: ordered by env, then by time. Steps belong to a batch in the order in which
     they came; those in flight when it is complete go on, and belong to the next one. Nothing is lost or repeated. They
-    may have been chosen by the weights of the batch before: `policy_version` tells.
+    may have been chosen by the weights of the batch before: `policy_version` shows it.
 
     Arguments and methods are those of `SyncDataCollector`, and:
 
@@ -51,12 +51,12 @@ class AsyncDataCollector(BatchCollector):
             many are ready. None: groups that take turns.
         num_workers: for that vector env too.
 
-    With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an
-    env are in a batch depends on how fast it is, and so does what it does where the policy draws from one
-    random stream. All that are ready are asked together, so nobody who is ready waits for another. But where cheap
-    envs have more workers than there are CPUs, the system may give one worker no CPU for many rounds (of 4
-    CartPole envs with `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs
-    (`num_workers`) or a larger `wait_num` even that out.
+    With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an env
+    are in a batch depends on how fast it is, and so does what it does where the policy draws from one random stream.
+    All that are ready get their actions together, so none that is ready waits for another. But where cheap envs have
+    more workers than there are CPUs, the system may give one worker no CPU for many rounds (of 4 CartPole envs with
+    `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs (`num_workers`) or a larger `wait_num`
+    even that out.
 
     `return_same_td` gives the same object with every batch here too, but in new memory each time.
 
@@ -243,8 +243,11 @@ class AsyncDataCollector(BatchCollector):
 
     def _finish_steps(self, discard: bool) -> None:
         self._check_open()
-        with self._shutdown_on_failure():
+        try:
             while self._flying.any():
                 self._receive()
+        except BaseException:
+            self.shutdown()
+            raise
         if discard:
             self._log, self._logged, self._queue = [], 0, deque()

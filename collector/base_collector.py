@@ -6,7 +6,6 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -204,24 +203,22 @@ class BatchCollector(ABC):
         keep: bool = True,
     ) -> CollectStats:
         """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector); exactly one of them.
+        Nothing is counted in `frames`.
 
         n_step: all envs together, rounded up to a multiple of them with a warning. Episodes go on from call to call,
         and count in the one in which they end.
-        n_episode: exactly that many, each from its reset. How many an env collects is set before the first step
-        (`n_episode` divided among them, the first ones one more): taking those that end first would prefer short
-        episodes. Episodes in progress are abandoned. An env that has its share is neither stepped nor reset. An
-        interruptor that is stopped leaves the episodes that have ended until then.
+        n_episode: exactly that many, each from its reset. The share of each env is set before the first step
+        (`n_episode` divided among them, the first ones one more): taking the episodes that end first would prefer short
+        ones. Episodes in progress are abandoned. An env that has its share is neither stepped nor reset. An interruptor
+        that is stopped leaves the episodes that have ended until then.
 
         random: random actions in place of the policy's. render: call `render` of the envs after each round, and wait so
-        many seconds (synchronous collectors only; for envs that show themselves: what `render` returns is dropped).
-        reset_before_collect: abandon the episodes in progress; `gym_reset_kwargs` are for that reset. on_step: called
-        after each round with a `StepBatch`; what it returns (a dict of `(k, ...)` arrays, or None) is stored in the
-        batch's `extras`, which are zero where a round returned nothing (tianshou pads so, too). A name that the batch
-        or the policy uses is a `ValueError`. on_episode: with `n_episode`, called with each `Episode` soon after it has
-        ended, by the time of their ends (asynchronous collectors: those of some rounds by env). keep: False returns no
-        batch, for evaluations that need no memory.
-
-        Returns the `CollectStats`; nothing is counted in `frames`.
+        many seconds (synchronous collectors only; what `render` returns is discarded). reset_before_collect: abandon
+        the episodes in progress; `gym_reset_kwargs` are for that reset. on_step: called after each round with a
+        `StepBatch`; what it returns (a dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`, which are
+        zero where a round returned nothing (tianshou pads so, too). A name that the batch or the policy uses is a
+        `ValueError`. on_episode: with `n_episode`, called with each `Episode` soon after it has ended, by the time of
+        their ends (asynchronous collectors: those of some rounds by env). keep: False returns no batch.
         """
         if render is not None:
             on_step = self._rendering(render, on_step)
@@ -231,13 +228,11 @@ class BatchCollector(ABC):
         if reset_before_collect:
             self.reset(**(gym_reset_kwargs or {}))
         if n_step is not None:
-            request = BatchRequest(self._round_up(n_step), random, on_step=hook)
-            if request.frames != n_step:
-                warnings.warn(
-                    f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {request.frames}",
-                    stacklevel=2,
-                )
-            batch, ended = self._gather_checked(request)
+            frames = self._round_up(n_step)
+            if frames != n_step:
+                message = f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {frames}"
+                warnings.warn(message, stacklevel=2)
+            batch, ended = self._gather_checked(BatchRequest(frames, random, on_step=hook))
             steps = batch.frames
         else:
             assert n_episode is not None
@@ -277,11 +272,14 @@ class BatchCollector(ABC):
         self._check_open()
         self._clock.lap("idle")
         request = request._replace(random=self._runner.replaces(request.random))
-        with self._shutdown_on_failure():
+        try:
             with set_exploration_type(self._exploration_type), self._weights.kept():
                 batch = self._gather(request)
             check_rewards(batch)
-            ended = self._tracker.update(batch)
+        except BaseException:
+            self.shutdown()
+            raise
+        ended = self._tracker.update(batch)
         self._steps += batch.frames
         self._clock.lap("storage")
         return batch, ended
@@ -392,15 +390,6 @@ class BatchCollector(ABC):
         finally:
             if env_too:
                 self.env.close()
-
-    @contextmanager
-    def _shutdown_on_failure(self) -> Iterator[None]:
-        """Shut the collector down where something fails inside of `with`."""
-        try:
-            yield
-        except BaseException:
-            self.shutdown()
-            raise
 
     def __enter__(self: Self) -> Self:
         return self

@@ -1,8 +1,8 @@
 """The loop that turns a vector env and a policy into batches of data.
 
-A round asks the policy for the actions of the envs, and sends them. An env whose episode ends is reset by its worker in
-the same round, but for the last round of a batch: whether it steps again is not known yet. Where that cannot be, it is
-reset in a round of its own before all go on together::
+A round calls the policy for the actions of the envs, and sends them. An env whose episode ends is reset by its worker
+in the same round, but for the last round of a batch: whether it steps again is not known yet. Where that cannot be, it
+is reset in a round of its own before all go on together::
 
     round    1    2    3    4    5    6
     env 0    s0   s1        s2   s3   s4#   s = step, with the row it is recorded in; R = reset
@@ -10,7 +10,7 @@ reset in a round of its own before all go on together::
 
 That is so for vector envs whose backend cannot reset by itself, for episodes that `max_frames_per_traj` or a failure
 ended, and for the last episodes that `collect(n_episode=...)` asks for. So envs are always at the same row, and what
-the policy is asked does not depend on where batches end. Only those that have all the episodes asked for stay behind.
+the policy gets does not depend on where batches end. Only those that have all their episodes stay behind.
 """
 
 from __future__ import annotations

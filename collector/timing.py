@@ -1,4 +1,4 @@
-"""Where the time of a collector goes, and who is the bottleneck."""
+"""Where the time of a collector goes, and what the bottleneck is."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Clock:
         self._last: float | None = None
 
     def lap(self, kind: str) -> None:
-        """What has passed since the last lap was this."""
+        """Count the time since the last lap as this kind."""
         now = time.perf_counter()
         if self._last is not None:
             self.seconds[kind] += now - self._last
         self._last = now
 
     def stats(self, transfer: float, frames: int) -> CollectorStats:
-        """All of it, for so many steps; `transfer` is what the policy's time has of the ways to its device and back."""
+        """The stats of all laps, for so many steps; `transfer` is the part of "act" that went to copies and checks."""
         seconds = {**self.seconds}
         policy = max(0.0, seconds.pop("act") - transfer)
         return CollectorStats(policy=policy, transfer=transfer, frames=frames, **seconds)
@@ -44,7 +44,7 @@ class CollectorStats:
     storage: float
     """Writing and finishing batches."""
     idle: float
-    """Between batches, while whoever takes them does something else."""
+    """Between batches, while the caller does something else."""
     frames: int
     """Steps collected in that time."""
     hooks: float = 0.0
@@ -76,9 +76,7 @@ class CollectorStats:
 
     @property
     def bottleneck(self) -> str:
-        """What takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (whoever
-        takes the batches).
-        """
+        """What takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the caller)."""
         return next(iter(self.shares))
 
     @property

@@ -353,7 +353,7 @@ class TestFolders:
         content = bytearray(shard.read_bytes())
         content[100] ^= 1
         shard.write_bytes(content)
-        with pytest.raises(DatasetError, match=r"episodes-000000\.npz is missing or not what manifest\.json says"):
+        with pytest.raises(DatasetError, match=r"episodes-000000\.npz is missing or does not match manifest\.json"):
             load_episodes(tmp_path)
 
     @pytest.mark.parametrize(

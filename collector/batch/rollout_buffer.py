@@ -45,7 +45,7 @@ class RolloutBuffer:
         self._finals, self._broken = [], []
 
     def write(self, name: str, where: Where, rows: Any) -> None:
-        """Put `rows`, a tree of `(k, ...)` arrays, where the k indices of `where` say."""
+        """Put `rows`, a tree of `(k, ...)` arrays, at the k indices `where`."""
         column = self._columns[name] if name in self._columns else self._new_column(name, rows)
         if type(rows) is np.ndarray:
             column[where] = rows

@@ -35,7 +35,7 @@ class StepBatch(NamedTuple):
     """What the policy was asked about: `(k, ...)`, or a dict or tuple of such."""
     action: np.ndarray
     reward: np.ndarray
-    """float64 `(k,)`, or `(k, m)` of envs that pay vectors."""
+    """float64 `(k,)`, or `(k, m)` where rewards are vectors."""
     terminated: np.ndarray
     """bool `(k,)`, as `truncated`."""
     truncated: np.ndarray
@@ -62,7 +62,7 @@ class CheckedHook:
     """Calls a step hook with copies of the round, and refuses what it returns where that does not fit the round, or
     what it returned before.
 
-    `policy_layout` says what the policy returns.
+    `policy_layout` returns the names, shapes and dtypes of what the policy returns.
     """
 
     def __init__(self, hook: StepHook, policy_layout: Callable[[], Mapping[str, RowLayout]]) -> None:
@@ -86,7 +86,7 @@ class CheckedHook:
 
     @property
     def names(self) -> list[str]:
-        """What it has returned until now."""
+        """The names that it has returned until now."""
         return list(self._layout)
 
     def _check(self, name: str, rows: np.ndarray, count: int) -> None:
@@ -114,6 +114,6 @@ def _layout_of(rows: np.ndarray) -> RowLayout:
     return rows.shape[1:], rows.dtype
 
 
-def _refuse(who: str, names: Iterable[str]) -> None:
+def _refuse(source: str, names: Iterable[str]) -> None:
     for name in sorted(names):
-        raise ValueError(f"{who} returned {name!r}, which a batch has already: store it under another name")
+        raise ValueError(f"{source} returned {name!r}, which a batch has already: store it under another name")

@@ -1,6 +1,6 @@
-"""Arrays as tensors and back, and which device is meant.
+"""Arrays as tensors and back, and names of devices.
 
-Whatever needs torch takes it from here, so that one message says what to install.
+All modules that need torch import it from here, so that one message names what to install.
 """
 
 from __future__ import annotations

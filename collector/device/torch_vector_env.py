@@ -1,4 +1,4 @@
-"""A vector env that speaks tensors on a device."""
+"""A vector env with tensors on a device in place of arrays."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     def to(self, device: Any) -> TorchVectorEnv:
         """Another one around the same `venv`, with tensors on `device`; this one goes on working."""
         other = type(self)(self.venv, device, reward_dtype=self.reward_dtype)
-        # Whichever of the two steps the envs has to wait for the copies of both.
+        # Both share the memory of the envs: before either steps them, the copies of both have to be done.
         other._transfers = self._transfers
         self._transfers.append(other._transfer)
         return other
@@ -165,7 +165,7 @@ def _stacked(action: Any) -> Any:
 
 
 def _positional(id: Any) -> tuple[Any, ...]:
-    """`id` as arguments: none where it was not given, for vector envs that know no ids."""
+    """`id` as arguments: none where it was not given, for vector envs that take no ids."""
     return () if id is None else (tensor_on_host(id),)
 
 

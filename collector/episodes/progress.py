@@ -23,12 +23,10 @@ class Episodes:
         """Steps taken in that episode."""
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
-        """Leave the episodes in progress of these envs: they are reset, and get new ids."""
-        left = np.zeros(len(self._envs), np.bool_)
-        left[env_ids] = True
-        self.index += left & (self.taken > 0)
-        self.taken[left] = 0
-        self.over[left] = True
+        """Abandon the episodes in progress of these envs: they are reset, and get new ids."""
+        self.index[env_ids] += self.taken[env_ids] > 0
+        self.taken[env_ids] = 0
+        self.over[env_ids] = True
 
     def ids(self, env_ids: np.ndarray) -> np.ndarray:
         """The ids of the episodes in progress."""
@@ -40,7 +38,7 @@ class Episodes:
         return int(self.index.max() + 1) * len(self._envs)
 
     def skip_to(self, next_id: int) -> None:
-        """Give no id below this one from now on."""
+        """Use no id below this one from now on."""
         self.abandon()
         self.index[:] = np.maximum(self.index, -(-next_id // len(self._envs)))
 
@@ -73,5 +71,5 @@ class Episodes:
 
 def restarted(rows: np.ndarray, info: Any) -> list[int]:
     """Which of these rows of a round ended because their env failed (`on_error="restart"`)."""
-    # Both are written there; an env may well have one of these keys of its own.
+    # Both are there after a restart; the infos of an env may have one of these keys too.
     return [row for row in rows.tolist() if info[row].get("restarted", False) is True and "error" in info[row]]

@@ -87,7 +87,9 @@ class EpisodeTracker:
     def update(self, batch: Rollout | FlatRollout) -> Ended:
         """The episodes that end in this batch, by env, then by time."""
         env_ids, ids, reward, done = _rows(batch)
-        if self._returns is None or self._returns.shape[1:] != reward.shape[1:]:  # nothing was paid until now
+        if (
+            self._returns is None or self._returns.shape[1:] != reward.shape[1:]
+        ):  # no env had returned a vector until now
             self._returns = np.zeros((len(self._ids), *reward.shape[1:]))
         if not len(ids):
             return Ended(env_ids, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))

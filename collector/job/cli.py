@@ -16,7 +16,7 @@ from vecenv.venvs import BACKENDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job as the arguments say, and return the exit code.
+    """Run the job of a command line, and return the exit code.
 
     0: collected. 1: it failed, or the folder cannot be used. 2: it cannot run with these arguments. 130, 143: ended by
     Ctrl-C (SIGINT), by SIGTERM; what was collected is kept.
@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_count,
         default=unset,
         metavar="N",
-        help="cut episodes off after so many [as the env says]",
+        help="cut episodes off after so many [the limit of the env]",
     )
     add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
     return parser

@@ -32,7 +32,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 class JobError(RuntimeError):
-    """A job cannot run as it was asked to; the message says why, and what to change."""
+    """A job cannot run with its settings; the message has the reason, and what to change."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class JobConfig:
     """Where the network runs: "auto" (CUDA where there is one), "cpu" or "cuda"."""
     seed: int = 0
     max_episode_steps: int | None = None
-    """Truncate episodes at this length; None: as the env says."""
+    """Truncate episodes at this length; None: at the limit of the env."""
     plot: bool = True
     """Draw the returns over time."""
     overwrite: bool = False
@@ -244,7 +244,7 @@ def _steps_per_batch(config: JobConfig, env: Any) -> int:
 
 
 def _bytes_of(space: gymnasium.Space[Any]) -> int:
-    """Size of one observation, roughly where the space does not say."""
+    """Size of one observation, roughly where the space has no fixed one."""
     if isinstance(space, gymnasium.spaces.Dict):
         return sum(_bytes_of(part) for part in space.values())
     if isinstance(space, gymnasium.spaces.Tuple):
