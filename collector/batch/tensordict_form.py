@@ -49,7 +49,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
     return TensorDict(root, batch_size=list(shape), names=[*names], device=batch.reward.device)
 
 
-def ask_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
+def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
     """The action and what else the policy wrote into a `TensorDict` of the observations; `interaction` is the name of a
     tensordict `InteractionType`.
     """

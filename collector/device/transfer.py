@@ -37,10 +37,11 @@ class DirectTransfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._shares = device.type == "cpu"
 
     def to_device(self, tree: Any) -> Any:
         """A tree of `(k, ...)` arrays as tensors on the device."""
-        return nest.map(as_tensor, tree) if self.device.type == "cpu" else to_device(tree, self.device)
+        return nest.map(as_tensor, tree) if self._shares else to_device(tree, self.device)
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """Tensors (or what numpy reads as arrays) as arrays."""

@@ -66,37 +66,28 @@ def make_parser() -> argparse.ArgumentParser:
         "collector.load_episodes(folder), or with np.load. Exit status: 0 all collected, 1 failed, 2 wrong arguments, "
         "130 and 143 ended by a signal.",
     )
-    unset, default = argparse.SUPPRESS, JobConfig
-    add = parser.add_argument
-    add("--env", required=True, metavar="ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
-    add(
-        "--steps",
-        type=_count,
-        default=default.steps,
-        metavar="N",
-        help="stop once whole episodes have so many [%(default)s]",
-    )
-    add("--out", type=Path, default=unset, metavar="FOLDER", help="folder for the episodes [data/ID]")
-    add("--overwrite", action="store_true", help="replace what an earlier job left there")
-    add("--num-envs", type=_count, default=default.num_envs, metavar="N", help="envs side by side [%(default)s]")
-    add(
-        "--backend",
-        choices=BACKENDS,
-        default=default.backend,
-        help="where envs run; dummy: in this process [%(default)s]",
-    )
-    add("--workers", type=_count, default=unset, metavar="N", help="worker processes [one for each CPU]")
-    add("--policy", choices=POLICIES, default=default.policy, help="mlp: a network with random weights [%(default)s]")
-    add("--device", choices=DEVICES, default=default.device, help="where the network runs [%(default)s]")
-    add("--seed", type=_seed, default=default.seed, metavar="N", help="the same seed, the same episodes [%(default)s]")
-    add(
-        "--max-episode-steps",
-        type=_count,
-        default=unset,
-        metavar="N",
-        help="cut episodes off after so many [the limit of the env]",
-    )
-    add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
+
+    def add(name: str, help: str, **options: Any) -> None:
+        default = getattr(JobConfig, name, None)
+        if default is None:  # left out, so that `JobConfig` has the default
+            default = argparse.SUPPRESS
+        else:
+            help += " [%(default)s]"
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, help=help, **options)
+
+    count = {"type": _count, "metavar": "N"}
+    add("env", "gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0", required=True, metavar="ID")
+    add("steps", "stop once whole episodes have so many", **count)
+    add("out", "folder for the episodes [data/ID]", type=Path, metavar="FOLDER")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier job left there")
+    add("num_envs", "envs side by side", **count)
+    add("backend", "where envs run; dummy: in this process", choices=BACKENDS)
+    add("workers", "worker processes [one for each CPU]", **count)
+    add("policy", "mlp: a network with random weights", choices=POLICIES)
+    add("device", "where the network runs", choices=DEVICES)
+    add("seed", "the same seed, the same episodes", type=_seed, metavar="N")
+    add("max_episode_steps", "cut episodes off after so many [the limit of the env]", **count)
+    parser.add_argument("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
     return parser
 
 

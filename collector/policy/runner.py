@@ -15,7 +15,7 @@ from collector.policy.exploration import ExplorationType
 from collector.policy.interface import Policy, read_output
 from collector.policy.random_policy import RandomPolicy
 from collector.policy.recurrent_state import RecurrentState
-from collector.policy.signature import PLAIN, signature_of
+from collector.policy.signature import Signature, signature_of
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.nest import as_array
@@ -56,6 +56,8 @@ class PolicyRunner:
             raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
         self._policy, env_num = policy, self._env.env_num
         self._signature = signature_of(policy, self._env.observation_space[0])
+        self._is_plain = self._signature == Signature()
+        self._wants_rows = self._signature.state or self._signature.env_id
         torch = sys.modules.get("torch")
         is_module = torch is not None and isinstance(policy, torch.nn.Module)
         if is_module or (device is not None and not self._is_random):
@@ -82,18 +84,13 @@ class PolicyRunner:
         if random or self._is_random:
             return {"action": self._random(obs, env_ids)}
         begin = time.perf_counter()
-        rows: tuple[np.ndarray, ...] = ()
-        if self._state is not None:
-            rows = self._state.rows(env_ids, self._signature.env_id)
-        elif self._signature.env_id:
-            rows = (env_ids,)
+        # Rows go the same way as the observations, so that they are where the policy is.
+        inputs = (obs, self._rows(env_ids)) if self._wants_rows else obs
         if self._torch is not None:
-            outputs: Outputs = self._torch(self._call, (obs, rows))
+            outputs: Outputs = self._torch(self._call, inputs)
         else:
-            returned = self._call((obs, rows))
-            outputs = {
-                name: each if each.__class__ is np.ndarray else as_array(each) for name, each in returned.items()
-            }
+            found = self._call(inputs)
+            outputs = {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
         layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
         if layout != self._returned or {values.shape[:1] for values in outputs.values()} != {env_ids.shape}:
             self._check(outputs, layout, len(env_ids))
@@ -102,29 +99,33 @@ class PolicyRunner:
         self._seconds += time.perf_counter() - begin
         return outputs
 
-    def _call(self, inputs: tuple[Any, tuple[Any, ...]]) -> dict[str, Any]:
-        """The policy's outputs by name, for observations and rows that are where the policy is."""
-        obs, rows = inputs
-        begin = time.perf_counter()
-        signature = self._signature
-        if signature == PLAIN:
-            output = self._policy(obs)
-        elif signature.tensordict:
-            from collector.batch.tensordict_form import ask_tensordict
+    def _rows(self, env_ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What the policy needs of the rows: their envs, and which of them begin an episode."""
+        return (env_ids,) if self._state is None else self._state.rows(env_ids, self._signature.env_id)
 
-            output = ask_tensordict(self._policy, obs, self._exploration.name)
+    def _call(self, inputs: Any) -> dict[str, Any]:
+        """The policy's outputs by name, for inputs that are where the policy is."""
+        begin = time.perf_counter()
+        if self._is_plain:
+            output = self._policy(inputs)
+        elif self._signature.tensordict:
+            from collector.batch.tensordict_form import call_with_tensordict
+
+            output = call_with_tensordict(self._policy, inputs, self._exploration.name)
         else:
-            args = () if signature.keys else (obs,)
-            named = {key: obs[key] for key in signature.keys}
-            if signature.env_id:
-                named["env_id"] = rows[0]
-            if self._state is None:
-                output = self._policy(*args, **named)
-            else:
-                output = self._state.keep(rows, self._policy(*args, **named, state=self._state.recall(rows)))
+            output = self._call_by_name(*(inputs if self._wants_rows else (inputs, ())))
         outputs = read_output(output, self._exploration)
         self._policy_seconds += time.perf_counter() - begin
         return outputs
+
+    def _call_by_name(self, obs: Any, rows: tuple[Any, ...]) -> Any:
+        keys = self._signature.keys
+        args, named = (() if keys else (obs,)), {key: obs[key] for key in keys}
+        if self._signature.env_id:
+            named["env_id"] = rows[0]
+        if self._state is None:
+            return self._policy(*args, **named)
+        return self._state.keep(rows, self._policy(*args, **named, state=self._state.recall(rows)))
 
     def begin(self, env_ids: Any) -> None:
         """Episodes begin in these envs: a recurrent policy starts afresh."""

@@ -21,10 +21,6 @@ class Signature(NamedTuple):
     tensordict: bool = False
 
 
-PLAIN = Signature()
-"""Of a policy that takes the observation and nothing else."""
-
-
 def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) -> Signature:
     """Read the signature of a policy. Raises `TypeError` where it needs arguments that no observation has."""
     tensordict = sys.modules.get("tensordict")
@@ -33,7 +29,7 @@ def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) ->
     try:
         parameters = inspect.signature(getattr(policy, "forward", policy)).parameters
     except (TypeError, ValueError):  # written in C
-        return PLAIN
+        return Signature()
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
     # Entries of the observation go before; and the first parameter is the observation, whatever its name.

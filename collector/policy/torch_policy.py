@@ -43,17 +43,19 @@ class TorchPolicy:
         # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
         self._guard: Any = torch.no_grad() if is_lazy(policy) else self._inference
         self._transfer = make_transfer(target, rows, memory=memory)
+        self._device: Any = None  # of the inputs, once there were some
 
     def __call__(self, call: Callable[[Any], dict[str, Any]], inputs: Any) -> dict[str, np.ndarray]:
         """What `call` returns for the inputs on the device; valid until the next call."""
         with self._guard:
             tensors = self._transfer.to_device(inputs)
             outputs = call(tensors)
-            device = next(nest.leaves(tensors)).device
+            if self._device is None:
+                self._device = next(nest.leaves(tensors)).device
             for name, value in outputs.items():
-                if isinstance(value, torch.Tensor) and value.device != device:
+                if isinstance(value, torch.Tensor) and value.device != self._device:
                     raise ValueError(
-                        f"the policy returned {name!r} on {value.device}; it must be on {device}, where its "
+                        f"the policy returned {name!r} on {value.device}; it must be on {self._device}, where its "
                         "observations were (see policy_device)"
                     )
             arrays = self._transfer.to_numpy(outputs)
