@@ -24,8 +24,8 @@ def outputs_of(policy: TorchPolicy, obs: Any) -> dict[str, np.ndarray]:
 class LateCopier(Copier):
     """A device on which every copy runs as late as it may: when this process waits for it, or a kernel needs it.
 
-    Fails (`AssertionError`) where the source of a copy was written to before the copy ran. `log` names what was asked
-    of the device, in order. Memory comes filled with 77.
+    Fails (`AssertionError`) where the source of a copy was written to before the copy ran. `log` names the calls
+    in order. Memory comes filled with 77.
     """
 
     def __init__(self, device: torch.device | None = None, registers: bool = True) -> None:
@@ -85,7 +85,7 @@ class FakeGraphs:
 
 
 class FakeCudart:
-    """The CUDA runtime's registration of memory: refuses what it would refuse, and notes in `log` what was asked."""
+    """The CUDA runtime's registration of memory: refuses what it would refuse, and logs the calls."""
 
     INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED = 1, 712, 713
 
@@ -121,7 +121,7 @@ class FakeCudart:
 
 
 class FakeStreams:
-    """The parts of `torch.cuda` that record a graph, without a device: `log` holds what was asked, in order."""
+    """The parts of `torch.cuda` that record a graph, without a device: `log` holds the calls in order."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.log: list[str] = []

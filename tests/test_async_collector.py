@@ -105,7 +105,7 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, frames: int)
 
 @backends
 def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
-    """Also for a policy with one random stream, which whoever is asked first draws from."""
+    """Also for a policy with one random stream, which the group that comes first draws from."""
 
     def collect(workers: int) -> dict[str, np.ndarray]:
         stream = np.random.default_rng(5)
@@ -139,7 +139,7 @@ def test_batches_are_ordered_by_env_and_time(flight: dict[str, Any]) -> None:
 
 
 def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
-    """A step ends only once a file is there that the policy makes when it is asked for the other group."""
+    """A step ends only once a file is there that the policy makes when it is called for the other group."""
     seen: list[list[int]] = []
 
     class WaitsForOther(Countdown):
@@ -148,16 +148,16 @@ def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
             self.env = env
 
         def step(self, action: Any) -> Any:
-            flag = tmp_path / f"asked-{1 - self.env}-{self.taken + self.env}"
+            flag = tmp_path / f"called-{1 - self.env}-{self.taken + self.env}"
             for _ in range(200_000):
                 if flag.exists():
                     return super().step(action)
-            raise TimeoutError(f"the policy was not asked for the other while env {self.env} stepped")
+            raise TimeoutError(f"the policy was not called for the other while env {self.env} stepped")
 
     def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
         seen.append(env_id.tolist())
         for env, taken in zip(env_id.tolist(), obs[:, 1].tolist(), strict=True):
-            (tmp_path / f"asked-{env}-{taken}").touch()
+            (tmp_path / f"called-{env}-{taken}").touch()
         return zeros(obs)
 
     fns = [partial(WaitsForOther, env) for env in range(2)]
@@ -168,18 +168,18 @@ def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 9])
 def test_groups_take_turns(groups: int) -> None:
-    asked: list[list[int]] = []
+    called: list[list[int]] = []
 
     def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
-        asked.append(env_id.tolist())
+        called.append(env_id.tolist())
         return zeros(obs)
 
     venv = DummyVectorEnv(countdowns(*[100] * 4))
     with AsyncDataCollector(venv, policy, frames_per_batch=40, groups=groups) as collector:
         collector.rollout()
     count = min(groups, 4)
-    assert asked[:count] == [list(range(group, 4, count)) for group in range(count)]
-    assert asked[count : 2 * count] == asked[:count]
+    assert called[:count] == [list(range(group, 4, count)) for group in range(count)]
+    assert called[count : 2 * count] == called[:count]
 
 
 def test_a_list_of_callables_is_put_into_shared_memory() -> None:

@@ -92,7 +92,7 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, case: str) -
 @backends
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 class TestAPolicyThatDrawsFromOneStream:
-    """A module that samples draws for whoever is asked: the data are the same only if the calls are."""
+    """A module that samples draws a number for each row: the data are the same only if the calls are."""
 
     @pytest.fixture(autouse=True)
     def _torch(self) -> Iterator[None]:
@@ -229,7 +229,7 @@ def test_the_next_observation_at_an_episodes_end_is_the_true_last_one(backend: A
 
 
 class CountsRounds:
-    """A vector env that notes what it is asked for."""
+    """A vector env that logs its calls."""
 
     def __init__(self, venv: Any) -> None:
         self.venv, self.rounds = venv, []
@@ -258,7 +258,7 @@ class Levels(DummyVectorEnv):
 
 
 class Level(Countdown):
-    """Its observations begin with the level that the reset asked for."""
+    """Its observations begin with the level in the options of the reset."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -376,7 +376,7 @@ def test_the_layout_in_memory_is_time_first() -> None:
     assert repr(batch) == "Rollout(2 envs, 7 steps, 14 frames, 3 episode ends)"
 
 
-def test_a_collector_says_how_far_it_is() -> None:
+def test_the_repr_of_a_collector_has_its_frames_so_far() -> None:
     collector = SyncDataCollector(DummyVectorEnv(countdowns(3)), zeros, frames_per_batch=10)
     collector.next()
     assert (

@@ -31,7 +31,7 @@ copies = pytest.mark.parametrize("copy", [True, False])
 
 
 class Lean(torch.nn.Module):
-    """`lean` on tensors, which tells what it has seen; `before` is called as a kernel that needs its input."""
+    """`lean` on tensors, which returns what it has seen; `before` is called as a kernel that needs its input."""
 
     def __init__(self, before: Callable[[], Any]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Device:
         self._copier = LateCopier() if kind == "late" else None
 
     def collector(self, kind: type, venv: Any, policy: Any, **options: Any) -> Any:
-        """A collector whose policy is asked there."""
+        """A collector whose policy runs there."""
         if self._copier is not None:
             pinned = partial(PinnedTransfer, copier=self._copier)
             self._monkeypatch.setattr("collector.policy.torch_policy.make_transfer", pinned)
@@ -173,7 +173,7 @@ def test_a_faster_policy_gives_the_same_data(backend: Any, kind: type, name: str
 
 @needs_cuda
 @kinds
-def test_a_module_elsewhere_is_copied_there_and_follows_when_asked(kind: type) -> None:
+def test_a_module_on_another_device_is_copied_and_the_copy_is_updated_on_request(kind: type) -> None:
     policy = Lean(lambda: None)
     with kind(cartpoles(3), policy, frames_per_batch=30, policy_device="cuda") as collector:
         collector.rollout()

@@ -1,4 +1,4 @@
-"""What a collector does when something fails: it says who, and loses no more than what broke."""
+"""What a collector does when something fails: it names the env, and loses no more than what broke."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_env_that_fails_is_named_and_the_collector_closed(kind: type, backend
 
 
 @both
-def test_after_a_failure_a_collector_says_so_instead_of_ending(kind: type) -> None:
+def test_after_a_failure_the_iterator_raises_instead_of_ending(kind: type) -> None:
     with kind(DummyVectorEnv([partial(Breaks, 3)]), zeros, frames_per_batch=20, total_frames=40) as collector:
         batches = iter(collector)
         with pytest.raises(OverflowError, match="the env broke"):
@@ -186,7 +186,7 @@ class TestRestart:
 
     @both
     @pytest.mark.parametrize("form", ["batches", "n_step", "n_episode"])
-    def test_rewards_that_are_vectors_where_nothing_was_paid_for_long(
+    def test_rewards_that_are_vectors_where_no_env_returned_one_for_long(
         self, kind: type, form: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("collector.base_collector.CHUNK", 2)
@@ -233,7 +233,7 @@ class TestRestart:
         assert [row for row in rows if row[0] == 3] == [(3, step) for step in range(5)]
 
     @both
-    def test_it_is_not_one_of_the_episodes_that_were_asked_for(self, kind: type) -> None:
+    def test_it_does_not_count_as_one_of_n_episode(self, kind: type) -> None:
         venv = DummyVectorEnv(self.fns(), on_error="restart")
         with kind(venv, zeros, frames_per_batch=40) as collector:
             stats = collector.collect(n_episode=8)
@@ -260,7 +260,7 @@ class TestRestart:
 
 
 @both
-def test_a_reward_that_is_not_a_number_is_an_error_that_says_where(kind: type) -> None:
+def test_a_reward_of_nan_is_an_error_that_names_env_and_step(kind: type) -> None:
     venv = DummyVectorEnv([partial(Countdown, 9), partial(NotANumber, 9)])
     with kind(venv, zeros, frames_per_batch=40) as collector:
         collector.collect(n_step=4)

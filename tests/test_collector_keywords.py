@@ -143,7 +143,7 @@ class TestInitRandomFrames:
             assert (batch.action == 1).all()
             assert batch.extras["value"].all()
         steps = sum(batch.frames for batch in batches[2:])
-        assert sum(calls) == steps + 2, "asked once for what it returns, and then for each step"
+        assert sum(calls) == steps + 2, "called once to learn what it returns, and then for each step"
 
     def test_a_policy_that_writes_into_its_observations_changes_none_of_a_batch(self) -> None:
         def policy(obs: np.ndarray) -> np.ndarray:
@@ -541,14 +541,14 @@ class TestWeights:
     @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
     def test_an_update_from_another_thread_waits_for_the_end_of_the_batch(self, kind: type) -> None:
         """It comes when the batch has begun, and returns at once."""
-        asked, updated = threading.Event(), threading.Event()
+        called, updated = threading.Event(), threading.Event()
 
         def hook() -> None:
-            asked.set()
+            called.set()
             assert updated.wait(20)
 
         def learn() -> None:
-            assert asked.wait(20)
+            assert called.wait(20)
             collector.update_policy_weights_(self.constant(1))
             updated.set()
 
@@ -684,8 +684,8 @@ class TestWeights:
             with self.torch.no_grad():
                 source.inner.value.fill_(0)
             second = collector.rollout()
-        assert (second.action == 2).all(), "what the weights were when the update was asked for"
-        assert (second.policy_version == 10).all(), "it was asked for in each of ten rounds"
+        assert (second.action == 2).all(), "what the weights were when the update was made"
+        assert (second.policy_version == 10).all(), "it was made in each of ten rounds"
 
     def test_an_update_from_the_policys_own_memory_undoes_nothing_that_a_learner_does_meanwhile(self) -> None:
         policy = self.constant(0)
@@ -728,13 +728,13 @@ class TestStats:
 
     @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
     @pytest.mark.parametrize("slow", ["envs", "policy", "idle", "hooks"])
-    def test_who_is_slow_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_slowest_part_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
         for module in ("timing", "policy.runner"):
             monkeypatch.setattr(f"collector.{module}.time.perf_counter", lambda: now[0])
 
-        def pass_time(who: str) -> None:
-            now[0] += 1.0 if who == slow else 0.01
+        def pass_time(part: str) -> None:
+            now[0] += 1.0 if part == slow else 0.01
 
         class Slow(Countdown):
             def step(self, action: Any) -> Any:

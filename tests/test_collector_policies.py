@@ -136,7 +136,7 @@ class TestTorchPolicies:
             batch = collector.rollout().flatten()
         np.testing.assert_array_equal(batch.action, batch.obs[:, :1])
 
-    def test_a_distribution_is_sampled_or_asked_for_its_mode(self) -> None:
+    def test_the_action_of_a_distribution_is_a_sample_or_its_mode(self) -> None:
         torch = self.torch
 
         class Sure(torch.nn.Module):
@@ -253,7 +253,7 @@ class TestSignatures:
         ):
             self.collect(lambda a, c: zeros(a))
 
-    def test_env_id_tells_whose_rows_they_are(self) -> None:
+    def test_env_id_holds_the_envs_of_the_rows(self) -> None:
         batch = self.collect(lambda obs, env_id: {"action": zeros(obs["a"]), "id": env_id})
         np.testing.assert_array_equal(batch.extras["id"], [[0] * 8, [1] * 8])
 
@@ -547,7 +547,7 @@ class TestRandomPolicy:
         with pytest.raises(TypeError, match="need spaces of one shape and dtype; that of env 2 is"):
             RandomPolicy([pair[0], *pair])
 
-    def test_each_env_has_a_stream_of_its_own_whoever_else_is_asked(self) -> None:
+    def test_each_env_has_a_stream_of_its_own(self) -> None:
         copies = [spaces.Discrete(1000, seed=seed) for seed in range(3)]
         together, apart = RandomPolicy(copies), RandomPolicy(copies)
         expected = np.stack([together(None) for _ in range(600)])

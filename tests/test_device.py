@@ -92,7 +92,7 @@ class TestStaged:
 
 @needs_cuda
 class TestCuda:
-    def test_buffers_are_page_locked(self) -> None:
+    def test_buffers_are_in_pinned_memory(self) -> None:
         staging = staged("cuda")
         back = staging.to_numpy({"x": staging.to_device(rows(8))})
         assert staging._pinned[0].is_pinned()

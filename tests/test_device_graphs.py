@@ -63,7 +63,7 @@ def obs(k: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def checked_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distributions check their arguments, as they do until somebody switches it off."""
+    """Distributions check their arguments, as they do by default."""
     monkeypatch.setattr(Distribution, "_validate_args", True)
 
 

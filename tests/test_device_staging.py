@@ -39,7 +39,7 @@ def late(n: int = 8, **options: Any) -> tuple[PinnedTransfer, LateCopier]:
 
 @pytest.fixture
 def nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a test in which something waits for the device other than by a mark."""
+    """Fails a test in which something waits for the device other than for an event."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("this waits for the device")
@@ -51,7 +51,7 @@ def nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_blocks")
 class TestRound:
-    def test_it_is_one_copy_a_leaf_each_way_one_mark_and_one_wait(self) -> None:
+    def test_it_is_one_copy_a_leaf_each_way_and_one_wait(self) -> None:
         staging, copier = late()
         for seed in range(3):
             copier.log.clear()
@@ -60,7 +60,7 @@ class TestRound:
             staging.to_numpy({"action": tensors["a"] + 1, "value": tensors["b"][0] * 2})
         assert copier.log == ["copy"] * 4 + ["wait"]
 
-    def test_a_policy_is_asked_in_one_round(self) -> None:
+    def test_a_call_of_a_policy_is_one_round(self) -> None:
         staging, copier = late()
 
         def policy(obs: Any) -> Any:
@@ -107,7 +107,7 @@ class TestRound:
 
 
 class TestRowsOfAPolicy:
-    """Whose rows they are and what a recurrent policy remembers, on a device that nothing may wait for."""
+    """The envs of the rows and the state of a recurrent policy, on a device that nothing may wait for."""
 
     @pytest.fixture
     def copier(self, monkeypatch: pytest.MonkeyPatch, nothing_blocks: None) -> LateCopier:
@@ -240,14 +240,14 @@ class TestMemory:
         assert copier.log.count("register") == 1
         assert staging.registered == [True, False]
 
-    def test_observations_in_registered_memory_are_not_staged(self) -> None:
+    def test_observations_in_registered_memory_are_copied_from_there(self) -> None:
         memory = rows(8)
         staging, copier = late(memory=[memory])
         staging.to_device(memory)
         assert "pinned" not in copier.log
 
     @pytest.mark.parametrize("view", [lambda m: m[::2], lambda m: m[:, :, :1], lambda m: m[[0, 1]]])
-    def test_what_is_not_in_one_piece_of_it_is_staged(self, view: Any) -> None:
+    def test_what_is_not_in_one_piece_of_it_goes_through_pinned_memory(self, view: Any) -> None:
         memory = rows(8)
         staging, copier = late(memory=[memory])
         tensor = staging.to_device(view(memory))
@@ -255,7 +255,7 @@ class TestMemory:
         copier.kernel()
         np.testing.assert_array_equal(tensor.numpy(), view(memory))
 
-    def test_memory_that_cannot_be_registered_is_staged_and_asked_for_once(self) -> None:
+    def test_memory_that_cannot_be_registered_is_copied_to_pinned_memory_and_tried_once(self) -> None:
         memory = rows(8)
         staging, copier = late(memory=[memory], registers=False)
         for _ in range(3):
@@ -266,7 +266,7 @@ class TestMemory:
         assert copier.log.count("pinned") == 1
         assert staging.registered == [False]
 
-    def test_closing_waits_and_lets_go(self) -> None:
+    def test_closing_waits_and_frees_the_memory(self) -> None:
         memory = rows(8)
         gone = weakref.ref(memory)
         staging, copier = late(memory=[memory])
@@ -278,7 +278,9 @@ class TestMemory:
         staging.close()
         assert staging.registered == []
 
-    def test_a_device_that_has_failed_does_not_keep_it_from_letting_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_device_that_has_failed_does_not_keep_it_from_freeing_the_memory(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def wait() -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
@@ -306,7 +308,7 @@ class TestMemory:
             staging.to_device(venv.reset([0, 2])[0])  # rows of some envs are copies
             assert "pinned" in copier.log
 
-    def test_object_leaves_and_strangers_have_no_memory(self) -> None:
+    def test_object_leaves_and_other_objects_have_no_memory(self) -> None:
         from cases import counting
 
         with DummyVectorEnv(counting(2, form="object")) as venv:
@@ -314,15 +316,15 @@ class TestMemory:
         assert memory_of(object()) == []
 
 
-def lock(array: np.ndarray, cudart: FakeCudart) -> Any:
+def registered(array: np.ndarray, cudart: FakeCudart) -> Any:
     return register(array, cudart, cudart.clear_error)
 
 
-class TestPageLocks:
-    def test_memory_is_unregistered_once_when_the_lock_goes_and_before_the_memory_does(self) -> None:
+class TestRegistration:
+    def test_memory_is_unregistered_once_and_before_it_is_freed(self) -> None:
         cudart, array, alive = FakeCudart(), rows(8), []
         gone = weakref.ref(array)
-        held = lock(array, cudart)
+        held = registered(array, cudart)
         cudart.at_unregister = lambda: alive.append(gone() is not None)
         del array
         assert cudart.log == ["register"]
@@ -333,55 +335,55 @@ class TestPageLocks:
 
     def test_copies_have_run_before_it_is_unregistered(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        held = lock(array, cudart)
+        held = registered(array, cudart)
         held.readers.append(lambda: cudart.log.append("waited"))
         del held
         assert cudart.log == ["register", "waited", "unregister"]
 
-    def test_a_device_that_failed_does_not_keep_the_lock(self) -> None:
+    def test_a_device_that_failed_does_not_keep_memory_registered(self) -> None:
         def wait() -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
         cudart, array = FakeCudart(), rows(8)
-        held = lock(array, cudart)
+        held = registered(array, cudart)
         held.readers.append(wait)
         del held
         assert cudart.registered == {}
 
-    def test_there_is_one_lock_for_one_memory(self) -> None:
+    def test_memory_is_registered_once_for_all(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        one, two = lock(array, cudart), lock(array, cudart)
+        one, two = registered(array, cudart), registered(array, cudart)
         assert one is two
         del one
         assert cudart.registered
         del two
         assert cudart.log == ["register", "unregister"]
-        again = lock(array, cudart)
+        again = registered(array, cudart)
         assert again is not None
 
     def test_memory_without_bytes_is_left_alone(self) -> None:
         cudart = FakeCudart()
-        assert lock(np.zeros((8, 0)), cudart) is None
-        assert lock(rows(8)[:, :1], cudart) is None
+        assert registered(np.zeros((8, 0)), cudart) is None
+        assert registered(rows(8)[:, :1], cudart) is None
         assert cudart.log == []
 
     def test_a_refusal_leaves_no_error_behind(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        cudart.cudaHostRegister(pinned_memory.address_of(array), array.nbytes, 1)  # by somebody else
-        assert lock(array, cudart) is None
+        cudart.cudaHostRegister(pinned_memory.address_of(array), array.nbytes, 1)  # by other code
+        assert registered(array, cudart) is None
         assert cudart.log[-1] == "clear"
         assert cudart.pending_error == 0
 
     def test_an_error_of_unregistering_is_taken_back(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        held = lock(array, cudart)
-        cudart.registered.clear()  # somebody else did it
+        held = registered(array, cudart)
+        cudart.registered.clear()  # other code did it
         del held
         assert cudart.log[-2:] == ["unregister", "clear"]
 
     def test_a_forked_copy_of_the_process_does_not_touch_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cudart = FakeCudart()
-        held = lock(rows(8), cudart)
+        held = registered(rows(8), cudart)
         monkeypatch.setattr(os, "getpid", lambda: -1)
         del held
         assert cudart.log == ["register"]

@@ -1,4 +1,4 @@
-"""Collection jobs: what they write, how they end, and what the command line says."""
+"""Collection jobs: what they write, how they end, and what the command line prints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ backends = pytest.mark.parametrize("backend", sorted(BACKENDS))
 
 
 class Camera(gymnasium.Env):
-    """Dict observations that say which step they are; episodes of 3, 4, 5, ... steps; breaks when asked to."""
+    """Dict observations that hold the number of their step; episodes of 3, 4, 5, ... steps; may be made to break."""
 
     def __init__(self, breaks_at: int = -1) -> None:
         self.observation_space = spaces.Dict(
@@ -113,7 +113,7 @@ def digests(folder: Path) -> list[str]:
 
 class TestWhatAJobWrites:
     @backends
-    def test_whole_episodes_with_at_least_the_steps_that_were_asked_for(self, backend: str, tmp_path: Path) -> None:
+    def test_whole_episodes_have_at_least_the_requested_steps(self, backend: str, tmp_path: Path) -> None:
         state = run_job(config(tmp_path / "a", backend=backend))
         episodes = load_episodes(tmp_path / "a")
         assert_whole(episodes)
@@ -201,26 +201,26 @@ class TestWhatAJobWrites:
         assert blue.sum() > 50, "a dot for each episode"
         assert red.sum() > 200, "the line of the mean"
 
-    def test_progress_is_told_after_every_batch(self, tmp_path: Path) -> None:
+    def test_progress_is_reported_after_every_batch(self, tmp_path: Path) -> None:
         steps: list[int] = []
         run_job(config(tmp_path), lambda state: steps.append(state.steps))
         assert len(steps) > 3
         assert steps == sorted(steps)
 
     @pytest.mark.parametrize("terminal", [True, False])
-    def test_progress_says_where_the_time_goes(self, terminal: bool, tmp_path: Path) -> None:
+    def test_progress_reports_where_the_time_goes(self, terminal: bool, tmp_path: Path) -> None:
         console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=terminal, width=200)
         from collector.job.progress_report import Report
 
-        said: list[str] = []
+        reported: list[str] = []
         job = config(tmp_path)
-        state = run_job(job, lambda state: said.append(state.bottleneck))
-        assert all(re.fullmatch(r"(envs|policy|transfers|storage|idle) \d+ %", each) for each in said)
+        state = run_job(job, lambda state: reported.append(state.bottleneck))
+        assert all(re.fullmatch(r"(envs|policy|transfers|storage|idle) \d+ %", each) for each in reported)
         state.seconds = 2.0  # where there is no terminal, the first line comes after a second
         with Report(console, job) as report:
             report(state)
         assert f"{len(state.returns)} episodes  mean return" in console.file.getvalue()
-        assert f"  {said[-1]}" in console.file.getvalue()
+        assert f"  {reported[-1]}" in console.file.getvalue()
 
 
 class TestWhenAJobCannotGoOn:
@@ -299,7 +299,7 @@ class TestFolders:
         prepare_folder(tmp_path / "a" / "b")
         assert list((tmp_path / "a" / "b").iterdir()) == []
 
-    def test_episodes_are_replaced_only_when_asked(self, tmp_path: Path) -> None:
+    def test_episodes_are_replaced_only_with_overwrite(self, tmp_path: Path) -> None:
         self.write(tmp_path)
         with pytest.raises(DatasetError, match=r"already holds 1 episodes of Camera-v0.*--overwrite"):
             prepare_folder(tmp_path)
@@ -307,7 +307,9 @@ class TestFolders:
         prepare_folder(tmp_path, overwrite=True)
         assert list(tmp_path.iterdir()) == []
 
-    def test_episodes_that_cannot_be_removed_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_episodes_that_cannot_be_removed_are_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(path: Path) -> None:
             if path.name.endswith((".npz", ".json")):
                 raise PermissionError(1, "Operation not permitted")
@@ -334,7 +336,7 @@ class TestFolders:
             prepare_folder(tmp_path, overwrite=True)
         assert len(load_episodes(tmp_path)) == 1
 
-    def test_a_folder_that_cannot_be_made_is_an_error_that_says_why(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DatasetError, match=r"cannot write to .*file.x: Not a directory; choose another"):
             prepare_folder(tmp_path / "file" / "x")
@@ -464,7 +466,9 @@ class TestCommandLine:
         assert exit.value.code == 2
         assert "PyTorch sees 0 CUDA devices; use 'cpu' or 'auto'" in capsys.readouterr().err
 
-    def test_an_env_that_breaks_is_a_traceback_and_says_where_the_rest_is(self, tmp_path: Path, capsys: Any) -> None:
+    def test_an_env_that_breaks_is_a_traceback_and_names_the_folder_of_the_rest(
+        self, tmp_path: Path, capsys: Any
+    ) -> None:
         gymnasium.register("Broken-v0", lambda: Camera(breaks_at=9), disable_env_checker=True, order_enforce=False)
         try:
             with pytest.raises(OverflowError):
@@ -491,7 +495,7 @@ class TestCommandLine:
         assert "--num-envs" in done.stdout
 
     @pytest.mark.parametrize("library", ["rich", "torch", "matplotlib"])
-    def test_a_missing_library_is_an_error_that_says_what_to_install(self, library: str, tmp_path: Path) -> None:
+    def test_a_missing_library_is_an_error_that_names_what_to_install(self, library: str, tmp_path: Path) -> None:
         arguments = ["--env", "CartPole-v1", "--backend", "dummy", "--out", str(tmp_path / "a")]
         code = f"import sys; sys.modules[{library!r}] = None; from collector.job.cli import main; main({arguments})"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A vector env that speaks tensors says what the one with arrays says, on any device."""
+"""A vector env with tensors returns what the one with arrays returns, on any device."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class TestRounds:
                 same(tensors, arrays)
             assert any(venv._transfer.registered) == (registers and not copy)
 
-    def test_the_double_would_notice_if_nobody_waited(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_double_would_notice_a_missing_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with Late(ShmemVectorEnv(counting(3), copy=False), "cpu") as venv:
             monkeypatch.setattr(PinnedTransfer, "settle", lambda self: None)
             venv.reset()
@@ -304,7 +304,7 @@ class TestBadInput:
         with DummyVectorEnv(ragged) as inner, pytest.raises(TypeError, match=r"obs of .* all envs share"):
             TorchVectorEnv(inner, "cpu")
 
-    def test_observations_that_are_not_stacked_are_an_error_that_says_so(self) -> None:
+    def test_observations_that_are_not_stacked_are_an_error_that_names_stack_obs(self) -> None:
         venv = TorchVectorEnv(DummyVectorEnv(counting(2, form="dict"), stack_obs=False), "cpu")
         with venv, pytest.raises(TypeError, match="stack_obs=True"):
             venv.reset()
