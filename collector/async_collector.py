@@ -6,9 +6,8 @@ Envs are in groups; while the policy chooses for one group, the others step::
     group A       |--- a0 ---|    |--- a1 ---|         A0: actions for group A; a0: its envs step
     group B               |--- b0 ---|    |--- b1 ---|
 
-A vector env without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is
-collected does not depend on how long anything takes. With them a group is all that are ready: none waits
-for the slowest.
+A vector env without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is collected does
+not depend on how long anything takes. With them a group is all that are ready: none waits for the slowest.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class AsyncDataCollector(BatchCollector):
         create_env_fn: as there; a list of callables is put into a `ShmemVectorEnv`.
         groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
             envs of each worker are spread over the groups.
-        wait_num: for the vector env that is made of a list: envs are asked for actions as soon as so
+        wait_num: for the vector env that is made of a list: the policy is called as soon as so
             many are ready. None: groups that take turns.
         num_workers: for that vector env too.
 
@@ -58,7 +57,7 @@ class AsyncDataCollector(BatchCollector):
     `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs (`num_workers`) or a larger `wait_num`
     even that out.
 
-    `return_same_td` gives the same object with every batch here too, but in new memory each time.
+    With `return_same_td` every batch is the same object here too, but in new memory each time.
 
     Example::
 
@@ -88,7 +87,9 @@ class AsyncDataCollector(BatchCollector):
 
     def _prepare(self, policy: Policy | None) -> None:
         if not self._made_env and any(value is not None for value in self._env_options.values()):
-            raise ValueError("wait_num and num_workers are for envs that are yet to be made: give them to yours")
+            raise ValueError(
+                "wait_num and num_workers are for envs that are yet to be made: set them in the vector env you pass"
+            )
         check_halves(self.env, "AsyncDataCollector")
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()
@@ -159,7 +160,7 @@ class AsyncDataCollector(BatchCollector):
             if name not in self._acted:
                 check_policy_names(layout)
                 self._acted[name] = np.zeros((self._env_num, *shape), dtype)
-            self._acted[name][ids] = outputs.get(name, 0)  # beside a random action: zeros
+            self._acted[name][ids] = outputs.get(name, 0)  # with a random action: zeros
 
     def _send(self, ids: np.ndarray) -> None:
         reset = self._episodes.over[ids]

@@ -121,7 +121,7 @@ class BatchCollector(ABC):
 
     @abstractmethod
     def _round_up(self, frames: int) -> int:
-        """How many steps `_gather` collects where it is asked for `frames`."""
+        """How many steps `_gather` collects for a request of `frames`."""
 
     @abstractmethod
     def _finish_steps(self, discard: bool) -> None:
@@ -202,8 +202,8 @@ class BatchCollector(ABC):
         on_episode: Callable[..., Any] | None = None,
         keep: bool = True,
     ) -> CollectStats:
-        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector); exactly one of them.
-        Nothing is counted in `frames`.
+        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector); exactly one of them. Nothing
+        is counted in `frames`.
 
         n_step: all envs together, rounded up to a multiple of them with a warning. Episodes go on from call to call,
         and count in the one in which they end.
@@ -325,7 +325,7 @@ class BatchCollector(ABC):
 
         Each env gets a seed of its own from the chain that begins with `seed` (with `static_seed`: `seed` itself).
         Returns the seed after the last one, to go on with. A policy that draws from torch's random stream needs
-        `torch.manual_seed` beside.
+        `torch.manual_seed` too.
         """
         self._finish_steps(discard=False)
         following: int = self.env.set_seed(seed, static_seed)
@@ -365,8 +365,8 @@ class BatchCollector(ABC):
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
         """Copy weights into the policy that collects, in place: those of a module, a state dict or a `TensorDict`.
 
-        None copies those of the policy that the collector was made with, where it collects with a copy of it on
-        another device. Comes into effect with the next batch. Raises `RuntimeError` where the policy has no weights,
+        None copies those of the policy that the collector was made with, where it collects with a copy of it on another
+        device. Comes into effect with the next batch. Raises `RuntimeError` where the policy has no weights,
         `ValueError` where names or shapes do not fit.
         """
         self._weights.update(policy_weights)

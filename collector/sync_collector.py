@@ -9,8 +9,8 @@ is reset in a round of its own before all go on together::
     env 1    s0   s1#  R    s2   s3   s4    # = the episode ends (env 0: reset at the start of the next batch)
 
 That is so for vector envs whose backend cannot reset by itself, for episodes that `max_frames_per_traj` or a failure
-ended, and for the last episodes that `collect(n_episode=...)` asks for. So envs are always at the same row, and what
-the policy gets does not depend on where batches end. Only those that have all their episodes stay behind.
+ended, and for the last episodes that `collect(n_episode=...)` needs. So envs are always at the same row, and what the
+policy gets does not depend on where batches end. Only those that have all their episodes stay behind.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ class SyncDataCollector(BatchCollector):
         max_frames_per_traj: truncate episodes at that many steps, in each env, across batches. None, or a number below
             one: do not. `ValueError` where observations have an entry `step_count`.
         init_random_frames: take random actions until so many steps are collected, rounded up to whole batches. The
-            policy's extras are zero there (it is called once, beside, for their shapes), and `batch.random` is True.
+            policy's extras are zero there (it is called once to learn their shapes), and `batch.random` is True.
         reset_at_each_iter: reset all envs before each batch.
         postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
             the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed. It
             gets the `Rollout`; torchrl's own take a TensorDict: `lambda batch: MultiStep(...)(batch.to_tensordict())`.
-        split_trajs: the iterator gives `batch.split_trajectories()`.
+        split_trajs: the iterator returns `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
-        return_same_td: give the same object with every batch, recorded in the same memory: what was in it is
+        return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
             overwritten. Batches of `collect` are the caller's all the same.
         reset_when_done: only True.
-        interruptor: asked after every round whether the batch ends now; it is then as long as what was collected.
+        interruptor: checked after every round; a batch that it ends is as long as what was collected.
         set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on all the same.
         compile_policy, cudagraph_policy: run the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
             of options. Weights that are replaced in place take effect all the same.
@@ -156,7 +156,7 @@ class SyncDataCollector(BatchCollector):
         return batch
 
     def _add_zeros(self, batch: Rollout) -> None:
-        """What the policy would have returned beside the action is zero in a batch of random actions."""
+        """Add what the policy would have returned with the action, as zeros, to a batch of random actions."""
         for name, (shape, dtype) in self._runner.learn_layout(self._obs, self._all_ids).items():
             if name != "action":
                 batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)

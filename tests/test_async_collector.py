@@ -47,9 +47,9 @@ def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]
 
 @pytest.mark.parametrize("options", [{"wait_num": 1}, {"num_workers": 1}])
 def test_options_for_envs_that_are_made_already_are_refused(options: Any) -> None:
-    with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="give them to yours"):
+    with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="set them in the vector env you pass"):
         AsyncDataCollector(venv, zeros, frames_per_batch=3, **options)
-    with pytest.raises(ValueError, match="give them to yours"):
+    with pytest.raises(ValueError, match="set them in the vector env you pass"):
         AsyncDataCollector(partial(DummyVectorEnv, countdowns(3)), zeros, frames_per_batch=3, **options)
 
 

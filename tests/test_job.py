@@ -410,7 +410,7 @@ class TestCommandLine:
         assert main(self.arguments(tmp_path / "a", "--steps", "1,000", "--num-envs", "2")) == 0
         out = capsys.readouterr().out
         assert out.startswith(f"Collecting 1,000 steps of CartPole-v1 from 2 envs into {tmp_path / 'a'}\n")
-        for words in ("uniform random actions; seed 0", "(1,000 asked for)", "steps/s", str(tmp_path / "a")):
+        for words in ("uniform random actions; seed 0", "(1,000 requested)", "steps/s", str(tmp_path / "a")):
             assert words in out.replace("\n", "")
         assert "\x1b" not in out
         assert "\r" not in out

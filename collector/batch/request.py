@@ -1,4 +1,4 @@
-"""What a loop is asked to collect."""
+"""A request for one batch, from a collector to its loop."""
 
 from __future__ import annotations
 

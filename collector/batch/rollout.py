@@ -51,7 +51,7 @@ class Steps(ABC):
     """The `traj_ids` of episodes that broke off here because their env failed. What came before in earlier batches has
     these ids. A numpy array on every device."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """What the policy or a step hook returned beside the action, by name."""
+    """What the policy returned with the action, and what a step hook returned, by name."""
 
     @property
     def done(self) -> Any:
@@ -99,7 +99,7 @@ class FlatRollout(Steps):
 
     What `AsyncDataCollector` collects, and what `Rollout.flatten` returns. Names mean what they mean in `Rollout`.
     There is no padding, and steps of episodes that broke off are left out. The observation after a step is that before
-    the next row, and is stored beside where it is not.
+    the next row, and is stored in `tail_obs` where it is not.
     """
 
     obs: Any
@@ -166,8 +166,8 @@ class Rollout(Steps):
     `action[n, t]`, never the last observation of an episode; that one is in `next.obs[n, t]`, always the true one and
     never what a reset returned. Observations are stored once, in `all_obs`, and not a second time as next ones.
 
-    Arrays are numpy, or torch tensors on `storing_device` when the collector has one. Observations are trees (a dict
-    or tuple of arrays) where the space is Dict or Tuple. After `split_trajectories` a row is a trajectory instead of an
+    Arrays are numpy, or torch tensors on `storing_device` when the collector has one. Observations are trees (a dict or
+    tuple of arrays) where the space is Dict or Tuple. After `split_trajectories` a row is a trajectory instead of an
     env.
 
     Example::

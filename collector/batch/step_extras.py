@@ -1,4 +1,4 @@
-"""Extras: what is stored beside a step, returned by the policy with its action, or by a step hook after the round."""
+"""Extras: what the policy returns with its action, or a step hook after the round, and is stored with the step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepBatch(NamedTuple):
     env_id: np.ndarray
     """int64 `(k,)`."""
     obs: Any
-    """What the policy was asked about: `(k, ...)`, or a dict or tuple of such."""
+    """The observations before the step: `(k, ...)`, or a dict or tuple of such."""
     action: np.ndarray
     reward: np.ndarray
     """float64 `(k,)`, or `(k, m)` where rewards are vectors."""
@@ -49,8 +49,8 @@ StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
 
 
 def check_policy_names(outputs: Iterable[str]) -> None:
-    """Raise `ValueError` where the policy returned something beside the action under a name of the batch's own, and
-    `TypeError` where the name is no text.
+    """Raise `ValueError` where the policy returned something under a name that a batch has already, and `TypeError`
+    where the name is no text.
     """
     for name in outputs:
         if not isinstance(name, str):

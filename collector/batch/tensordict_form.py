@@ -55,14 +55,14 @@ def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, A
     """
     tensors = nest.map(torch.as_tensor, obs)
     first = next(nest.leaves(tensors))
-    asked = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
-    known = set(asked.keys(True, True))
+    inputs = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
+    known = set(inputs.keys(True, True))
     with set_interaction_type(InteractionType[interaction]):
-        answered = policy(asked)
-    written = [key for key in answered.keys(True, True) if key not in known]
+        outputs = policy(inputs)
+    written = [key for key in outputs.keys(True, True) if key not in known]
     if "action" not in written:
         raise TypeError(f"the policy wrote no 'action' into the tensordict, only {written}")
-    return {key if isinstance(key, str) else ".".join(key): answered[key] for key in written}
+    return {key if isinstance(key, str) else ".".join(key): outputs[key] for key in written}
 
 
 def _observations(tree: Any) -> dict[str, Any]:

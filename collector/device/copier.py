@@ -1,4 +1,4 @@
-"""The seam between this process and a device: what is asked of CUDA to move data.
+"""The seam between this process and a device: every call of CUDA that moves data.
 
 A copy is queued and runs later, in the order of the device's stream::
 

@@ -41,7 +41,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     `venv` returned, so there that holds unless `venv` was made with `copy=False`. On CUDA a step makes one copy a leaf
     and waits once; a `venv` with `copy=False` is copied from straight out of its memory where CUDA can register that.
 
-    Assumes that `venv` itself is not stepped or reset beside this object, and one thread.
+    Assumes that `venv` itself is stepped and reset through this object only, and one thread.
 
     Raises `TypeError` for what is no vector env, for observations that cannot be tensors, and for a `reward_dtype` that
     is no floating dtype; `ValueError` for a CUDA device that is not there.

@@ -45,7 +45,7 @@ class CollectStats:
     lens: np.ndarray
     """int64 `(episodes,)`."""
     batch: Rollout | FlatRollout | None
-    """The steps; None where they were not asked for."""
+    """The steps; None with `keep=False`."""
 
     @property
     def collect_speed(self) -> float:

@@ -89,7 +89,7 @@ def summary(state: JobState) -> Group:
     policy = POLICIES[config.policy] + ("" if config.policy == "random" else f", on {state.device}")
     table.add_row("policy", f"{policy}; seed {config.seed}")
     table.add_row("episodes", f"{len(state.returns):,} whole ones")
-    table.add_row("steps", f"{state.steps:,} ({config.steps:,} asked for)")
+    table.add_row("steps", f"{state.steps:,} ({config.steps:,} requested)")
     table.add_row("left out", f"{state.unfinished_steps:,} steps of episodes that had not ended")
     table.add_row("return", _spread(state.returns))
     table.add_row("length", _spread(state.lengths))

@@ -1,7 +1,7 @@
 """A collection job: whole episodes of one env, written to a folder until there are enough steps.
 
 What is stored are whole episodes only: each ends with `terminated` or `truncated` in its last row. Episodes that are
-still going when the job ends are counted and left out; their length would depend on where the job happened to stop.
+in progress when the job ends are counted and left out; their length would depend on when the job stopped.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
     """Collect, write, draw; return what was done. Call it from the main thread for signals to end it cleanly.
 
     `on_progress` is called after every batch. A signal, or an exception while collecting, leaves the whole episodes so
-    far committed. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the
-    env do not allow the job or a library is missing, and whatever the env raises.
+    far committed. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the env do
+    not allow the job or a library is missing, and whatever the env raises.
 
     Example::
 
@@ -238,7 +238,7 @@ def _make_policy(config: JobConfig, env: Any, device: str) -> Any:
 
 
 def _steps_per_batch(config: JobConfig, env: Any) -> int:
-    """Few enough for a batch to be small beside the memory and beside the job; else a number that is never felt."""
+    """64, or fewer where a batch would be large for the memory or the job."""
     rows = config.num_envs * max(1, _bytes_of(env.observation_space[0]))
     return max(1, min(64, BATCH_BYTES // rows, -(-config.steps // config.num_envs)))
 

@@ -5,8 +5,8 @@
     episodes-000001.npz       ...
 
 A shard is written under another name, flushed to the disk, renamed, and then listed in the manifest, which is replaced
-in the same way. So whatever interrupts the writer, the manifest names complete shards only, and a reader trusts no
-file that is not named there.
+in the same way. So whatever interrupts the writer, the manifest names complete shards only, and a reader trusts no file
+that is not named there.
 
 A shard with E episodes of S steps holds `obs` `(S + E, ...)`, `action`, `reward`, `terminated`, `truncated` `(S, ...)`,
 `offsets` `(E + 1,)` and `env_id` `(E,)`. Episode e has the steps `offsets[e]:offsets[e + 1]` and the observations

@@ -6,7 +6,7 @@ returns one of
 - the actions, `(k, ...)`;
 - a distribution over them (anything with `sample` and `log_prob`, as in `torch.distributions`), from which the
   exploration type picks: a sample, the mode or the mean;
-- a dict with `action` (either of the above) and whatever else is to be stored beside it, `(k, ...)` each;
+- a dict with `action` (either of the above) and more to be stored with it, `(k, ...)` each;
 - a tuple: the action and then what else is to be stored, as `output1`, `output2`, ...
 
 A `torch.nn.Module`, and any policy for which a policy device was named, gets tensors; every other one numpy arrays.

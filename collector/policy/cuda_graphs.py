@@ -39,9 +39,9 @@ class GraphedPolicy(PaddedPolicy):
     3. Recording moves no random stream, and leaves the caller's stream the current one.
 
     Outputs carry no gradient, and are valid until the next call. Neither recording nor replaying waits for the device;
-    PyTorch 2.13 itself waits for the default stream once a recording, where it sets up the random numbers.
-    `sizes` as in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording;
-    `capture` turns a run into one that does the same on static memory.
+    PyTorch 2.13 itself waits for the default stream once a recording, where it sets up the random numbers. `sizes` as
+    in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording; `capture` turns a run into
+    one that does the same on static memory.
 
     Example::
 

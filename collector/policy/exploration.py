@@ -27,7 +27,7 @@ _current: ContextVar[ExplorationType | None] = ContextVar("exploration_type", de
 
 
 def exploration_type() -> ExplorationType | None:
-    """The exploration type of the collector that is asking the policy; None outside of a collection.
+    """The exploration type of the collector that is calling the policy; None outside of a collection.
 
     For policies that explore by other means than a distribution:
 

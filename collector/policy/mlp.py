@@ -57,7 +57,7 @@ def _head(space: spaces.Space) -> tuple[nn.Module, int]:
         return _DrawDiscrete(space), int(space.n)
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
         return _DrawBox(space), int(np.prod(space.shape))
-    raise TypeError(f"the MLP policy gives Discrete and bounded float Box actions, not {space}")
+    raise TypeError(f"the MLP policy returns Discrete and bounded float Box actions, not {space}")
 
 
 class _Flat(nn.Module):

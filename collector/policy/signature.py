@@ -1,4 +1,4 @@
-"""What a policy is called with, as the names of its parameters ask for it (see `collector.policy`)."""
+"""What a policy is called with, read from the names of its parameters (see `collector.policy`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) ->
         return Signature()
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
-    # Entries of the observation go before; and the first parameter is the observation, whatever its name.
+    # Entries of the observation take precedence, and the first parameter is always the observation.
     state = "state" in parameters and named[0].name != "state" and "state" not in keys
     env_id = "env_id" in parameters and "env_id" not in keys
     special = {name for name, is_special in (("state", state), ("env_id", env_id)) if is_special}

@@ -105,7 +105,7 @@ class PolicyWeights:
         return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
 
     def _apply(self, weights: dict[str, Any], updates: int) -> None:
-        # What a module keeps beside its tensors goes first: it may refuse it.
+        # Extra state goes first: the module may refuse it.
         self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
         own = self._module.state_dict()
         for name, value in weights.items():
@@ -116,8 +116,8 @@ class PolicyWeights:
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait until what this thread has queued on the devices of these tensors has run: another thread uses them next,
-    on a stream of its own.
+    """Wait until what this thread has queued on the devices of these tensors has run: another thread uses them next, on
+    a stream of its own.
     """
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:
