@@ -32,7 +32,7 @@ def staged(device: str, rows: int = 8) -> PinnedTransfer:
     return PinnedTransfer(resolve_device(device), rows)
 
 
-class TestDirect:
+class TestDirectTransfer:
     def test_arrays_and_tensors_share_memory_on_the_cpu(self) -> None:
         direct, array = DirectTransfer(torch.device("cpu")), rows(4)
         tensors = direct.to_device({"a": array, "b": (array,)})
@@ -48,7 +48,7 @@ class TestDirect:
 
 
 @devices
-class TestStaged:
+class TestPinnedTransfer:
     @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
     def test_every_dtype_comes_back_as_it_went(self, device: str, dtype: Any) -> None:
         staging, array = staged(device), rows(8, dtype)
