@@ -38,11 +38,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.envs import PIXEL_SHAPE, EnvSpec, calibrate
 from benchmarks.report import git_revision, machine, versions
 from collector import ExplorationType, SyncDataCollector
-from collector.device.link import link_to
+from collector.device.copier import copier_for
 from collector.device.tensors import resolve_device
-from collector.device.transfer import Staged, memory_of
+from collector.device.transfer import PinnedTransfer, memory_of
 from collector.policy.cuda_graphs import GraphedPolicy
-from collector.policy.torch_policy import TorchPolicy
+from collector.policy.runner import PolicyRunner
 from vecenv import ShmemVectorEnv
 
 PATH_TARGET = 0.85
@@ -91,7 +91,7 @@ class Bench:
         self.steps = steps  # of each environment in a batch of a collector
         self.spec = EnvSpec("pixels", iterations)
         self.module = Cnn().to(device)
-        self.link = link_to(device)
+        self.copier = copier_for(device)
 
     def venv(self, envs: int, copy: bool) -> ShmemVectorEnv:
         return ShmemVectorEnv(self.spec.env_fns(envs), copy=copy)
@@ -132,11 +132,11 @@ def loop(bench: Bench, envs: int, opened: ExitStack, *, copy: bool, graphs: bool
     """One round of the bare loop; environments whose episode is over are reset in the same round."""
     venv = opened.enter_context(bench.venv(envs, copy))
     policy: Any = bench.graphed(envs) if graphs else bench.module
-    ask = TorchPolicy(policy, bench.device, envs, ExplorationType.RANDOM, memory=memory_of(venv))
+    ask, ids = PolicyRunner(policy, venv, ExplorationType.RANDOM, bench.device), np.arange(envs)
     state = {"obs": venv.reset()[0], "over": np.zeros(envs, np.bool_)}
 
     def once() -> float:
-        action, over = ask(state["obs"])["action"], state["over"]
+        action, over = ask(state["obs"], ids)["action"], state["over"]
         state["obs"], _, terminated, truncated, _ = venv.step(action, reset=over if over.any() else None)
         state["over"] = (terminated | truncated) & ~over
         return float(envs - np.count_nonzero(over))
@@ -193,18 +193,18 @@ def frames(bench: Bench, envs: int, say: Callable[[str], None]) -> list[Figure]:
 def path(bench: Bench, envs: int) -> list[Figure]:
     shape = (envs, *PIXEL_SHAPE)
     size = float(np.prod(shape))
-    pinned, target = bench.link.host(shape, torch.uint8), bench.link.empty(shape, torch.uint8)
+    pinned, target = bench.copier.pinned(shape, torch.uint8), bench.copier.empty(shape, torch.uint8)
     with bench.venv(envs, copy=False) as venv:
         obs, _ = venv.reset()
-        ours = Staged(bench.device, envs, memory=memory_of(venv))
-        staged = Staged(bench.device, envs)
+        ours = PinnedTransfer(bench.device, envs, memory=memory_of(venv))
+        staged = PinnedTransfer(bench.device, envs)
 
         def plain() -> float:
-            bench.link.copy(target, pinned)
-            bench.link.wait(bench.link.record())
+            bench.copier.copy(target, pinned)
+            bench.copier.wait()
             return size
 
-        def through(staging: Staged) -> Callable[[], float]:
+        def through(staging: PinnedTransfer) -> Callable[[], float]:
             def once() -> float:
                 staging.to_device(obs)
                 staging.settle()
@@ -255,13 +255,13 @@ def idle(bench: Bench, envs: int) -> list[Figure]:
 
 def policy(bench: Bench, envs: int) -> list[Figure]:
     obs = torch.zeros((envs, *PIXEL_SHAPE), dtype=torch.uint8, device=bench.device)
-    answer = bench.link.host((envs,), torch.int64)
+    answer = bench.copier.pinned((envs,), torch.int64)
 
     def asking(ask: Any) -> Lane:
         def once() -> float:
             with torch.inference_mode():
-                bench.link.copy(answer, ask(obs))
-                bench.link.wait(bench.link.record())
+                bench.copier.copy(answer, ask(obs))
+                bench.copier.wait()
             return 1.0
 
         return bench.timed(once)

@@ -1,18 +1,17 @@
-"""From a vector environment and a policy to data: batches for a learner, or episodes on disk."""
+"""From a vector env and a policy to data: batches for a learner, or episodes on disk."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from collector.async_collector import AsyncDataCollector
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
 from collector.episodes.episode import Episode
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
 from collector.job.store import DatasetError, load_episodes
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
-from collector.policy.interface import RandomPolicy
+from collector.policy.random_policy import RandomPolicy
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 

@@ -1,4 +1,4 @@
-"""What the arguments of a collector mean: checked and resolved once, before anything is built."""
+"""The arguments of a collector, checked and resolved before anything is built."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gymnasium import spaces
 
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
-    """Where batches, policy and environments are; None: nothing was said.
+    """The devices of batches, policy and envs; None where none was given.
 
     `device` fills in what is not given (as torchrl's collectors). Where no storing device is given, batches are stored
-    where both policy and environments are. Raises `ValueError` for an `env_device` other than the CPU.
+    where both policy and envs are. Raises `ValueError` for an `env_device` other than the CPU.
     """
     if env is not None and str(env) != "cpu":
-        raise ValueError(f"environments run on the CPU: env_device must be None or 'cpu', got {env!r}")
+        raise ValueError(f"envs run on the CPU: env_device must be None or 'cpu', got {env!r}")
     storing, policy, env = (device if each is None else each for each in (storing, policy, env))
     if storing is None and env is not None and str(env) == str(policy):
         storing = env
@@ -28,7 +28,7 @@ def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[A
 
 
 def whole(name: str, number: Any) -> int:
-    """A number of things; floats that are whole (1e6) are such numbers too. Raises `TypeError` for all others."""
+    """A whole number, which may be a float (1e6). Raises `TypeError` for all others."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     try:
@@ -46,12 +46,12 @@ def at_least_one(name: str, number: Any) -> int:
 
 
 def limit(name: str, number: Any) -> int:
-    """A limit: None and numbers below one mean that there is none, which is 0."""
+    """A limit, or 0 for none, which None and numbers below one mean."""
     return 0 if number is None else max(0, whole(name, number))
 
 
 def all_frames(total_frames: Any, frames_per_batch: int) -> int:
-    """`total_frames`: -1 for a collector without end, which None and negative numbers stand for.
+    """`total_frames`, or -1 for a collector without end, which None and negative numbers mean.
 
     Raises `ValueError` for zero, and where batches do not divide the total.
     """
@@ -71,6 +71,6 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
     for env_id, space in enumerate(observation_spaces):
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
             raise ValueError(
-                f"environment {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
+                f"env {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
                 "rename it, or leave max_frames_per_traj out"
             )

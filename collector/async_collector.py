@@ -1,14 +1,13 @@
-"""The loop that keeps environments busy while the policy runs.
+"""The loop that keeps envs busy while the policy runs.
 
-Environments are in groups; while the policy chooses for one group, the others step::
+Envs are in groups; while the policy chooses for one group, the others step::
 
     policy     A0      B0      A1      B1      A2
-    group A       |--- a0 ---|    |--- a1 ---|         A0: actions for group A; a0: its environments step
+    group A       |--- a0 ---|    |--- a1 ---|         A0: actions for group A; a0: its envs step
     group B               |--- b0 ---|    |--- b1 ---|
 
-A vector environment without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is
-collected does not depend on how long anything takes. With them a group is whatever is ready: nobody waits for the
-slowest.
+A vector env without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is collected does
+not depend on how long anything takes. With them a group is all that are ready: none waits for the slowest.
 """
 
 from __future__ import annotations
@@ -21,41 +20,44 @@ import numpy as np
 
 from collector.arguments import at_least_one
 from collector.base_collector import BatchCollector
-from collector.batch.flat_rollout import FlatRollout, join, with_tails
+from collector.batch.arrays import join
+from collector.batch.concatenate import by_env
+from collector.batch.request import BatchRequest
+from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.episodes.progress import restarted
-from collector.policy.actor import Actor, Outputs
 from collector.policy.interface import Policy
+from collector.policy.runner import Outputs
 from vecenv import nest
 from vecenv.venvs import ShmemVectorEnv
 from vecenv.wrappers import check_halves
 
 
 class AsyncDataCollector(BatchCollector):
-    """Collects flat batches of exactly `frames_per_batch` steps, while environments step as the policy runs.
+    """Collects flat batches of exactly `frames_per_batch` steps, while envs step as the policy runs.
 
-    A batch is a `FlatRollout`: ordered by environment, then by time. Steps belong to a batch in the order in which
+    A batch is a `FlatRollout`: ordered by env, then by time. Steps belong to a batch in the order in which
     they came; those in flight when it is complete go on, and belong to the next one. Nothing is lost or repeated. They
-    may have been chosen by the weights of the batch before: `policy_version` tells.
+    may have been chosen by the weights of the batch before: `policy_version` shows it.
 
     Arguments and methods are those of `SyncDataCollector`, and:
 
     Args:
         create_env_fn: as there; a list of callables is put into a `ShmemVectorEnv`.
-        groups: how many groups take turns, where the vector environment has neither `wait_num` nor `timeout`. The
-            environments of each worker are spread over the groups.
-        wait_num: for the vector environment that is made of a list: environments are asked for actions as soon as so
+        groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
+            envs of each worker are spread over the groups.
+        wait_num: for the vector env that is made of a list: the policy is called as soon as so
             many are ready. None: groups that take turns.
-        num_workers: for that vector environment too.
+        num_workers: for that vector env too.
 
-    With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an
-    environment are in a batch depends on how fast it is, and so does what it does where the policy draws from one
-    random stream. All that are ready are asked together, so nobody who is ready waits for another. But where cheap
-    environments have more workers than there are CPUs, the system may give one worker no CPU for many rounds (of 4
-    CartPole environments with `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs
-    (`num_workers`) or a larger `wait_num` even that out.
+    With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an env
+    are in a batch depends on how fast it is, and so does what it does where the policy draws from one random stream.
+    All that are ready get their actions together, so none that is ready waits for another. But where cheap envs have
+    more workers than there are CPUs, the system may give one worker no CPU for many rounds (of 4 CartPole envs with
+    `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs (`num_workers`) or a larger `wait_num`
+    even that out.
 
-    `return_same_td` gives the same object with every batch here too, but in new memory each time.
+    With `return_same_td` every batch is the same object here too, but in new memory each time.
 
     Example::
 
@@ -80,13 +82,13 @@ class AsyncDataCollector(BatchCollector):
         self._made_env = False
         super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
 
-    def _showing(self, pause: float, on_step: StepHook | None) -> StepHook:
-        raise ValueError("render needs a synchronous collector: here environments are stepping at all times")
+    def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
+        raise ValueError("render needs a synchronous collector: here envs are stepping at all times")
 
     def _prepare(self, policy: Policy | None) -> None:
         if not self._made_env and any(value is not None for value in self._env_options.values()):
             raise ValueError(
-                "wait_num and num_workers are for environments that are yet to be made: give them to yours"
+                "wait_num and num_workers are for envs that are yet to be made: set them in the vector env you pass"
             )
         check_halves(self.env, "AsyncDataCollector")
         super()._prepare(policy)
@@ -95,7 +97,7 @@ class AsyncDataCollector(BatchCollector):
         self._flying = np.zeros(self._env_num, np.bool_)
         self._resetting = np.zeros(self._env_num, np.bool_)
         self._acted: dict[str, np.ndarray] = {}
-        """The outputs that each environment steps with."""
+        """The outputs that each env steps with."""
         self._acted_version = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
         """Steps that belong to no batch yet, in the order in which they came."""
@@ -111,9 +113,8 @@ class AsyncDataCollector(BatchCollector):
 
     # The loop.
 
-    def _gather(
-        self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: CheckedHook | None, reuse: bool
-    ) -> FlatRollout:
+    def _gather(self, request: BatchRequest) -> FlatRollout:
+        frames, quota, on_step = request.frames, request.quota, request.on_step
         self._queue_idle()
         stopped = False
         while self._logged < frames and not (stopped and self._logged):
@@ -121,19 +122,19 @@ class AsyncDataCollector(BatchCollector):
                 ids = self._queue.popleft()
                 ids = ids if quota is None else ids[quota[ids] > 0]
                 if len(ids):
-                    self._act(actor, ids)
+                    self._act(ids, request.random)
                     if not self.env.is_async and self._flying.any():
                         self._receive(quota, on_step)
                     self._send(ids)
             elif self._flying.any():
                 self._receive(quota, on_step)
             else:
-                break  # every environment has ended as many episodes as it was to
+                break  # every env has ended its share of episodes
             stopped = self._interruptor.collection_stopped()
         return self._take(frames if quota is None else self._logged, on_step)
 
     def _queue_idle(self) -> None:
-        """Queue the environments that neither step nor are queued."""
+        """Queue the envs that neither step nor are queued."""
         idle = ~self._flying
         for ids in self._queue:
             idle[ids] = False
@@ -141,25 +142,25 @@ class AsyncDataCollector(BatchCollector):
         groups = 1 if self.env.is_async else min(self._group_count, len(ids))
         self._queue.extend(ids[group::groups] for group in range(groups) if len(ids))
 
-    def _act(self, actor: Actor, ids: np.ndarray) -> None:
-        """Choose what these environments do next, unless they are to be reset."""
+    def _act(self, ids: np.ndarray, random: bool) -> None:
+        """Choose the next actions of these envs, unless they are to be reset."""
         ids = ids[~self._episodes.over[ids]]
         if not len(ids):
             return
         obs = nest.take(self._obs, ids)
-        if self._actors.stands_in(actor):
-            self._actors.layout_from(obs, ids)
-        self._note_outputs(actor(obs, ids), ids)
-        self._acted_version[ids] = self._version(actor)
+        if random:
+            self._runner.learn_layout(obs, ids)
+        self._note_outputs(self._runner(obs, ids, random), ids)
+        self._acted_version[ids] = -1 if random else self._weights.version
         self._clock.lap("act")
 
     def _note_outputs(self, outputs: Outputs, ids: np.ndarray) -> None:
-        layout = self._actors.own.layout or {name: (rows.shape[1:], rows.dtype) for name, rows in outputs.items()}
+        layout = self._runner.layout or {name: (rows.shape[1:], rows.dtype) for name, rows in outputs.items()}
         for name, (shape, dtype) in layout.items():
             if name not in self._acted:
                 check_policy_names(layout)
                 self._acted[name] = np.zeros((self._env_num, *shape), dtype)
-            self._acted[name][ids] = outputs.get(name, 0)  # beside a random action: zeros
+            self._acted[name][ids] = outputs.get(name, 0)  # with a random action: zeros
 
     def _send(self, ids: np.ndarray) -> None:
         reset = self._episodes.over[ids]
@@ -168,11 +169,11 @@ class AsyncDataCollector(BatchCollector):
         else:
             self.env.send(self._acted["action"][ids], ids, reset=ids[reset] if reset.any() else None)
         self._flying[ids], self._resetting[ids] = True, reset
-        self._actors.own.begin(ids[reset])
+        self._runner.begin(ids[reset])
         self._clock.lap("env")
 
     def _receive(self, quota: np.ndarray | None = None, on_step: CheckedHook | None = None) -> None:
-        """Take what is ready: log the steps, and queue the environments."""
+        """Take what is ready: log the steps, and queue the envs."""
         obs, reward, terminated, truncated, info = self.env.recv()
         self._clock.lap("env")
         ids = np.array([each["env_id"] for each in info])
@@ -193,7 +194,7 @@ class AsyncDataCollector(BatchCollector):
         self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: CheckedHook | None
     ) -> None:
         reward, terminated, truncated, next_obs, info = step
-        reward = self._payment.in_shape(reward, ids)
+        reward = self._reward_shape.fit(reward)
         done = terminated | truncated
         broken = np.zeros(len(ids), np.bool_)
         broken[restarted(np.flatnonzero(done), info)] = True
@@ -232,26 +233,22 @@ class AsyncDataCollector(BatchCollector):
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
         for chunk in self._log:  # one from before this call may have what another hook returned
-            chunk["reward"] = self._payment.in_shape(chunk["reward"], chunk["env_ids"])
+            chunk["reward"] = self._reward_shape.fit(chunk["reward"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
         left = nest.take(log, slice(frames, None))
         self._logged = len(left["env_ids"])
         self._log = [left] if self._logged else []
         log = nest.take(log, slice(frames))
-        broken_ids = log["traj_ids"][log.pop("broken")]
-        order = np.argsort(log["env_ids"], kind="stable")
-        order = order[~np.isin(log["traj_ids"][order], broken_ids)]
-        columns = nest.take(log, order)
-        next_obs = columns.pop("next_obs")
-        return with_tails(columns, next_obs, broken_ids)
+        return by_env(log, log["traj_ids"][log.pop("broken")])
 
-    def _land(self) -> None:
-        """Wait for what is in flight; it is kept for the next batch."""
+    def _finish_steps(self, discard: bool) -> None:
         self._check_open()
-        with self._shutdown_on_failure():
+        try:
             while self._flying.any():
                 self._receive()
-
-    def _forget(self) -> None:
-        self._log, self._logged, self._queue = [], 0, deque()
+        except BaseException:
+            self.shutdown()
+            raise
+        if discard:
+            self._log, self._logged, self._queue = [], 0, deque()

@@ -1,4 +1,4 @@
-"""What a collector collects from: a vector environment, or what makes one."""
+"""What a collector collects from: a vector env, or what makes one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gymnasium import Env
 
 
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
-    """The vector environment that `source` is or makes; `make` puts single environments into one.
+    """The vector env that `source` is or makes; `make` puts single envs into one.
 
     Raises `RuntimeError` for `kwargs` where there is nothing left to call with them, and `TypeError` for what is
-    neither, such as a vector environment with the methods of another library.
+    neither, such as a vector env with the methods of another library.
     """
     kwargs = kwargs or {}
     if isinstance(source, str):
@@ -25,7 +25,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         for env_id, each in enumerate(source):
             if not callable(each):
                 raise TypeError(
-                    f"create_env_fn[{env_id}] must be a callable that makes an environment; got {each!r}: "
+                    f"create_env_fn[{env_id}] must be a callable that makes an env; got {each!r}: "
                     "pass lambda: make_env() instead of make_env()"
                 )
         return make([partial(each, **kwargs) for each in source])
@@ -37,7 +37,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
     elif kwargs:
         raise RuntimeError(
             f"kwargs were passed to {source} but they can't be set, for it is already made: {kwargs}; "
-            "pass a callable that makes the environment"
+            "pass a callable that makes the env"
         )
     if instead := _instead_of(source):
         if made_here:
@@ -47,7 +47,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
 
 
 def _instead_of(source: Any) -> str | None:
-    """What to pass in place of a vector environment that collectors cannot step; None for all that they can."""
+    """What to pass in place of a vector env that collectors cannot step; None for all that they can."""
     tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"
@@ -59,12 +59,12 @@ def _instead_of(source: Any) -> str | None:
     )
     if multi_agent is not None and isinstance(getattr(rows, "env", rows), multi_agent.MultiAgentVectorEnv):
         return (
-            f"{type(source).__name__} steps many agents in each environment, and collectors step one agent an "
-            "environment: pass a list of functions that make a PettingZooEnv(...) each (of a ParallelEnv: "
+            f"{type(source).__name__} steps many agents in each env, and collectors step one agent an "
+            "env: pass a list of functions that make a PettingZooEnv(...) each (of a ParallelEnv: "
             "PettingZooEnv(pettingzoo.utils.parallel_to_aec(env)))"
         )
     inner = getattr(source, "venv", None)
-    instead = "its `.venv`" if hasattr(inner, "env_num") else "a list of callables that make one environment each"
+    instead = "its `.venv`" if hasattr(inner, "env_num") else "a list of callables that make one env each"
     return (
         f"{type(source).__name__} is a vector env of another kind (gymnasium's or Stable-Baselines3's), which resets "
         f"by itself: pass {instead}"

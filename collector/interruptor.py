@@ -1,16 +1,16 @@
-"""The switch that ends a batch early, and the signals that may turn it."""
+"""Ending a batch early, also by a signal."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
 class Interruptor:
-    """A switch that ends the batch being collected after its current round, from a signal handler or another thread.
+    """Ends the batch being collected after its current round, from a signal handler or another thread.
 
     Example::
 
@@ -39,7 +39,7 @@ class StopSignals(Interruptor):
     """While entered, SIGINT and SIGTERM end a collection after its current round instead of killing the process.
 
     The second one does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills. A signal that was ignored
-    before (as SIGINT is in a shell's background jobs) is left so. Outside the main thread, where Python allows no
+    before (as SIGINT is in a shell's background jobs) stays ignored. Outside the main thread, where Python allows no
     handlers, nothing is changed.
     """
 
@@ -55,9 +55,7 @@ class StopSignals(Interruptor):
                     self._previous[signum] = signal.signal(signum, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._restore()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

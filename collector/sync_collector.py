@@ -1,17 +1,16 @@
-"""The loop that turns a vector environment and a policy into batches of data.
+"""The loop that turns a vector env and a policy into batches of data.
 
-A round asks the policy for the actions of the environments, and sends them. An environment whose episode ends is reset
-by its worker in the same round, but for the last round of a batch: whether it steps again is not known yet. Where that
-cannot be, it is reset in a round of its own before all go on together::
+A round calls the policy for the actions of the envs, and sends them. An env whose episode ends is reset by its worker
+in the same round, but for the last round of a batch: whether it steps again is not known yet. Where that cannot be, it
+is reset in a round of its own before all go on together::
 
     round    1    2    3    4    5    6
     env 0    s0   s1        s2   s3   s4#   s = step, with the row it is recorded in; R = reset
     env 1    s0   s1#  R    s2   s3   s4    # = the episode ends (env 0: reset at the start of the next batch)
 
-That is so for vector environments whose backend cannot reset by itself, for episodes that `max_frames_per_traj` or a
-failure ended, and for the last episodes that `collect(n_episode=...)` asks for. So environments are always at the same
-row, and what the policy is asked does not depend on where batches end. Only those that have all the episodes asked for
-stay behind.
+That is so for vector envs whose backend cannot reset by itself, for episodes that `max_frames_per_traj` or a failure
+ended, and for the last episodes that `collect(n_episode=...)` needs. So envs are always at the same row, and what the
+policy gets does not depend on where batches end. Only those that have all their episodes stay behind.
 """
 
 from __future__ import annotations
@@ -23,38 +22,40 @@ from typing import Any
 import numpy as np
 
 from collector.base_collector import BatchCollector
+from collector.batch.request import BatchRequest
 from collector.batch.rollout import Rollout
-from collector.batch.rollout_buffer import Tape, Where
-from collector.batch.step_extras import CheckedHook, StepBatch
-from collector.episodes.progress import restarted
-from collector.policy.actor import Actor
+from collector.batch.rollout_buffer import RolloutBuffer, Where
+from collector.batch.step_extras import StepBatch
+from collector.episodes.progress import Episodes, restarted
 from collector.policy.interface import Policy
+from collector.policy.runner import PolicyRunner
+from collector.timing import Clock
 from vecenv import nest
 from vecenv.base import engine_of
 from vecenv.venvs import DummyVectorEnv
 
 
 class SyncDataCollector(BatchCollector):
-    """Collects batches of `frames_per_batch` steps from all environments of a vector environment, in step.
+    """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
     Guarantees:
 
-    1. Only environments whose episode is over are reset, each once, and only if its next step is needed.
-    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is. The policy is asked for
-       all environments in every round, so that is so too where it draws from one random stream. (In
-       `collect(n_episode=...)` those that have their share are left out.)
+    1. Only envs whose episode is over are reset, each once, and only if its next step is needed.
+    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is. The policy is called for
+       all envs in every round, so that is so too where it draws from one random stream. (In `collect(n_episode=...)`
+       those that have their share are left out.)
     3. `batch.next.obs` at the end of an episode is its true last observation.
     4. Batches belong to the caller, unless `return_same_td` is set.
     5. The weights of the policy change between batches only.
 
     Args:
-        create_env_fn: a vector environment; or a callable that makes one (or a single environment); or a list of
-            callables that make an environment each. The collector closes it in `shutdown`; one that
-            was passed stays open where the arguments are refused. One made with `copy=False`
-            spares large observations a copy; batches are the same, but a policy may not keep the array it is given.
+        create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
+            env each. The collector closes it in `shutdown`; one that was passed stays open where the arguments are
+            refused. One made with `copy=False` spares large observations a copy; batches are the same, but a policy may
+            not keep the array it is given.
         policy: see `collector.policy`; None takes random actions.
-        frames_per_batch: steps in a batch, all environments together. Where the number of environments does not divide
-            it, it is rounded up to the next number that they do, with a warning.
+        frames_per_batch: steps in a batch, all envs together. Where the number of envs does not divide it, it is
+            rounded up to the next number that they do, with a warning.
         total_frames: stop after that many steps; None or below zero: never. `ValueError` where `frames_per_batch` does
             not divide it. Numbers of steps may be floats that are whole, as 1e6.
         device: what `policy_device` and `storing_device` are where they are not given.
@@ -62,24 +63,24 @@ class SyncDataCollector(BatchCollector):
         policy_device: the policy gets tensors on this device, and is copied there if it is a module that lives
             elsewhere. None: modules get tensors where their parameters are, other policies numpy arrays. Random
             actions are drawn on the CPU.
-        env_device: None or "cpu", where environments are.
+        env_device: None or "cpu", where envs are.
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        max_frames_per_traj: truncate episodes at that many steps, in each environment, across batches. None, or a
-            number below one: do not. `ValueError` where observations have an entry `step_count`.
+        max_frames_per_traj: truncate episodes at that many steps, in each env, across batches. None, or a number below
+            one: do not. `ValueError` where observations have an entry `step_count`.
         init_random_frames: take random actions until so many steps are collected, rounded up to whole batches. The
-            policy's extras are zero there (it is asked once, beside, for what they are), and `batch.random` is True.
-        reset_at_each_iter: reset all environments before each batch.
+            policy's extras are zero there (it is called once to learn their shapes), and `batch.random` is True.
+        reset_at_each_iter: reset all envs before each batch.
         postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
             the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed. It
             gets the `Rollout`; torchrl's own take a TensorDict: `lambda batch: MultiStep(...)(batch.to_tensordict())`.
-        split_trajs: the iterator gives `batch.split_trajectories()`.
+        split_trajs: the iterator returns `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
-        return_same_td: give the same object with every batch, recorded in the same memory: what was in it is
+        return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
             overwritten. Batches of `collect` are the caller's all the same.
         reset_when_done: only True.
-        interruptor: asked after every round whether the batch ends now; it is then as long as what was collected.
-        set_truncated: mark the last step of each environment in a batch as truncated. Its episode goes on all the same.
-        compile_policy, cudagraph_policy: ask the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
+        interruptor: checked after every round; a batch that it ends is as long as what was collected.
+        set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on all the same.
+        compile_policy, cudagraph_policy: run the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
             of options. Weights that are replaced in place take effect all the same.
 
     Example::
@@ -92,19 +93,19 @@ class SyncDataCollector(BatchCollector):
     >>> import gymnasium as gym
     >>> with SyncDataCollector([lambda: gym.make("CartPole-v1")] * 2, frames_per_batch=10) as collector:
     ...     collector.next()
-    Rollout(2 environments, 5 steps, 10 frames, 0 episode ends)
+    Rollout(2 envs, 5 steps, 10 frames, 0 episode ends)
     """
 
     def _prepare(self, policy: Policy | None) -> None:
         if self.env.is_async:
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
         super()._prepare(policy)
-        self._tape: Tape | None = None
+        self._buffer: RolloutBuffer | None = None
         frames = self.frames_per_batch
         if frames != self.requested_frames_per_batch:
             warnings.warn(
                 f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the {self._env_num} "
-                f"environments: batches have {frames // self._env_num} steps of each, {frames} frames",
+                f"envs: batches have {frames // self._env_num} steps of each, {frames} frames",
                 stacklevel=3,
             )
 
@@ -114,129 +115,136 @@ class SyncDataCollector(BatchCollector):
     def _round_up(self, frames: int) -> int:
         return -(-frames // self._env_num) * self._env_num
 
-    def _land(self) -> None:
-        """Nothing is in flight between batches."""
+    def _finish_steps(self, discard: bool) -> None:
+        """Nothing is in flight between batches, and every step is in a batch."""
 
-    def _forget(self) -> None:
-        """Every step is in a batch."""
-
-    def _gather(
-        self, frames: int, actor: Actor, quota: np.ndarray | None, on_step: CheckedHook | None, reuse: bool
-    ) -> Rollout:
-        """One batch, recorded on a tape: see the picture at the top of this file."""
-        n, tape = self._env_num, self._new_tape(frames // self._env_num, reuse)
-        loop = _Loop(self, tape, actor, quota, on_step)
-        count = np.zeros(n, np.int64)  # rows that are recorded of each environment
+    def _gather(self, request: BatchRequest) -> Rollout:
+        """Record one batch: see the picture at the top of this file."""
+        n, buffer, quota = self._env_num, self._new_buffer(request), request.quota
+        rounds = _Rounds(
+            self.env,
+            self._runner,
+            self._episodes,
+            self._limit,
+            buffer,
+            request,
+            self._reward_shape.fit,
+            self._interruptor.collection_stopped,
+            self._clock,
+        )
+        count = np.zeros(n, np.int64)  # rows that are recorded of each env
         ids = self._all_ids if quota is None else np.flatnonzero(quota)
         obs, time, stopped = None, 0, False
         if self._obs is not None:
-            tape.write("obs", slice(0, n), self._obs)
+            buffer.write("obs", slice(0, n), self._obs)
             obs = nest.take(self._obs, ids)
-        while len(ids) and time < tape.steps and not stopped:
-            time, stopped = loop.run(time, ids, obs)
+        while len(ids) and time < buffer.steps and not stopped:
+            time, stopped = rounds.run(time, ids, obs)
             count[ids] = time
             if quota is not None:
                 ids = np.flatnonzero(quota)
-            obs = tape.read("obs", time * n + ids)
-        latest = tape.read("obs", count * n + self._all_ids)
+            obs = buffer.read("obs", time * n + ids)
+        latest = buffer.read("obs", count * n + self._all_ids)
         if self._obs is None and not count.all():  # some were never reset: what is there may be anything
             begun = count.nonzero()[0]
             nest.put(latest, count == 0, nest.take(latest, begun[:1]))
         self._obs = latest
-        batch = tape.finish(count, self._episodes, self._version(actor))
+        batch = buffer.finish(count, self._episodes, -1 if request.random else self._weights.version)
         self._episodes.advance(batch.done, batch.step_count, count)
-        if self._actors.stands_in(actor):
+        if request.random:
             self._add_zeros(batch)
         return batch
 
     def _add_zeros(self, batch: Rollout) -> None:
-        """What the policy would have returned beside the action is zero in a batch of random actions."""
-        for name, (shape, dtype) in self._actors.layout_from(self._obs, self._all_ids).items():
+        """Add what the policy would have returned with the action, as zeros, to a batch of random actions."""
+        for name, (shape, dtype) in self._runner.learn_layout(self._obs, self._all_ids).items():
             if name != "action":
                 batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
 
-    def _new_tape(self, steps: int, reuse: bool) -> Tape:
-        if not reuse:
-            return Tape(self._env_num, steps)
-        if self._tape is None:
-            self._tape = Tape(self._env_num, steps)
-        self._tape.rewind()
-        return self._tape
+    def _new_buffer(self, request: BatchRequest) -> RolloutBuffer:
+        steps = request.frames // self._env_num
+        if not request.reuse:
+            return RolloutBuffer(self._env_num, steps)
+        if self._buffer is None:
+            self._buffer = RolloutBuffer(self._env_num, steps)
+        self._buffer.rewind()
+        return self._buffer
 
 
-class _Loop:
+class _Rounds:
     """The rounds of one batch."""
 
     def __init__(
         self,
-        collector: SyncDataCollector,
-        tape: Tape,
-        actor: Actor,
-        quota: np.ndarray | None,
-        on_step: CheckedHook | None,
+        env: Any,
+        runner: PolicyRunner,
+        episodes: Episodes,
+        limit: int,
+        buffer: RolloutBuffer,
+        request: BatchRequest,
+        fit_rewards: Callable[[np.ndarray], np.ndarray],
+        is_stopped: Callable[[], bool],
+        clock: Clock,
     ) -> None:
-        self._env, self._env_num = collector.env, collector._env_num
-        self._tape, self._actor = tape, actor
-        self._begin = collector._actors.own.begin  # the policy's, also where random actions take its place
-        self._quota, self._on_step = quota, on_step
-        self._over = collector._episodes.over
-        self._taken, self._limit = collector._episodes.taken.copy(), collector._limit
-        self._stopped, self._in_shape = collector._interruptor.collection_stopped, collector._payment.in_shape
-        self._lap = collector._clock.lap
-        engine = engine_of(collector.env)
+        self._env, self._env_num = env, env.env_num
+        engine = engine_of(env)
         self._autoreset = engine is not None and engine.autoresets
+        self._runner, self._random = runner, request.random
+        self._over, self._taken, self._limit = episodes.over, episodes.taken.copy(), limit
+        self._buffer, self._quota, self._on_step = buffer, request.quota, request.on_step
+        self._fit_rewards, self._is_stopped, self._lap = fit_rewards, is_stopped, clock.lap
 
     def run(self, time: int, ids: np.ndarray, obs: Any) -> tuple[int, bool]:
-        """Rounds of the environments `ids`, from row `time` on, until one may have all its rows, or all its episodes.
+        """Rounds of the envs `ids`, from row `time` on, until one may have all its rows, or all its episodes.
 
         `obs` are their observations; returns the next row, and whether the collection is interrupted.
         """
-        n, tape = self._env_num, self._tape
+        n, buffer = self._env_num, self._buffer
         where: Where = slice(time * n, time * n + n) if len(ids) == n else time * n + ids
         done = self._over[ids]
-        over = done.nonzero()[0]  # the rows of a round whose environments are to be reset
+        over = done.nonzero()[0]  # the rows of a round whose envs are to be reset
         complete = stopped = False
-        while time < tape.steps and not (complete or stopped):
+        while time < buffer.steps and not (complete or stopped):
             if len(over):
                 obs = self._reset(ids, over, obs, time)
-            outputs = self._actor(obs, ids)
+            outputs = self._runner(obs, ids, self._random)
             self._lap("act")
-            autoreset = self._may_autoreset(ids, time + 1 < tape.steps)
+            autoreset = self._may_autoreset(ids, time + 1 < buffer.steps)
             obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, autoreset)
-            reward, done = self._in_shape(reward, ids), terminated | truncated
-            ended = done if autoreset else None  # by itself: what is cut goes on
+            reward, done = self._fit_rewards(reward), terminated | truncated
+            ended = done if autoreset else None  # by itself: an episode that is cut is not reset in this round
             if self._limit:
                 truncated = self._cut_long(ids, truncated)
                 done = done | truncated
-            tape.write_step(where, outputs, reward, terminated, truncated)
+            buffer.write_step(where, outputs, reward, terminated, truncated)
             over = done.nonzero()[0]
             last_obs, begun = _last_obs(obs, over, info, ended) if len(over) else (None, [])
             if self._on_step is not None:
-                before = tape.read("obs", where)
+                before = buffer.read("obs", where)
                 after = _with_rows(obs, over, last_obs) if begun else obs
                 step = StepBatch(ids, before, outputs["action"], reward, terminated, truncated, after, info)
                 self._call_hook(step, where)
             where = slice(where.start + n, where.stop + n) if isinstance(where, slice) else where + n
-            tape.write("obs", where, obs)
+            buffer.write("obs", where, obs)
             time += 1
             if len(over):
                 complete = self._end_episodes(ids, over, (time - 1) * n + ids, last_obs, info)
             if begun:
-                self._begin(ids[begun])
+                self._runner.begin(ids[begun])
                 done[begun] = False
                 over = done.nonzero()[0]
             self._lap("storage")
-            stopped = self._stopped()
+            stopped = self._is_stopped()
         self._over[ids] = done
         return time, stopped
 
     def _reset(self, ids: np.ndarray, over: np.ndarray, obs: Any, time: int) -> Any:
         """A round of resets, of the rows `over`; returns the observations of all."""
         env_ids = ids[over]
-        self._begin(env_ids)
+        self._runner.begin(env_ids)  # the policy's state begins too where random actions take its place
         first, _ = self._env.reset(None if len(over) == self._env_num else env_ids)
         self._lap("env")
-        self._tape.write("obs", time * self._env_num + env_ids, first)
+        self._buffer.write("obs", time * self._env_num + env_ids, first)
         if len(over) == len(ids):
             return first
         nest.put(obs, over, first)
@@ -261,13 +269,13 @@ class _Loop:
         return truncated | (self._taken[ids] >= self._limit)
 
     def _end_episodes(self, ids: np.ndarray, over: np.ndarray, rows: np.ndarray, last_obs: Any, info: Any) -> bool:
-        """Note the episodes that ended in this round; returns whether an environment now has all that it is to have."""
+        """Note the episodes that ended in this round; returns whether an env now has all that it is to have."""
         self._taken[ids[over]] = 0
         if broken := restarted(over, info):
-            self._tape.break_episodes(rows[broken])
+            self._buffer.break_episodes(rows[broken])
             whole = ~np.isin(over, broken)
             over, last_obs = over[whole], nest.take(last_obs, whole)
-        self._tape.end_episodes(rows[over], last_obs)
+        self._buffer.end_episodes(rows[over], last_obs)
         if self._quota is None:
             return False
         self._quota[ids[over]] -= 1
@@ -280,12 +288,12 @@ class _Loop:
         extras = self._on_step(step)
         self._lap("hooks")
         for name, rows in extras.items():
-            self._tape.write_extra(name, where, rows)
+            self._buffer.write_extra(name, where, rows)
 
 
 def _last_obs(obs: Any, over: np.ndarray, info: Any, ended: np.ndarray | None) -> tuple[Any, list[int]]:
     """The last observations of the episodes that are over in these rows of a round, and which of them were reset in it:
-    only those in `ended` can have been. (An environment may well have a key `final_obs` of its own.)
+    only those in `ended` can have been. (An env may well have a key `final_obs` of its own.)
     """
     last, begun = nest.take(obs, over), []
     for j, row in enumerate(over.tolist()):

@@ -1,4 +1,4 @@
-"""Where the time of a collector goes, and who is the bottleneck."""
+"""Where the time of a collector goes, and what the bottleneck is."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Clock:
         self._last: float | None = None
 
     def lap(self, kind: str) -> None:
-        """What has passed since the last lap was this."""
+        """Count the time since the last lap as this kind."""
         now = time.perf_counter()
         if self._last is not None:
             self.seconds[kind] += now - self._last
         self._last = now
 
     def stats(self, transfer: float, frames: int) -> CollectorStats:
-        """All of it, for so many steps; `transfer` is what the policy's time has of the ways to its device and back."""
+        """The stats of all laps, for so many steps; `transfer` is the part of "act" that went to copies and checks."""
         seconds = {**self.seconds}
         policy = max(0.0, seconds.pop("act") - transfer)
         return CollectorStats(policy=policy, transfer=transfer, frames=frames, **seconds)
@@ -32,11 +32,11 @@ class CollectorStats:
     """Where the time since the first batch went, in seconds; `str()` is one line that names the bottleneck.
 
     >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
-    400 frames/s; environments 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %
+    400 frames/s; envs 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %
     """
 
     env: float
-    """Sending actions and waiting for environments. Where the policy overlaps with them, only what was waited for."""
+    """Sending actions and waiting for envs. Where the policy overlaps with them, only what was waited for."""
     policy: float
     """In the policy. On CUDA that is the time to queue its work."""
     transfer: float
@@ -44,7 +44,7 @@ class CollectorStats:
     storage: float
     """Writing and finishing batches."""
     idle: float
-    """Between batches, while whoever takes them does something else."""
+    """Between batches, while the caller does something else."""
     frames: int
     """Steps collected in that time."""
     hooks: float = 0.0
@@ -64,7 +64,7 @@ class CollectorStats:
     def shares(self) -> dict[str, float]:
         """The share of each kind of work, the largest first."""
         seconds = {
-            "environments": self.env,
+            "envs": self.env,
             "policy": self.policy,
             "transfers": self.transfer,
             "storage": self.storage,
@@ -76,14 +76,12 @@ class CollectorStats:
 
     @property
     def bottleneck(self) -> str:
-        """What takes the most time: "environments", "policy", "transfers", "storage", "hooks" or "idle" (whoever
-        takes the batches).
-        """
+        """What takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the caller)."""
         return next(iter(self.shares))
 
     @property
     def bottleneck_share(self) -> str:
-        """The bottleneck with its share, for a progress bar: "environments 60 %"."""
+        """The bottleneck with its share, for a progress bar: "envs 60 %"."""
         return _percent(self.bottleneck, self.shares[self.bottleneck])
 
     def __str__(self) -> str:

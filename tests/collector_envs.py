@@ -1,4 +1,4 @@
-"""What the collector's tests have in common: backends, environments, policies, a loop by hand."""
+"""What the collector's tests have in common: backends, envs, policies, a loop by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for CUDA that are as nasty as it may be, so that its rules are tested on machines without it."""
+"""Doubles of CUDA that copy as late, and refuse as much, as CUDA may: its rules are tested on machines without it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from collector.device.link import Link
+from collector.device.copier import Copier
+from collector.policy.exploration import ExplorationType
+from collector.policy.interface import read_output
+from collector.policy.torch_policy import TorchPolicy
 from vecenv import nest
 
 
-class LateLink(Link):
-    """A device on which every copy runs as late as it may: when somebody waits for it, or a kernel needs it.
+def outputs_of(policy: TorchPolicy, obs: Any) -> dict[str, np.ndarray]:
+    """What the policy returns for arrays, as arrays."""
+    return policy(lambda tensors: read_output(policy.policy(tensors), ExplorationType.RANDOM), obs)
 
-    Fails (`AssertionError`) where the source of a copy was written to before the copy ran. `log` names what was asked
-    of the device, in order. Memory comes filled with what nobody wrote.
+
+class LateCopier(Copier):
+    """A device on which every copy runs as late as it may: when this process waits for it, or a kernel needs it.
+
+    Fails (`AssertionError`) where the source of a copy was written to before the copy ran. `log` names the calls
+    in order. Memory comes filled with 77.
     """
 
     def __init__(self, device: torch.device | None = None, registers: bool = True) -> None:
@@ -25,10 +33,9 @@ class LateLink(Link):
         self.log: list[str] = []
         self._registers = registers
         self._queue: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._ran = self._queued = 0
 
-    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        self.log.append("host")
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.log.append("pinned")
         return torch.full(shape, 77, dtype=dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -42,26 +49,17 @@ class LateLink(Link):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self.log.append("copy")
         self._queue.append((target, source, source.clone()))
-        self._queued += 1
 
-    def record(self) -> int:
-        self.log.append("record")
-        return self._queued
-
-    def wait(self, mark: int) -> None:
+    def wait(self) -> None:
         self.log.append("wait")
-        self._run_until(mark)
+        self.kernel()
 
     def kernel(self) -> None:
         """What a kernel sees that is launched now: everything that was queued before has run."""
-        self._run_until(self._queued)
-
-    def _run_until(self, mark: int) -> None:
-        while self._ran < mark:
+        while self._queue:
             target, source, then = self._queue.pop(0)
             assert torch.equal(source, then), "the source of a copy was written to before the copy had run"
             target.copy_(source)
-            self._ran += 1
 
 
 class FakeGraphs:
@@ -87,13 +85,13 @@ class FakeGraphs:
 
 
 class FakeCudart:
-    """The CUDA runtime's registration of memory: refuses what it would refuse, and notes in `log` what was asked."""
+    """The CUDA runtime's registration of memory: refuses what it would refuse, and logs the calls."""
 
     INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED = 1, 712, 713
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.locked: dict[int, int] = {}
+        self.registered: dict[int, int] = {}
         self.pending_error = 0
         self.at_unregister: Callable[[], None] = lambda: None
 
@@ -101,15 +99,15 @@ class FakeCudart:
         self.log.append("register")
         if size == 0:
             return self._failed(self.INVALID_VALUE)
-        if any(begin < address + size and address < begin + length for begin, length in self.locked.items()):
+        if any(begin < address + size and address < begin + length for begin, length in self.registered.items()):
             return self._failed(self.ALREADY_REGISTERED)
-        self.locked[address] = size
+        self.registered[address] = size
         return 0
 
     def cudaHostUnregister(self, address: int) -> int:
         self.log.append("unregister")
         self.at_unregister()
-        if self.locked.pop(address, None) is None:
+        if self.registered.pop(address, None) is None:
             return self._failed(self.NOT_REGISTERED)
         return 0
 
@@ -123,7 +121,7 @@ class FakeCudart:
 
 
 class FakeStreams:
-    """The parts of `torch.cuda` that record a graph, without a device: `log` holds what was asked, in order."""
+    """The parts of `torch.cuda` that record a graph, without a device: `log` holds the calls in order."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.log: list[str] = []

@@ -1,4 +1,4 @@
-"""The collector whose environments step while the policy runs: nothing lost, nothing repeated, nothing out of order."""
+"""The collector whose envs step while the policy runs: nothing lost, nothing repeated, nothing out of order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collector_envs import (
 from countdown import Countdown
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
-from collector.batch.flat_rollout import concatenate
+from collector.batch.concatenate import concatenate
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
@@ -39,17 +39,17 @@ LIVES = [
 
 
 def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]:
-    """The steps of each environment over all batches."""
+    """The steps of each env over all batches."""
     whole = arrays(concatenate(batches))
     env_ids = concatenate(batches).env_ids
     return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
 
 
 @pytest.mark.parametrize("options", [{"wait_num": 1}, {"num_workers": 1}])
-def test_options_for_environments_that_are_made_already_are_refused(options: Any) -> None:
-    with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="give them to yours"):
+def test_options_for_envs_that_are_made_already_are_refused(options: Any) -> None:
+    with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="set them in the vector env you pass"):
         AsyncDataCollector(venv, zeros, frames_per_batch=3, **options)
-    with pytest.raises(ValueError, match="give them to yours"):
+    with pytest.raises(ValueError, match="set them in the vector env you pass"):
         AsyncDataCollector(partial(DummyVectorEnv, countdowns(3)), zeros, frames_per_batch=3, **options)
 
 
@@ -78,7 +78,7 @@ def test_what_changes_step_alone_is_not_passed_by(wrap: Any, use: Any) -> None:
 
 @backends
 @pytest.mark.parametrize(("flight", "case"), LIVES, ids=str)
-def test_each_environment_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str, Any], case: str) -> None:
+def test_each_env_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str, Any], case: str) -> None:
     fns, policy = CASES[case]
     with backend(fns(4)) as venv:
         expected = hand_written(venv, policy, steps=120, seed=3)
@@ -105,7 +105,7 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, frames: int)
 
 @backends
 def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
-    """Also for a policy with one random stream, which whoever is asked first draws from."""
+    """Also for a policy with one random stream, which the group that comes first draws from."""
 
     def collect(workers: int) -> dict[str, np.ndarray]:
         stream = np.random.default_rng(5)
@@ -125,7 +125,7 @@ def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
 
 
 @flights
-def test_batches_are_ordered_by_environment_and_time(flight: dict[str, Any]) -> None:
+def test_batches_are_ordered_by_env_and_time(flight: dict[str, Any]) -> None:
     with AsyncDataCollector(DummyVectorEnv(countdowns(3, 4, 9), **flight), zeros, frames_per_batch=25) as collector:
         for _ in range(5):
             batch = collector.rollout()
@@ -138,8 +138,8 @@ def test_batches_are_ordered_by_environment_and_time(flight: dict[str, Any]) -> 
             np.testing.assert_array_equal(batch.traj_ids, batch.obs[:, 0] * 3 + batch.env_ids)
 
 
-def test_environments_step_while_the_policy_runs(tmp_path: Any) -> None:
-    """A step ends only once a file is there that the policy makes when it is asked for the other group."""
+def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
+    """A step ends only once a file is there that the policy makes when it is called for the other group."""
     seen: list[list[int]] = []
 
     class WaitsForOther(Countdown):
@@ -148,16 +148,16 @@ def test_environments_step_while_the_policy_runs(tmp_path: Any) -> None:
             self.env = env
 
         def step(self, action: Any) -> Any:
-            flag = tmp_path / f"asked-{1 - self.env}-{self.taken + self.env}"
+            flag = tmp_path / f"called-{1 - self.env}-{self.taken + self.env}"
             for _ in range(200_000):
                 if flag.exists():
                     return super().step(action)
-            raise TimeoutError(f"the policy was not asked for the other while env {self.env} stepped")
+            raise TimeoutError(f"the policy was not called for the other while env {self.env} stepped")
 
     def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
         seen.append(env_id.tolist())
         for env, taken in zip(env_id.tolist(), obs[:, 1].tolist(), strict=True):
-            (tmp_path / f"asked-{env}-{taken}").touch()
+            (tmp_path / f"called-{env}-{taken}").touch()
         return zeros(obs)
 
     fns = [partial(WaitsForOther, env) for env in range(2)]
@@ -168,18 +168,18 @@ def test_environments_step_while_the_policy_runs(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 9])
 def test_groups_take_turns(groups: int) -> None:
-    asked: list[list[int]] = []
+    called: list[list[int]] = []
 
     def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
-        asked.append(env_id.tolist())
+        called.append(env_id.tolist())
         return zeros(obs)
 
     venv = DummyVectorEnv(countdowns(*[100] * 4))
     with AsyncDataCollector(venv, policy, frames_per_batch=40, groups=groups) as collector:
         collector.rollout()
     count = min(groups, 4)
-    assert asked[:count] == [list(range(group, 4, count)) for group in range(count)]
-    assert asked[count : 2 * count] == asked[:count]
+    assert called[:count] == [list(range(group, 4, count)) for group in range(count)]
+    assert called[count : 2 * count] == called[:count]
 
 
 def test_a_list_of_callables_is_put_into_shared_memory() -> None:
@@ -256,7 +256,7 @@ class TestKeywords:
             interruptor.start_collection()
             assert collector.rollout().frames == 20
 
-    def test_some_environments_can_be_reset_and_the_others_go_on(self) -> None:
+    def test_some_envs_can_be_reset_and_the_others_go_on(self) -> None:
         with self.make(100, 100, 100) as collector:
             before = collector.rollout()
             collector.reset([1])

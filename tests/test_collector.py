@@ -29,7 +29,7 @@ from collector_envs import (
 from countdown import Breaks, BreaksOnce, Countdown, DictObs, Empty, Stops
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
-from collector.batch.flat_rollout import concatenate
+from collector.batch.concatenate import concatenate
 from collector.job.cli import make_parser
 from vecenv import (
     AECVectorEnv,
@@ -92,7 +92,7 @@ def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, case: str) -
 @backends
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 class TestAPolicyThatDrawsFromOneStream:
-    """A module that samples draws for whoever is asked: the data are the same only if the calls are."""
+    """A module that samples draws a number for each row: the data are the same only if the calls are."""
 
     @pytest.fixture(autouse=True)
     def _torch(self) -> Iterator[None]:
@@ -101,7 +101,7 @@ class TestAPolicyThatDrawsFromOneStream:
             yield
 
     def collect(self, kind: type, venv: Any, frames: int, **options: Any) -> list[dict[str, np.ndarray]]:
-        """90 steps, those of each environment by itself."""
+        """90 steps, those of each env by itself."""
         torch, actions = self.torch, int(venv.action_space[0].n)
 
         class Samples(torch.nn.Module):
@@ -205,7 +205,7 @@ def test_the_same_seed_gives_the_same_batch_again(backend: Any) -> None:
 
 
 @backends
-def test_only_environments_that_are_over_are_reset_and_each_once(backend: Any) -> None:
+def test_only_envs_that_are_over_are_reset_and_each_once(backend: Any) -> None:
     lengths = (3, 5, 100)
     with SyncDataCollector(backend(countdowns(*lengths)), zeros, frames_per_batch=90) as collector:
         batch = collector.rollout()
@@ -229,7 +229,7 @@ def test_the_next_observation_at_an_episodes_end_is_the_true_last_one(backend: A
 
 
 class CountsRounds:
-    """A vector env that notes what it is asked for."""
+    """A vector env that logs its calls."""
 
     def __init__(self, venv: Any) -> None:
         self.venv, self.rounds = venv, []
@@ -258,7 +258,7 @@ class Levels(DummyVectorEnv):
 
 
 class Level(Countdown):
-    """Its observations begin with the level that the reset asked for."""
+    """Its observations begin with the level in the options of the reset."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -282,7 +282,7 @@ class TellsOfEnds(Countdown):
 
 @backends
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-def test_keys_of_an_environments_own_info_mean_nothing_to_the_collector(backend: Any, kind: type) -> None:
+def test_keys_of_an_envs_own_info_mean_nothing_to_the_collector(backend: Any, kind: type) -> None:
     def collect(env: type) -> dict[str, np.ndarray]:
         with kind(backend([partial(env, 3)] * 2), zeros, frames_per_batch=6, total_frames=24) as collector:
             batches = [batch.flatten() for batch in collector]
@@ -373,10 +373,10 @@ def test_the_layout_in_memory_is_time_first() -> None:
         batch = collector.rollout()
     for array in (batch.action, batch.reward, batch.all_obs):
         assert array.swapaxes(0, 1).flags.c_contiguous
-    assert repr(batch) == "Rollout(2 environments, 7 steps, 14 frames, 3 episode ends)"
+    assert repr(batch) == "Rollout(2 envs, 7 steps, 14 frames, 3 episode ends)"
 
 
-def test_a_collector_says_how_far_it_is() -> None:
+def test_the_repr_of_a_collector_has_its_frames_so_far() -> None:
     collector = SyncDataCollector(DummyVectorEnv(countdowns(3)), zeros, frames_per_batch=10)
     collector.next()
     assert (
@@ -428,13 +428,13 @@ class TestFrames:
             make_parser().parse_args(["--env", "CartPole-v1", "--steps", text])
         assert f"--steps: must be a whole number, got {text!r}" in capsys.readouterr().err
 
-    def test_frames_per_batch_is_rounded_up_to_the_environments_with_a_warning(self) -> None:
-        with pytest.warns(UserWarning, match="frames_per_batch=10 .* 3 environments: .* 4 steps of each, 12 frames"):
+    def test_frames_per_batch_is_rounded_up_to_the_envs_with_a_warning(self) -> None:
+        with pytest.warns(UserWarning, match="frames_per_batch=10 .* 3 envs: .* 4 steps of each, 12 frames"):
             collector = SyncDataCollector(DummyVectorEnv(countdowns(3, 3, 3)), zeros, frames_per_batch=10)
         with collector:
             assert collector.rollout().frames == 12
 
-    def test_the_iterator_ends_at_total_frames_and_closes_the_environments(self) -> None:
+    def test_the_iterator_ends_at_total_frames_and_closes_the_envs(self) -> None:
         venv = DummyVectorEnv(countdowns(3, 4))
         collector = SyncDataCollector(venv, zeros, frames_per_batch=10, total_frames=30)
         assert [batch.frames for batch in collector] == [10, 10, 10]
@@ -460,7 +460,7 @@ class TestEnvironments:
             assert collector.rollout().frames == 12
             return len(collector.env)
 
-    def test_a_callable_a_list_or_an_environment_will_do(self) -> None:
+    def test_a_callable_a_list_or_an_env_will_do(self) -> None:
         assert self.made(lambda: DummyVectorEnv(countdowns(3, 4))) == 2
         assert self.made(countdowns(3, 4, 5)) == 3
         assert self.made(Countdown(3)) == 1
@@ -491,7 +491,7 @@ class TestEnvironments:
     @pytest.mark.parametrize("rows", [False, True], ids=["agents", "rows"])
     def test_multi_agent_envs_are_refused_with_what_to_pass_instead(self, kind: type, rows: bool) -> None:
         pytest.importorskip("pettingzoo")
-        message = r"steps? one agent an environment: pass a list of functions that make a PettingZooEnv\(\.\.\.\) each"
+        message = r"steps? one agent an env: pass a list of functions that make a PettingZooEnv\(\.\.\.\) each"
         with ParallelVectorEnv(["classic/rps-v2"] * 2, backend="dummy") as envs:
             other = gymnasium.wrappers.vector.RecordEpisodeStatistics(flatten_agents(envs)) if rows else envs
             with pytest.raises(TypeError, match=rf"{type(other).__name__} .* {message}"):
@@ -509,7 +509,7 @@ class TestEnvironments:
             made.append(gymnasium.vector.SyncVectorEnv(cartpoles(2)))
             return made[-1]
 
-        message = "SyncVectorEnv is a vector env .* pass a list of callables that make one environment each"
+        message = "SyncVectorEnv is a vector env .* pass a list of callables that make one env each"
         with pytest.raises(TypeError, match=message):
             SyncDataCollector(make(), frames_per_batch=10)
         assert not made.pop().closed
@@ -517,18 +517,18 @@ class TestEnvironments:
             SyncDataCollector(make, frames_per_batch=10)
         assert made.pop().closed
 
-    def test_environments_in_a_list_must_be_callables_that_make_them(self) -> None:
-        message = r"create_env_fn\[1\] must be a callable that makes an environment; got <.*Countdown.*lambda: make_env"
+    def test_envs_in_a_list_must_be_callables_that_make_them(self) -> None:
+        message = r"create_env_fn\[1\] must be a callable that makes an env; got <.*Countdown.*lambda: make_env"
         with pytest.raises(TypeError, match=message):
             SyncDataCollector([partial(Countdown, 3), Countdown(3)], frames_per_batch=10)
 
-    def test_the_vector_environment_comes_first(self) -> None:
+    def test_the_vector_env_comes_first(self) -> None:
         with DummyVectorEnv(countdowns(3)) as venv:
             with pytest.raises(TypeError, match=r"DummyVectorEnv\(1 envs.* comes first, then the policy"):
                 SyncDataCollector(zeros, venv, frames_per_batch=10)
             assert not venv.is_closed
 
-    def test_an_id_is_no_environment(self) -> None:
+    def test_an_id_is_no_env(self) -> None:
         with pytest.raises(
             TypeError, match=r"is the text 'CartPole-v1'; pass \[lambda: gymnasium.make\('CartPole-v1'\)\]"
         ):
@@ -546,7 +546,7 @@ class TestEnvironments:
         self.made([make, make])
         assert len(calls) == 3
 
-    def test_kwargs_for_an_environment_that_is_already_made_are_an_error(self) -> None:
+    def test_kwargs_for_an_env_that_is_already_made_are_an_error(self) -> None:
         with pytest.raises(RuntimeError, match="already made"):
             self.made(Countdown(3), create_env_kwargs={"length": 3})
 
@@ -564,7 +564,7 @@ class TestEnvironments:
                 SyncDataCollector(venv, policy, frames_per_batch=10)
             assert venv.reset()[0].shape == (2, 2)
 
-    def test_nothing_is_no_environment(self) -> None:
+    def test_nothing_is_no_env(self) -> None:
         with pytest.raises(TypeError, match=r"create_env_fn must be a vector env, a callable .* got None"):
             SyncDataCollector(None, zeros, frames_per_batch=10)
 
@@ -574,7 +574,7 @@ class TestEnvironments:
         collector = kind(venv, zeros, frames_per_batch=10)
         collector.rollout()
         venv.close()
-        with pytest.raises(RuntimeError, match="vector environment was closed"):
+        with pytest.raises(RuntimeError, match="vector env was closed"):
             collector.rollout()
 
     @kinds
@@ -595,7 +595,7 @@ class TestEnvironments:
         assert batch.extras["nothing"].shape == (2, 4, 0)
 
     @backends
-    def test_an_error_of_an_environment_is_raised_and_closes_the_collector(self, backend: Any) -> None:
+    def test_an_error_of_an_env_is_raised_and_closes_the_collector(self, backend: Any) -> None:
         venv = backend([partial(Countdown, 3), partial(Breaks, 3)])
         collector = SyncDataCollector(venv, zeros, frames_per_batch=10)
         with pytest.raises(OverflowError, match="the env broke"):

@@ -33,13 +33,13 @@ def make(kind: type, *lengths: int, policy: Any = ones, **options: Any) -> Any:
 
 
 def resets(collector: Any) -> list[int]:
-    """How often each environment has been reset."""
+    """How often each env has been reset."""
     return [episode + 1 for episode in collector.env.get_env_attr("episode")]
 
 
 @both
 class TestSteps:
-    def test_steps_of_all_environments_together(self, kind: type) -> None:
+    def test_steps_of_all_envs_together(self, kind: type) -> None:
         with make(kind, 3, 4) as collector:
             stats = collector.collect(n_step=14)
             assert isinstance(stats, CollectStats)
@@ -61,7 +61,7 @@ class TestSteps:
 
 
 def test_steps_are_rounded_up_to_whole_rounds_with_a_warning() -> None:
-    message = "n_step=10 is not a multiple of the 3 environments: collecting 12"
+    message = "n_step=10 is not a multiple of the 3 envs: collecting 12"
     with make(SyncDataCollector, 3, 4, 5) as collector, pytest.warns(UserWarning, match=message):
         assert collector.collect(n_step=10).n_collected_steps == 12
     with make(AsyncDataCollector, 3, 4, 5) as collector:
@@ -84,7 +84,7 @@ class TestEpisodes:
                 np.testing.assert_array_equal(rows.final_time[np.argsort(rows.final_env)], stats.lens - 1)
 
     def test_short_episodes_are_not_preferred(self, kind: type) -> None:
-        """Where whoever ends first goes on, nearly all episodes would be of the environment with short ones."""
+        """If the envs that end first went on, nearly all episodes would be of the env with short ones."""
         with make(kind, 1, 100) as collector:
             stats = collector.collect(n_episode=6)
             assert sorted(stats.lens.tolist()) == [1, 1, 1, 100, 100, 100]
@@ -99,7 +99,7 @@ class TestEpisodes:
         assert sorted(stats.lens.tolist()) == [1] * (n_episode - 2) + [96, 96]
         assert stats.batch.frames == stats.lens.sum()
 
-    def test_environments_that_are_not_needed_are_left_alone(self, kind: type) -> None:
+    def test_envs_that_are_not_needed_are_left_alone(self, kind: type) -> None:
         with make(kind, 3, 3, 3) as collector:
             collector.collect(n_episode=2)
             assert resets(collector) == [1, 1, 0]
@@ -111,7 +111,7 @@ class TestEpisodes:
             collector.collect(n_step=8)
             stats = collector.collect(n_episode=2)
             assert stats.lens.tolist() == [9, 9]
-            assert (stats.batch.obs[:, 0] == 1).all(), "the second episodes of the environments"
+            assert (stats.batch.obs[:, 0] == 1).all(), "the second episodes of the envs"
             assert collector.collect(n_step=20).n_collected_steps == 20
 
     def test_a_batch_comes_after_it_as_before(self, kind: type) -> None:
@@ -138,11 +138,11 @@ class TestEpisodes:
 
     @pytest.mark.parametrize("calls", range(1, 9))
     def test_an_interruptor_leaves_no_part_of_an_episode(self, kind: type, calls: int) -> None:
-        interruptor, asked = Interruptor(), [0]
+        interruptor, calls_made = Interruptor(), [0]
 
         def policy(obs: Any) -> np.ndarray:
-            asked[0] += 1
-            if asked[0] == calls:
+            calls_made[0] += 1
+            if calls_made[0] == calls:
                 interruptor.stop_collection()
             return np.zeros(len(obs), int)
 
@@ -266,8 +266,8 @@ class TestHooks:
             assert len(np.unique(batch.action)) == 3
             assert (collector.collect(n_step=100).batch.flatten().action[-50:] == 1).all()
 
-    def test_the_policy_is_asked_about_nothing_that_was_never_observed(self, kind: type) -> None:
-        """It is asked once what it returns beside the action; not all environments have been reset by then."""
+    def test_the_policy_gets_nothing_that_was_never_observed(self, kind: type) -> None:
+        """It is called once to learn what it returns beside the action; not all envs have been reset by then."""
         seen = []
 
         def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
@@ -316,7 +316,7 @@ def test_a_hook_may_return_the_same_array_each_time(kind: type) -> None:
     np.testing.assert_array_equal(batch.extras["taken"], batch.obs[:, 1])
 
 
-def test_a_policy_with_state_begins_anew_after_random_actions_for_which_it_was_asked_what_it_returns() -> None:
+def test_a_recurrent_policy_begins_anew_after_random_actions() -> None:
     def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
         state = np.zeros(len(obs), np.int64) if state is None else state
         return {"action": zeros(obs), "seen": state, "state": state + 1}
@@ -364,7 +364,7 @@ class TestRender:
                 collector.collect(n_step=5, render=pause)
             assert collector.collect(n_step=5).n_collected_steps == 5
 
-    def test_environments_that_are_stepping_cannot_be_shown(self) -> None:
+    def test_envs_that_are_stepping_cannot_be_shown(self) -> None:
         with make(AsyncDataCollector, 3, 4) as collector:
             with pytest.raises(ValueError, match="render needs a synchronous collector"):
                 collector.collect(n_step=10, render=0.1)

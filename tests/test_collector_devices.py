@@ -16,13 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from collector_envs import arrays, assert_equal, backends, cartpoles, lean  # noqa: E402
-from device_double import FakeCudart, LateLink  # noqa: E402
+from device_double import FakeCudart, LateCopier  # noqa: E402
 from faulty import Counter  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
-from collector.device.pinned_memory import lock_pages  # noqa: E402
+from collector.device.pinned_memory import register  # noqa: E402
 from collector.device.tensors import resolve_device  # noqa: E402
-from collector.device.transfer import Staged, memory_of  # noqa: E402
+from collector.device.transfer import PinnedTransfer  # noqa: E402
 from vecenv import ShmemVectorEnv  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -31,7 +31,7 @@ copies = pytest.mark.parametrize("copy", [True, False])
 
 
 class Lean(torch.nn.Module):
-    """`lean` on tensors, which tells what it has seen; `before` is called as a kernel that needs its input."""
+    """`lean` on tensors, which returns what it has seen; `before` is called as a kernel that needs its input."""
 
     def __init__(self, before: Callable[[], Any]) -> None:
         super().__init__()
@@ -49,17 +49,17 @@ class Device:
     def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.name = "cuda" if kind == "cuda" else "cpu"
         self._monkeypatch = monkeypatch
-        self._link = LateLink() if kind == "late" else None
+        self._copier = LateCopier() if kind == "late" else None
 
     def collector(self, kind: type, venv: Any, policy: Any, **options: Any) -> Any:
-        """A collector whose policy is asked there."""
-        if self._link is not None:
-            staged = partial(Staged, rows=venv.env_num, memory=memory_of(venv), link=self._link)
-            self._monkeypatch.setattr("collector.policy.torch_policy.Direct", staged)
+        """A collector whose policy runs there."""
+        if self._copier is not None:
+            pinned = partial(PinnedTransfer, copier=self._copier)
+            self._monkeypatch.setattr("collector.policy.torch_policy.make_transfer", pinned)
         return kind(venv, policy, policy_device=self.name, **options)
 
     def policy(self) -> Lean:
-        return Lean(lambda: None if self._link is None else self._link.kernel())
+        return Lean(lambda: None if self._copier is None else self._copier.kernel())
 
 
 @pytest.fixture(params=["late", pytest.param("cuda", marks=needs_cuda)])
@@ -120,31 +120,29 @@ def test_batches_are_tensors_on_the_storing_device(kind: type, device: Device, b
     assert_equal({name: column.cpu().numpy() for name, column in arrays(stored).items()}, arrays(plain))
 
 
-def test_after_the_shutdown_nothing_is_locked_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while somebody still holds the collector, and before any garbage is collected."""
+def test_a_shutdown_releases_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the collector itself is still referenced, and before any garbage is collected."""
 
-    class Registers(LateLink):
+    class Registers(LateCopier):
         def register(self, array: np.ndarray) -> Any:
-            return lock_pages(array, cudart, cudart.clear_error)
+            return register(array, cudart, cudart.clear_error)
 
-    cudart, link = FakeCudart(), Registers()
+    cudart, copier = FakeCudart(), Registers()
     with monkeypatch.context() as patch:
         venv = ShmemVectorEnv(cartpoles(3), copy=False)
-        patch.setattr(
-            "collector.policy.torch_policy.Direct", partial(Staged, rows=3, memory=memory_of(venv), link=link)
-        )
-        collector = SyncDataCollector(venv, Lean(link.kernel), policy_device="cpu", frames_per_batch=30)
-    actor = weakref.ref(collector._actors.own)
+        patch.setattr("collector.policy.torch_policy.make_transfer", partial(PinnedTransfer, copier=copier))
+        collector = SyncDataCollector(venv, Lean(copier.kernel), policy_device="cpu", frames_per_batch=30)
+    runner = weakref.ref(collector._runner)
     gc.disable()
     try:
         collector.rollout()
-        assert len(cudart.locked) == 1
+        assert len(cudart.registered) == 1
         collector.shutdown()
-        assert not cudart.locked
+        assert not cudart.registered
         assert collector.stats().frames == 30
         assert collector.state_dict()["policy_state_dict"].keys() == {"bound"}
         del collector
-        assert actor() is None
+        assert runner() is None
     finally:
         gc.enable()
 
@@ -175,7 +173,7 @@ def test_a_faster_policy_gives_the_same_data(backend: Any, kind: type, name: str
 
 @needs_cuda
 @kinds
-def test_a_module_elsewhere_is_copied_there_and_follows_when_asked(kind: type) -> None:
+def test_a_module_on_another_device_is_copied_and_the_copy_is_updated_on_request(kind: type) -> None:
     policy = Lean(lambda: None)
     with kind(cartpoles(3), policy, frames_per_batch=30, policy_device="cuda") as collector:
         collector.rollout()

@@ -1,4 +1,4 @@
-"""What a collector does when something fails: it says who, and loses no more than what broke."""
+"""What a collector does when something fails: it names the env, and loses no more than what broke."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _two_rewards(episode: int, at: int) -> Any:
         lambda collector: collector.load_state_dict(collector.state_dict()),
     ],
 )
-def test_a_failure_of_an_environment_that_was_still_stepping_shuts_the_collector_down(backend: Any, call: Any) -> None:
+def test_a_failure_of_an_env_that_was_still_stepping_shuts_the_collector_down(backend: Any, call: Any) -> None:
     venv = backend([partial(BreaksOnce, 100, 0, 2), partial(Countdown, 100)])
     collector = AsyncDataCollector(venv, zeros, frames_per_batch=4)
     collector.rollout()
@@ -80,7 +80,7 @@ def test_a_failure_of_an_environment_that_was_still_stepping_shuts_the_collector
 
 @both
 @backends
-def test_an_environment_that_fails_is_named_and_the_collector_closed(kind: type, backend: Any) -> None:
+def test_an_env_that_fails_is_named_and_the_collector_closed(kind: type, backend: Any) -> None:
     venv = backend([partial(Countdown, 3), partial(Breaks, 3)])
     with kind(venv, zeros, frames_per_batch=20) as collector:
         with pytest.raises(OverflowError, match="the env broke") as caught:
@@ -90,7 +90,7 @@ def test_an_environment_that_fails_is_named_and_the_collector_closed(kind: type,
 
 
 @both
-def test_after_a_failure_a_collector_says_so_instead_of_ending(kind: type) -> None:
+def test_after_a_failure_the_iterator_raises_instead_of_ending(kind: type) -> None:
     with kind(DummyVectorEnv([partial(Breaks, 3)]), zeros, frames_per_batch=20, total_frames=40) as collector:
         batches = iter(collector)
         with pytest.raises(OverflowError, match="the env broke"):
@@ -119,7 +119,7 @@ def test_after_a_failure_of_postproc_a_collector_goes_on(kind: type) -> None:
 
 @both
 @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
-def test_a_worker_that_dies_is_reported_with_its_environments(kind: type, backend: Any) -> None:
+def test_a_worker_that_dies_is_reported_with_its_envs(kind: type, backend: Any) -> None:
     venv = backend([partial(Countdown, 3), partial(Dies, 9)], num_workers=2)
     with kind(venv, zeros, frames_per_batch=20) as collector, pytest.raises(WorkerDiedError, match="env") as caught:
         collector.rollout()
@@ -137,7 +137,7 @@ class TestRestart:
         with SyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=40) as collector:
             batch = collector.rollout()
             more = collector.rollout()
-        assert batch.broken_ids.tolist() == [5], "the third episode of environment 1"
+        assert batch.broken_ids.tolist() == [5], "the third episode of env 1"
         assert batch.broken.tolist() == [[False] * 20, [False] * 10 + [True] * 4 + [False] * 6]
         np.testing.assert_array_equal(batch.mask, ~batch.broken)
         assert batch.frames == 36
@@ -187,10 +187,10 @@ class TestRestart:
 
     @both
     @pytest.mark.parametrize("form", ["batches", "n_step", "n_episode"])
-    def test_rewards_that_are_vectors_where_nothing_was_paid_for_long(
+    def test_rewards_that_are_vectors_where_no_env_returned_one_for_long(
         self, kind: type, form: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("collector.collect.CHUNK", 2)
+        monkeypatch.setattr("collector.base_collector.CHUNK", 2)
         venv = DummyVectorEnv([lambda: PaysTwo(BreaksUntil(3, 5))], on_error="restart", max_restarts=9)
         with kind(venv, zeros, frames_per_batch=1) as collector:
             if form == "n_episode":
@@ -234,7 +234,7 @@ class TestRestart:
         assert [row for row in rows if row[0] == 3] == [(3, step) for step in range(5)]
 
     @both
-    def test_it_is_not_one_of_the_episodes_that_were_asked_for(self, kind: type) -> None:
+    def test_it_does_not_count_as_one_of_n_episode(self, kind: type) -> None:
         venv = DummyVectorEnv(self.fns(), on_error="restart")
         with kind(venv, zeros, frames_per_batch=40) as collector:
             stats = collector.collect(n_episode=8)
@@ -243,7 +243,7 @@ class TestRestart:
         assert 5 not in stats.batch.traj_ids
 
     @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
-    def test_the_death_of_a_worker_breaks_the_episodes_of_its_environments(self, backend: Any) -> None:
+    def test_the_death_of_a_worker_breaks_the_episodes_of_its_envs(self, backend: Any) -> None:
         fns = [partial(Countdown, 4), partial(Dies, 9), partial(Countdown, 50)]
         venv = backend(fns, num_workers=3, on_error="restart", max_restarts=3)
         with SyncDataCollector(venv, zeros, frames_per_batch=24) as collector:
@@ -261,7 +261,7 @@ class TestRestart:
 
 
 @both
-def test_a_reward_that_is_not_a_number_is_an_error_that_says_where(kind: type) -> None:
+def test_a_reward_of_nan_is_an_error_that_names_env_and_step(kind: type) -> None:
     venv = DummyVectorEnv([partial(Countdown, 9), partial(NotANumber, 9)])
     with kind(venv, zeros, frames_per_batch=40) as collector:
         collector.collect(n_step=4)

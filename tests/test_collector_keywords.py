@@ -89,7 +89,7 @@ class TestDevices:
 
 class TestMaxFramesPerTraj:
     @backends
-    def test_episodes_are_truncated_there_in_each_environment_across_batches(self, backend: Any) -> None:
+    def test_episodes_are_truncated_there_in_each_env_across_batches(self, backend: Any) -> None:
         venv = backend(countdowns(100, 3, 100))
         with SyncDataCollector(venv, zeros, frames_per_batch=15, max_frames_per_traj=7) as collector:
             batches = [collector.rollout() for _ in range(6)]
@@ -110,14 +110,14 @@ class TestMaxFramesPerTraj:
         with make(100, max_frames_per_traj=limit, steps=50) as collector:
             assert not collector.rollout().done.any()
 
-    def test_environments_that_count_their_steps_are_refused(self) -> None:
+    def test_envs_that_count_their_steps_are_refused(self) -> None:
         class Counts(DictObs):
             def __init__(self, env: gymnasium.Env) -> None:
                 super().__init__(env)
                 self.observation_space = spaces.Dict({"step_count": env.observation_space})
 
         made = DummyVectorEnv([lambda: Counts(Countdown(3))])
-        with pytest.raises(ValueError, match="environment 0 already has a 'step_count'"):
+        with pytest.raises(ValueError, match="env 0 already has a 'step_count'"):
             SyncDataCollector(lambda: made, zeros, frames_per_batch=5, max_frames_per_traj=5)
         assert made.is_closed
 
@@ -143,7 +143,7 @@ class TestInitRandomFrames:
             assert (batch.action == 1).all()
             assert batch.extras["value"].all()
         steps = sum(batch.frames for batch in batches[2:])
-        assert sum(calls) == steps + 2, "asked once for what it returns, and then for each step"
+        assert sum(calls) == steps + 2, "called once to learn what it returns, and then for each step"
 
     def test_a_policy_that_writes_into_its_observations_changes_none_of_a_batch(self) -> None:
         def policy(obs: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ class TestResets:
         assert not ids[0] & ids[1]
         assert not ids[1] & ids[2]
 
-    def test_some_environments_can_be_reset(self) -> None:
+    def test_some_envs_can_be_reset(self) -> None:
         with make(100, 100, 100) as collector:
             first = collector.rollout()
             collector.reset([0, 2])
@@ -205,7 +205,7 @@ class TestResets:
                 collector.reset(index)
             assert collector.rollout().step_count[:, 0].tolist() == [10, 10, 10]
 
-    def test_reset_takes_what_the_environments_take(self) -> None:
+    def test_reset_takes_what_the_envs_take(self) -> None:
         with SyncDataCollector(DummyVectorEnv(pendulums(2)), None, frames_per_batch=10) as collector:
             collector.rollout()
             collector.reset(seed=5)
@@ -257,7 +257,7 @@ class TestSeeds:
         angle, after = (np.arctan2(obs[0, 0, 1], obs[0, 0, 0]) for obs in (batch.obs, batch.next.obs))
         assert abs(after - angle) < 0.5
 
-    def test_a_static_seed_is_that_of_every_environment(self) -> None:
+    def test_a_static_seed_is_that_of_every_env(self) -> None:
         with SyncDataCollector(DummyVectorEnv(pendulums(3)), None, frames_per_batch=3) as collector:
             assert collector.set_seed(7, static_seed=True) == 7
             obs = collector.rollout().obs[:, 0]
@@ -508,7 +508,7 @@ class TestState:
     def test_its_length_is_the_number_of_batches(self) -> None:
         with make(3, steps=5, total_frames=20) as collector:
             assert len(collector) == 4
-        with pytest.warns(UserWarning, match="not a multiple of the 3 environments"):
+        with pytest.warns(UserWarning, match="not a multiple of the 3 envs"):
             collector = SyncDataCollector(DummyVectorEnv(countdowns(3, 3, 3)), frames_per_batch=10, total_frames=60)
         assert len(collector) == len(list(collector)) == 5
         with make(3, steps=5) as collector:
@@ -541,14 +541,14 @@ class TestWeights:
     @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
     def test_an_update_from_another_thread_waits_for_the_end_of_the_batch(self, kind: type) -> None:
         """It comes when the batch has begun, and returns at once."""
-        asked, updated = threading.Event(), threading.Event()
+        called, updated = threading.Event(), threading.Event()
 
         def hook() -> None:
-            asked.set()
+            called.set()
             assert updated.wait(20)
 
         def learn() -> None:
-            assert asked.wait(20)
+            assert called.wait(20)
             collector.update_policy_weights_(self.constant(1))
             updated.set()
 
@@ -585,7 +585,7 @@ class TestWeights:
         policy = self.constant(1)
         with make(3, policy=policy) as collector:
             copy = self.constant(0)
-            collector._actors.own.module, collector._weights._module = copy, copy
+            collector._runner.module, collector._weights._module = copy, copy
             collector.update_policy_weights_()
             assert copy.inner.value == 1
 
@@ -684,8 +684,8 @@ class TestWeights:
             with self.torch.no_grad():
                 source.inner.value.fill_(0)
             second = collector.rollout()
-        assert (second.action == 2).all(), "what the weights were when the update was asked for"
-        assert (second.policy_version == 10).all(), "it was asked for in each of ten rounds"
+        assert (second.action == 2).all(), "what the weights were when the update was made"
+        assert (second.policy_version == 10).all(), "it was made in each of ten rounds"
 
     def test_an_update_from_the_policys_own_memory_undoes_nothing_that_a_learner_does_meanwhile(self) -> None:
         policy = self.constant(0)
@@ -727,18 +727,18 @@ class TestStats:
         assert str(stats).startswith(f"{stats.frames_per_second:,.0f} frames/s; {stats.bottleneck}")
 
     @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-    @pytest.mark.parametrize("slow", ["environments", "policy", "idle", "hooks"])
-    def test_who_is_slow_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("slow", ["envs", "policy", "idle", "hooks"])
+    def test_the_slowest_part_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
-        for module in ("timing", "policy.actor", "policy.calling"):
+        for module in ("timing", "policy.runner"):
             monkeypatch.setattr(f"collector.{module}.time.perf_counter", lambda: now[0])
 
-        def pass_time(who: str) -> None:
-            now[0] += 1.0 if who == slow else 0.01
+        def pass_time(part: str) -> None:
+            now[0] += 1.0 if part == slow else 0.01
 
         class Slow(Countdown):
             def step(self, action: Any) -> Any:
-                pass_time("environments")
+                pass_time("envs")
                 return super().step(action)
 
         def policy(obs: np.ndarray) -> np.ndarray:

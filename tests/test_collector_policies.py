@@ -13,7 +13,7 @@ from countdown import Countdown, DictObs
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, ExplorationType, RandomPolicy, Rollout, SyncDataCollector
-from collector.policy.interface import draw
+from collector.policy.random_policy import draw
 from vecenv import DummyVectorEnv
 
 
@@ -39,7 +39,7 @@ class TestPolicies:
         assert batch.extras.keys() == {"value"}
         np.testing.assert_array_equal(batch.extras["value"], batch.obs[..., 1] * 0.5)
 
-    def test_actions_reach_their_environments(self) -> None:
+    def test_actions_reach_their_envs(self) -> None:
         batch = self.collect(lambda obs: (obs[:, 0] + obs[:, 1]) % 3)
         np.testing.assert_array_equal(batch.reward, batch.action)
         np.testing.assert_array_equal(batch.action, batch.obs.sum(-1) % 3)
@@ -136,7 +136,7 @@ class TestTorchPolicies:
             batch = collector.rollout().flatten()
         np.testing.assert_array_equal(batch.action, batch.obs[:, :1])
 
-    def test_a_distribution_is_sampled_or_asked_for_its_mode(self) -> None:
+    def test_the_action_of_a_distribution_is_a_sample_or_its_mode(self) -> None:
         torch = self.torch
 
         class Sure(torch.nn.Module):
@@ -253,7 +253,7 @@ class TestSignatures:
         ):
             self.collect(lambda a, c: zeros(a))
 
-    def test_env_id_tells_whose_rows_they_are(self) -> None:
+    def test_env_id_holds_the_envs_of_the_rows(self) -> None:
         batch = self.collect(lambda obs, env_id: {"action": zeros(obs["a"]), "id": env_id})
         np.testing.assert_array_equal(batch.extras["id"], [[0] * 8, [1] * 8])
 
@@ -276,7 +276,7 @@ class TestSignatures:
 
 
 class TestRecurrentPolicies:
-    """`state` is carried from step to step, and begins anew with each episode of each environment."""
+    """`state` is carried from step to step, and begins anew with each episode of each env."""
 
     LENGTHS = (2, 3, 7)
 
@@ -402,7 +402,7 @@ class TestWhatDoesNotFit:
         with pytest.raises(TypeError, match="something under 7; names are text"):
             self.collect(lambda obs: {"action": zeros(obs), 7: zeros(obs)})
 
-    def test_what_fits_is_stored_as_the_environment_gets_it(self) -> None:
+    def test_what_fits_is_stored_as_the_env_gets_it(self) -> None:
         batch = self.collect(lambda obs: zeros(obs).astype(np.int32)[:, None])
         assert batch.action.dtype == np.int64
         assert batch.action.shape == (2, 8)
@@ -544,10 +544,10 @@ class TestRandomPolicy:
         ],
     )
     def test_spaces_of_other_shapes_are_refused(self, pair: Any) -> None:
-        with pytest.raises(TypeError, match="need spaces of one shape and dtype; that of environment 2 is"):
+        with pytest.raises(TypeError, match="need spaces of one shape and dtype; that of env 2 is"):
             RandomPolicy([pair[0], *pair])
 
-    def test_each_environment_has_a_stream_of_its_own_whoever_else_is_asked(self) -> None:
+    def test_each_env_has_a_stream_of_its_own(self) -> None:
         copies = [spaces.Discrete(1000, seed=seed) for seed in range(3)]
         together, apart = RandomPolicy(copies), RandomPolicy(copies)
         expected = np.stack([together(None) for _ in range(600)])
@@ -556,5 +556,5 @@ class TestRandomPolicy:
         assert copies[0].sample() == expected[0, 0], "the spaces that it was made of are not advanced"
 
     def test_spaces_that_are_no_arrays_are_refused(self) -> None:
-        with pytest.raises(TypeError, match="environment 1"):
+        with pytest.raises(TypeError, match="env 1"):
             RandomPolicy([spaces.Discrete(2), spaces.Text(3)])

@@ -33,7 +33,7 @@ def collect(*lengths: int, steps: int, skip: int = 0, wrap: Any = lambda env: en
 
 
 def interrupted(lengths: list[int], steps: int, rounds: int) -> Rollout:
-    """A batch that was ended after so many rounds, in which environments have different numbers of steps."""
+    """A batch that was ended after so many rounds, in which envs have different numbers of steps."""
     left, interruptor = [rounds], Interruptor()
 
     def stop(obs: np.ndarray) -> dict[str, np.ndarray]:
@@ -65,7 +65,7 @@ every_batch = pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
 
 
 @every_batch
-def test_flat_batches_hold_the_marked_steps_by_environment_and_time(batch: Rollout) -> None:
+def test_flat_batches_hold_the_marked_steps_by_env_and_time(batch: Rollout) -> None:
     flat = batch.flatten()
     mask = batch.mask
     assert flat.shape == (batch.frames,) == (flat.frames,)
@@ -273,7 +273,7 @@ class TestTensordicts:
         np.testing.assert_array_equal(found["action"], batch.action)
         np.testing.assert_array_equal(found["value"], batch.extras["value"])
         assert found["collector", "traj_ids"].shape == (2, 7)
-        assert not found["done"].any(), "a finished environment has been reset before its next step"
+        assert not found["done"].any(), "a finished env has been reset before its next step"
         assert found["done"].shape == (2, 7, 1)
 
     @pytest.mark.parametrize("name", ["action", "step_count", "collector", "next", "reward", "value"])

@@ -10,9 +10,11 @@ from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
+from device_double import outputs_of  # noqa: E402
+
 from collector.device.tensors import as_tensor, one_thread, resolve_device, to_device  # noqa: E402
-from collector.device.transfer import Direct, Staged  # noqa: E402
-from collector.policy.interface import ExplorationType  # noqa: E402
+from collector.device.transfer import DirectTransfer, PinnedTransfer  # noqa: E402
+from collector.policy.exploration import ExplorationType  # noqa: E402
 from collector.policy.torch_policy import TorchPolicy  # noqa: E402
 
 CUDA = torch.cuda.is_available()
@@ -26,13 +28,13 @@ def rows(k: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).random((k, 3, 2)) * 9 - 3).astype(dtype)
 
 
-def staged(device: str, rows: int = 8) -> Staged:
-    return Staged(resolve_device(device), rows)
+def staged(device: str, rows: int = 8) -> PinnedTransfer:
+    return PinnedTransfer(resolve_device(device), rows)
 
 
-class TestDirect:
+class TestDirectTransfer:
     def test_arrays_and_tensors_share_memory_on_the_cpu(self) -> None:
-        direct, array = Direct(torch.device("cpu")), rows(4)
+        direct, array = DirectTransfer(torch.device("cpu")), rows(4)
         tensors = direct.to_device({"a": array, "b": (array,)})
         array[0, 0, 0] = 42
         assert tensors["a"][0, 0, 0] == tensors["b"][0][0, 0, 0] == 42
@@ -40,13 +42,13 @@ class TestDirect:
         assert np.shares_memory(direct.to_numpy({"action": tensor})["action"], tensor.numpy())
 
     def test_what_the_policy_returns_as_a_list_or_array_is_taken_too(self) -> None:
-        arrays = Direct(torch.device("cpu")).to_numpy({"a": [1, 2], "b": np.ones(2)})
+        arrays = DirectTransfer(torch.device("cpu")).to_numpy({"a": [1, 2], "b": np.ones(2)})
         np.testing.assert_array_equal(arrays["a"], [1, 2])
         np.testing.assert_array_equal(arrays["b"], [1, 1])
 
 
 @devices
-class TestStaged:
+class TestPinnedTransfer:
     @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
     def test_every_dtype_comes_back_as_it_went(self, device: str, dtype: Any) -> None:
         staging, array = staged(device), rows(8, dtype)
@@ -90,15 +92,15 @@ class TestStaged:
 
 @needs_cuda
 class TestCuda:
-    def test_buffers_are_page_locked(self) -> None:
+    def test_buffers_are_in_pinned_memory(self) -> None:
         staging = staged("cuda")
         back = staging.to_numpy({"x": staging.to_device(rows(8))})
-        assert staging._inputs[0]._host.is_pinned()
+        assert staging._pinned[0].is_pinned()
         assert torch.from_numpy(back["x"]).is_pinned()
 
     def test_kept_memory_is_registered_and_released(self) -> None:
         memory = rows(4096)
-        staging = Staged(resolve_device("cuda"), len(memory), memory=[memory])
+        staging = PinnedTransfer(resolve_device("cuda"), len(memory), memory=[memory])
         for seed in range(50):
             memory[...] = rows(len(memory), seed=seed)
             back = staging.to_numpy({"x": staging.to_device(memory) + 1})["x"]
@@ -112,7 +114,7 @@ class TestCuda:
         memory, cudart = rows(4096), torch.cuda.cudart()
         assert int(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)) == 0
         try:
-            staging = Staged(resolve_device("cuda"), len(memory), memory=[memory])
+            staging = PinnedTransfer(resolve_device("cuda"), len(memory), memory=[memory])
             np.testing.assert_array_equal(staging.to_numpy({"x": staging.to_device(memory) + 1})["x"], memory + 1)
             assert staging.registered == [False]
         finally:
@@ -120,7 +122,7 @@ class TestCuda:
 
     def test_the_device_is_never_synchronised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         policy = TorchPolicy(torch.nn.Flatten(), "cuda", 8, ExplorationType.RANDOM)
-        policy(rows(8))
+        outputs_of(policy, rows(8))
 
         def refuse(*args: Any) -> None:
             raise AssertionError("torch.cuda.synchronize was called")
@@ -128,7 +130,7 @@ class TestCuda:
         monkeypatch.setattr(torch.cuda, "synchronize", refuse)
         for seed in range(100):
             array = rows(8, seed=seed)
-            np.testing.assert_array_equal(policy(array)["action"], array.reshape(8, -1))
+            np.testing.assert_array_equal(outputs_of(policy, array)["action"], array.reshape(8, -1))
 
     def test_copies_follow_the_current_stream(self) -> None:
         staging = staged("cuda")
@@ -166,14 +168,16 @@ class TestPolicy:
         with torch.no_grad():
             module.weight.fill_(0)
             module.bias.fill_(5)
-        np.testing.assert_array_equal(policy(np.ones((4, 2), np.float32))["action"], np.full((4, 1), 5, np.float32))
+        np.testing.assert_array_equal(
+            outputs_of(policy, np.ones((4, 2), np.float32))["action"], np.full((4, 1), 5, np.float32)
+        )
 
     @devices
     def test_the_mlp_acts_on_any_device(self, device: str) -> None:
         from collector.policy.mlp import MLPPolicy
 
         policy = MLPPolicy(spaces.Box(-1, 1, (3, 2)), spaces.Discrete(4))
-        actions = TorchPolicy(policy, device, 8, ExplorationType.RANDOM)(rows(5))["action"]
+        actions = outputs_of(TorchPolicy(policy, device, 8, ExplorationType.RANDOM), rows(5))["action"]
         assert actions.shape == (5,)
         assert actions.dtype == np.int64
         assert set(actions) <= {0, 1, 2, 3}

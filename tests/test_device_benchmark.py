@@ -1,4 +1,4 @@
-"""The benchmark of the device runs from end to end, and does not pretend where there is no GPU."""
+"""The benchmark of the device runs from end to end, and reports where there is no GPU."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_every_part_runs_on_the_cpu(tmp_path, capsys):
     assert "frames/s" in capsys.readouterr().out
 
 
-def test_without_cuda_it_says_so(tmp_path, capsys, monkeypatch):
+def test_without_cuda_it_reports_that_there_is_none(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     target = tmp_path / "gpu.json"
     assert gpu.main(["--json", str(target)]) == 2

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
-from device_double import FakeGraph, FakeGraphs, FakeStreams  # noqa: E402
+from device_double import FakeGraph, FakeGraphs, FakeStreams, outputs_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributions import (  # noqa: E402
     Categorical,
@@ -63,7 +63,7 @@ def obs(k: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def checked_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distributions check their arguments, as they do until somebody switches it off."""
+    """Distributions check their arguments, as they do by default."""
     monkeypatch.setattr(Distribution, "_validate_args", True)
 
 
@@ -441,7 +441,7 @@ class TestPrepare:
         with torch.no_grad():
             module.weight.zero_()
             module.bias.fill_(5)
-        np.testing.assert_array_equal(asked(obs(3).numpy())["action"], np.full((3, 2), 5, np.float32))
+        np.testing.assert_array_equal(outputs_of(asked, obs(3).numpy())["action"], np.full((3, 2), 5, np.float32))
 
     @loud_compiler
     @pytest.mark.slow
@@ -451,7 +451,7 @@ class TestPrepare:
         for k in (8, 3):
             with torch.no_grad():
                 expected = module(obs(k)).numpy()
-            np.testing.assert_allclose(asked(obs(k).numpy())["action"], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(outputs_of(asked, obs(k).numpy())["action"], expected, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
     def test_two_kinds_of_graphs_are_one_too_many(self, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
@@ -577,5 +577,9 @@ class TestCudaGraphs:
 
         module = MLPPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(4))
         asked = TorchPolicy(module, "cuda", 8, RANDOM, **options)
-        drawn = {action for seed in range(30) for action in asked(obs(8 - seed % 4, seed).numpy())["action"].tolist()}
+        drawn = {
+            action
+            for seed in range(30)
+            for action in outputs_of(asked, obs(8 - seed % 4, seed).numpy())["action"].tolist()
+        }
         assert drawn == {0, 1, 2, 3}

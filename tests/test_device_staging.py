@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from collector_envs import countdowns  # noqa: E402
-from device_double import FakeCudart, LateLink  # noqa: E402
+from device_double import FakeCudart, LateCopier, outputs_of  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from collector.device import pinned_memory  # noqa: E402
-from collector.device.link import CudaLink  # noqa: E402
-from collector.device.pinned_memory import lock_pages  # noqa: E402
-from collector.device.transfer import Staged, memory_of  # noqa: E402
+from collector.device.copier import CudaCopier  # noqa: E402
+from collector.device.pinned_memory import register  # noqa: E402
+from collector.device.transfer import PinnedTransfer, memory_of  # noqa: E402
 from collector.policy.exploration import ExplorationType  # noqa: E402
 from collector.policy.torch_policy import TorchPolicy  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv  # noqa: E402
@@ -31,14 +32,14 @@ def rows(k: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).random((k, 3, 2)) * 9 - 3).astype(dtype)
 
 
-def late(n: int = 8, **options: Any) -> tuple[Staged, LateLink]:
-    link = LateLink(registers=options.pop("registers", True))
-    return Staged(CPU, n, link=link, **options), link
+def late(n: int = 8, **options: Any) -> tuple[PinnedTransfer, LateCopier]:
+    copier = LateCopier(registers=options.pop("registers", True))
+    return PinnedTransfer(CPU, n, copier=copier, **options), copier
 
 
 @pytest.fixture
 def nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a test in which something waits for the device other than by a mark."""
+    """Fails a test in which something waits for the device other than for an event."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("this waits for the device")
@@ -50,89 +51,90 @@ def nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_blocks")
 class TestRound:
-    def test_it_is_one_copy_a_leaf_each_way_one_mark_and_one_wait(self) -> None:
-        staging, link = late()
+    def test_it_is_one_copy_a_leaf_each_way_and_one_wait(self) -> None:
+        staging, copier = late()
         for seed in range(3):
-            link.log.clear()
+            copier.log.clear()
             tensors = staging.to_device({"a": rows(8, seed=seed), "b": (rows(8, np.uint8),)})
-            link.kernel()
+            copier.kernel()
             staging.to_numpy({"action": tensors["a"] + 1, "value": tensors["b"][0] * 2})
-        assert link.log == ["copy"] * 4 + ["record", "wait"]
+        assert copier.log == ["copy"] * 4 + ["wait"]
 
-    def test_a_policy_is_asked_in_one_round(self) -> None:
-        staging, link = late()
+    def test_a_call_of_a_policy_is_one_round(self) -> None:
+        staging, copier = late()
 
         def policy(obs: Any) -> Any:
-            link.kernel()
+            copier.kernel()
             return {"action": obs["a"].sum((1, 2)), "value": obs["b"].sum((1, 2))}
 
         asked = TorchPolicy(policy, "cpu", 8, ExplorationType.RANDOM)
         asked._transfer = staging
         for seed in range(50):
-            link.log.clear()
+            copier.log.clear()
             k = 8 - seed % 3
             obs = {"a": rows(k, seed=seed), "b": rows(k, np.int64, seed)}
-            outputs = asked(obs)
+            outputs = outputs_of(asked, obs)
             np.testing.assert_allclose(outputs["action"], obs["a"].sum((1, 2)), rtol=1e-5, atol=1e-5)
             np.testing.assert_array_equal(outputs["value"], obs["b"].sum((1, 2)))
-        assert link.log == ["copy"] * 4 + ["record", "wait"]
+        assert copier.log == ["copy"] * 4 + ["wait"]
 
     def test_buffers_are_allocated_in_the_first_round_only(self) -> None:
-        staging, link = late()
+        staging, copier = late()
         for seed in range(5):
             tensor = staging.to_device(rows(8 - seed, seed=seed))
-            link.kernel()
+            copier.kernel()
             staging.to_numpy({"action": tensor})
-        assert link.log.count("host") == 2
-        assert link.log.count("empty") == 1
+        assert copier.log.count("pinned") == 2
+        assert copier.log.count("empty") == 1
 
     def test_frames_go_over_as_bytes(self) -> None:
         staging, _ = late()
         tensor = staging.to_device(rows(8, np.uint8))
         assert tensor.dtype == torch.uint8
-        assert staging._inputs[0]._host.dtype == torch.uint8
+        assert staging._pinned[0].dtype == torch.uint8
 
     def test_rows_without_values_are_not_copied(self) -> None:
-        staging, link = late()
+        staging, copier = late()
         assert staging.to_device(np.zeros((8, 0), np.float32)).shape == (8, 0)
-        assert "copy" not in link.log
+        assert "copy" not in copier.log
 
     def test_observations_may_change_their_form_and_number(self) -> None:
-        staging, link = late(2)
+        staging, copier = late(2)
         for array in (rows(2), rows(5), rows(2, np.int64), rows(2)[:, :1], rows(1)[:, :, :1]):
             tensor = staging.to_device(array)
-            link.kernel()
+            copier.kernel()
             np.testing.assert_array_equal(tensor.numpy(), array)
 
 
 class TestRowsOfAPolicy:
-    """Whose rows they are and what a recurrent policy remembers, on a device that nothing may wait for."""
+    """The envs of the rows and the state of a recurrent policy, on a device that nothing may wait for."""
 
     @pytest.fixture
-    def link(self, monkeypatch: pytest.MonkeyPatch, nothing_blocks: None) -> LateLink:
+    def copier(self, monkeypatch: pytest.MonkeyPatch, nothing_blocks: None) -> LateCopier:
         """That of the policy's device. An index from this process would have to go there, and be waited for."""
-        link = LateLink()
-        monkeypatch.setattr("collector.policy.torch_policy.Direct", lambda device: Staged(device, 3, link=link))
+        copier = LateCopier()
+        pinned = partial(PinnedTransfer, copier=copier)
+        monkeypatch.setattr("collector.policy.torch_policy.make_transfer", pinned)
 
         def on_device(index: Callable[..., Any]) -> Callable[..., Any]:
             def kernel(tensor: torch.Tensor, where: Any, *value: Any) -> Any:
                 assert not isinstance(where, np.ndarray), "this waits for the device"
                 if isinstance(where, torch.Tensor):
-                    link.kernel()
+                    copier.kernel()
                 return index(tensor, where, *value)
 
             return kernel
 
         for name in ("__getitem__", "__setitem__"):
             monkeypatch.setattr(torch.Tensor, name, on_device(getattr(torch.Tensor, name)))
-        return link
+        return copier
 
     @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
     @pytest.mark.parametrize("first", [None, 5])
-    def test_they_go_the_way_of_the_observations(self, kind: Any, first: int | None, link: LateLink) -> None:
+    def test_they_go_the_way_of_the_observations(self, kind: Any, first: int | None, copier: LateCopier) -> None:
         class Counts:
             def __call__(self, obs: Any, state: Any, env_id: Any) -> dict[str, Any]:
-                link.kernel()
+                copier.kernel()
                 state = torch.zeros(len(obs), 1) if state is None else state
                 seen = {"seen": state[:, 0], "id": env_id}
                 return {"action": torch.zeros(len(obs), dtype=torch.long), **seen, "state": state + 1}
@@ -148,70 +150,70 @@ class TestRowsOfAPolicy:
             np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + (first or 0))
             np.testing.assert_array_equal(batch.extras["id"], batch.env_ids)
 
-    def test_a_state_stays_there_and_needs_nothing_in_mid_episode(self, link: LateLink) -> None:
+    def test_a_state_stays_there_and_needs_nothing_in_mid_episode(self, copier: LateCopier) -> None:
         def count(obs: Any, state: Any) -> Any:
-            link.kernel()
+            copier.kernel()
             return torch.zeros(len(obs), dtype=torch.long), torch.ones(len(obs), 4) if state is None else state + 1
 
         venv = DummyVectorEnv(countdowns(100, 100, 100))
         with SyncDataCollector(venv, count, frames_per_batch=15, policy_device="cpu") as collector:
             collector.rollout()
-            link.log.clear()
+            copier.log.clear()
             collector.rollout()
-        assert link.log == ["copy", "copy", "record", "wait"] * 5
+        assert copier.log == ["copy", "copy", "wait"] * 5
 
 
 class TestHazards:
     def test_the_double_notices_a_source_that_is_overwritten_too_early(self) -> None:
-        link, source = LateLink(), torch.zeros(3)
-        link.copy(torch.empty(3), source)
+        copier, source = LateCopier(), torch.zeros(3)
+        copier.copy(torch.empty(3), source)
         source += 1
         with pytest.raises(AssertionError, match="before the copy had run"):
-            link.wait(link.record())
+            copier.wait()
 
     def test_what_was_not_waited_for_is_not_there(self) -> None:
-        staging, link = late()
+        staging, copier = late()
         tensor = staging.to_device(rows(8))
         assert (tensor == 77).all()
-        link.kernel()
+        copier.kernel()
         np.testing.assert_array_equal(tensor.numpy(), rows(8))
 
     def test_after_a_policy_that_raised_its_input_is_waited_for(self) -> None:
-        staging, link = late()
+        staging, copier = late()
         staging.to_device(rows(8))  # and then the policy raises
-        assert "wait" not in link.log
+        assert "wait" not in copier.log
         staging.to_device(rows(8, seed=1))
-        assert link.log.count("wait") == 1
+        assert copier.log.count("wait") == 1
 
     def test_a_kept_array_may_be_written_to_after_the_round(self) -> None:
         memory = rows(8)
-        staging, link = late(memory=[memory])
+        staging, copier = late(memory=[memory])
         for seed in range(5):
             memory[...] = rows(8, seed=seed)
             tensor = staging.to_device(memory)
-            link.kernel()
+            copier.kernel()
             np.testing.assert_array_equal(staging.to_numpy({"x": tensor})["x"], rows(8, seed=seed))
 
     def test_fresh_tensors_never_change_later(self) -> None:
         memory = rows(8)
-        staging, link = late(memory=[memory], fresh=True)
+        staging, copier = late(memory=[memory], fresh=True)
         kept = []
         for seed in range(5):
             staging.settle()
             memory[...] = rows(8, seed=seed)
             kept.append((staging.to_device(memory), staging.to_numpy({})))
-        link.kernel()
+        copier.kernel()
         for seed, (tensor, _) in enumerate(kept):
             np.testing.assert_array_equal(tensor.numpy(), rows(8, seed=seed))
 
     def test_buffers_made_in_inference_mode_can_be_used_outside_of_it(self) -> None:
         memory = rows(8, seed=1)
-        staging, link = late(memory=[memory])
+        staging, copier = late(memory=[memory])
         for array in (rows(8), memory):
             for mode in (True, False, True):
                 with torch.inference_mode(mode):
                     tensor = staging.to_device(array)
-                    link.kernel()
+                    copier.kernel()
                     np.testing.assert_array_equal(staging.to_numpy({"x": tensor})["x"], array)
 
     def test_outputs_may_need_a_gradient(self) -> None:
@@ -230,62 +232,64 @@ class TestHazards:
 class TestMemory:
     def test_kept_arrays_are_registered_when_the_first_observation_lies_in_them(self) -> None:
         memory, other = rows(8), rows(8)
-        staging, link = late(memory=[memory, other])
+        staging, copier = late(memory=[memory, other])
         staging.to_device(rows(8))
-        assert "register" not in link.log
+        assert "register" not in copier.log
         for k in (8, 8, 3):
             staging.to_device(memory[:k])
-        assert link.log.count("register") == 1
+        assert copier.log.count("register") == 1
         assert staging.registered == [True, False]
 
-    def test_observations_in_registered_memory_are_not_staged(self) -> None:
+    def test_observations_in_registered_memory_are_copied_from_there(self) -> None:
         memory = rows(8)
-        staging, link = late(memory=[memory])
+        staging, copier = late(memory=[memory])
         staging.to_device(memory)
-        assert "host" not in link.log
+        assert "pinned" not in copier.log
 
     @pytest.mark.parametrize("view", [lambda m: m[::2], lambda m: m[:, :, :1], lambda m: m[[0, 1]]])
-    def test_what_is_not_in_one_piece_of_it_is_staged(self, view: Any) -> None:
+    def test_what_is_not_in_one_piece_of_it_goes_through_pinned_memory(self, view: Any) -> None:
         memory = rows(8)
-        staging, link = late(memory=[memory])
+        staging, copier = late(memory=[memory])
         tensor = staging.to_device(view(memory))
-        assert "register" not in link.log
-        link.kernel()
+        assert "register" not in copier.log
+        copier.kernel()
         np.testing.assert_array_equal(tensor.numpy(), view(memory))
 
-    def test_memory_that_cannot_be_registered_is_staged_and_asked_for_once(self) -> None:
+    def test_memory_that_cannot_be_registered_is_copied_to_pinned_memory_and_tried_once(self) -> None:
         memory = rows(8)
-        staging, link = late(memory=[memory], registers=False)
+        staging, copier = late(memory=[memory], registers=False)
         for _ in range(3):
             tensor = staging.to_device(memory)
-            link.kernel()
+            copier.kernel()
         np.testing.assert_array_equal(tensor.numpy(), memory)
-        assert link.log.count("register") == 1
-        assert link.log.count("host") == 1
+        assert copier.log.count("register") == 1
+        assert copier.log.count("pinned") == 1
         assert staging.registered == [False]
 
-    def test_closing_waits_and_lets_go(self) -> None:
+    def test_closing_waits_and_frees_the_memory(self) -> None:
         memory = rows(8)
         gone = weakref.ref(memory)
-        staging, link = late(memory=[memory])
+        staging, copier = late(memory=[memory])
         staging.to_device(memory)
         staging.close()
         del memory
-        assert link.log[-2:] == ["record", "wait"]
+        assert copier.log[-1] == "wait"
         assert gone() is None
         staging.close()
         assert staging.registered == []
 
-    def test_a_device_that_has_failed_does_not_keep_it_from_letting_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def wait(mark: int) -> None:
+    def test_a_device_that_has_failed_does_not_keep_it_from_freeing_the_memory(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def wait() -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
         memory = rows(8)
         gone = weakref.ref(memory)
-        staging, link = late(memory=[memory])
+        staging, copier = late(memory=[memory])
         staging.to_device(memory)
-        monkeypatch.setattr(link, "wait", wait)
-        link._queue.clear()
+        monkeypatch.setattr(copier, "wait", wait)
+        copier._queue.clear()
         staging.close()
         del memory
         assert gone() is None
@@ -296,15 +300,15 @@ class TestMemory:
 
         with ShmemVectorEnv(counting(3, form="dict"), copy=False) as venv:
             obs, _ = venv.reset()
-            staging, link = late(3, memory=memory_of(venv))
+            staging, copier = late(3, memory=memory_of(venv))
             staging.to_device(obs)
             assert staging.registered == [True] * len(memory_of(venv))
-            assert "host" not in link.log
+            assert "pinned" not in copier.log
             staging.settle()
             staging.to_device(venv.reset([0, 2])[0])  # rows of some envs are copies
-            assert "host" in link.log
+            assert "pinned" in copier.log
 
-    def test_object_leaves_and_strangers_have_no_memory(self) -> None:
+    def test_object_leaves_and_other_objects_have_no_memory(self) -> None:
         from cases import counting
 
         with DummyVectorEnv(counting(2, form="object")) as venv:
@@ -312,15 +316,15 @@ class TestMemory:
         assert memory_of(object()) == []
 
 
-def lock(array: np.ndarray, cudart: FakeCudart) -> Any:
-    return lock_pages(array, cudart, cudart.clear_error)
+def registered(array: np.ndarray, cudart: FakeCudart) -> Any:
+    return register(array, cudart, cudart.clear_error)
 
 
-class TestPageLocks:
-    def test_memory_is_unregistered_once_when_the_lock_goes_and_before_the_memory_does(self) -> None:
+class TestRegistration:
+    def test_memory_is_unregistered_once_and_before_it_is_freed(self) -> None:
         cudart, array, alive = FakeCudart(), rows(8), []
         gone = weakref.ref(array)
-        held = lock(array, cudart)
+        held = registered(array, cudart)
         cudart.at_unregister = lambda: alive.append(gone() is not None)
         del array
         assert cudart.log == ["register"]
@@ -331,109 +335,108 @@ class TestPageLocks:
 
     def test_copies_have_run_before_it_is_unregistered(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        held = lock(array, cudart)
+        held = registered(array, cudart)
         held.readers.append(lambda: cudart.log.append("waited"))
         del held
         assert cudart.log == ["register", "waited", "unregister"]
 
-    def test_a_device_that_failed_does_not_keep_the_lock(self) -> None:
+    def test_a_device_that_failed_does_not_keep_memory_registered(self) -> None:
         def wait() -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
         cudart, array = FakeCudart(), rows(8)
-        held = lock(array, cudart)
+        held = registered(array, cudart)
         held.readers.append(wait)
         del held
-        assert cudart.locked == {}
+        assert cudart.registered == {}
 
-    def test_there_is_one_lock_for_one_memory(self) -> None:
+    def test_memory_is_registered_once_for_all(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        one, two = lock(array, cudart), lock(array, cudart)
+        one, two = registered(array, cudart), registered(array, cudart)
         assert one is two
         del one
-        assert cudart.locked
+        assert cudart.registered
         del two
         assert cudart.log == ["register", "unregister"]
-        again = lock(array, cudart)
+        again = registered(array, cudart)
         assert again is not None
 
     def test_memory_without_bytes_is_left_alone(self) -> None:
         cudart = FakeCudart()
-        assert lock(np.zeros((8, 0)), cudart) is None
-        assert lock(rows(8)[:, :1], cudart) is None
+        assert registered(np.zeros((8, 0)), cudart) is None
+        assert registered(rows(8)[:, :1], cudart) is None
         assert cudart.log == []
 
     def test_a_refusal_leaves_no_error_behind(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        cudart.cudaHostRegister(pinned_memory.address_of(array), array.nbytes, 1)  # by somebody else
-        assert lock(array, cudart) is None
+        cudart.cudaHostRegister(pinned_memory.address_of(array), array.nbytes, 1)  # by other code
+        assert registered(array, cudart) is None
         assert cudart.log[-1] == "clear"
         assert cudart.pending_error == 0
 
     def test_an_error_of_unregistering_is_taken_back(self) -> None:
         cudart, array = FakeCudart(), rows(8)
-        held = lock(array, cudart)
-        cudart.locked.clear()  # somebody else did it
+        held = registered(array, cudart)
+        cudart.registered.clear()  # other code did it
         del held
         assert cudart.log[-2:] == ["unregister", "clear"]
 
     def test_a_forked_copy_of_the_process_does_not_touch_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cudart = FakeCudart()
-        held = lock(rows(8), cudart)
+        held = registered(rows(8), cudart)
         monkeypatch.setattr(os, "getpid", lambda: -1)
         del held
         assert cudart.log == ["register"]
 
 
 class FakeEvent:
-    made = 0
+    log: list[str] = []
 
     def __init__(self) -> None:
-        type(self).made += 1
-        self.log: list[Any] = []
+        self.log.append("made")
+        self._stream: Any = None
 
     def record(self, stream: Any) -> None:
-        self.log.append(stream)
+        self._stream = stream
+        self.log.append(f"recorded on {stream}")
 
     def synchronize(self) -> None:
-        self.log.append("waited")
+        self.log.append(f"waited for {self._stream}")
 
 
-class TestCudaLink:
-    """The calls of the real link, with CUDA's objects replaced."""
+class TestCudaCopier:
+    """The calls of the copier for CUDA, with CUDA's objects replaced."""
 
     @pytest.fixture
     def stream(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         """The current stream is what the list holds."""
         current = ["first"]
-        FakeEvent.made = 0
+        FakeEvent.log = []
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current[0])
         monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
         return current
 
-    def test_a_mark_is_one_event_which_is_used_again(self, stream: list[Any]) -> None:
-        link = CudaLink(torch.device("cuda", 0))
+    def test_a_wait_is_one_event_behind_all_copies_which_is_used_again(self, stream: list[Any]) -> None:
+        copier = CudaCopier(torch.device("cuda", 0))
         for _ in range(3):
-            link.copy(torch.empty(3), torch.zeros(3))
-            link.copy(torch.empty(3), torch.zeros(3))
-            (event,) = link.record()
-            link.wait([event])
-        assert FakeEvent.made == 1
-        assert event.log == ["first", "waited"] * 3
+            copier.copy(torch.empty(3), torch.zeros(3))
+            copier.copy(torch.empty(3), torch.zeros(3))
+            copier.wait()
+        assert FakeEvent.log == ["made", *["recorded on first", "waited for first"] * 3]
 
     def test_copies_on_two_streams_are_both_waited_for(self, stream: list[Any]) -> None:
-        link = CudaLink(torch.device("cuda", 0))
-        link.copy(torch.empty(3), torch.zeros(3))
+        copier = CudaCopier(torch.device("cuda", 0))
+        copier.copy(torch.empty(3), torch.zeros(3))
         stream[0] = "second"
-        link.copy(torch.empty(3), torch.zeros(3))
-        marks = link.record()
-        link.wait(marks)
-        assert sorted(event.log[0] for event in marks) == ["first", "second"]
-        assert [event.log[1] for event in marks] == ["waited", "waited"]
-        assert link.record() == []
+        copier.copy(torch.empty(3), torch.zeros(3))
+        copier.wait()
+        assert sorted(FakeEvent.log[-2:]) == ["waited for first", "waited for second"]
+        assert sorted(FakeEvent.log[:-2]) == ["made", "made", "recorded on first", "recorded on second"]
+        copier.wait()
+        assert len(FakeEvent.log) == 6
 
     def test_copies_do_not_block(self, stream: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         asked = []
         monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source, non_blocking=False: asked.append(non_blocking))
-        CudaLink(torch.device("cuda", 0)).copy(torch.empty(3), torch.zeros(3))
+        CudaCopier(torch.device("cuda", 0)).copy(torch.empty(3), torch.zeros(3))
         assert asked == [True]

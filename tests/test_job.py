@@ -1,4 +1,4 @@
-"""Collection jobs: what they write, how they end, and what the command line says."""
+"""Collection jobs: what they write, how they end, and what the command line prints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ backends = pytest.mark.parametrize("backend", sorted(BACKENDS))
 
 
 class Camera(gymnasium.Env):
-    """Dict observations that say which step they are; episodes of 3, 4, 5, ... steps; breaks when asked to."""
+    """Dict observations that hold the number of their step; episodes of 3, 4, 5, ... steps; may be made to break."""
 
     def __init__(self, breaks_at: int = -1) -> None:
         self.observation_space = spaces.Dict(
@@ -113,7 +113,7 @@ def digests(folder: Path) -> list[str]:
 
 class TestWhatAJobWrites:
     @backends
-    def test_whole_episodes_with_at_least_the_steps_that_were_asked_for(self, backend: str, tmp_path: Path) -> None:
+    def test_whole_episodes_have_at_least_the_requested_steps(self, backend: str, tmp_path: Path) -> None:
         state = run_job(config(tmp_path / "a", backend=backend))
         episodes = load_episodes(tmp_path / "a")
         assert_whole(episodes)
@@ -170,7 +170,7 @@ class TestWhatAJobWrites:
             assert (episode.obs["pose"][0] == times[:, None]).all()
             assert (episode.obs["pose"][1] == times).all()
             assert episode.obs["pixels"].dtype == np.uint8
-        assert repr(episodes[0]) == f"Episode({lengths[0]} steps, total reward {lengths[0]}, environment 0)"
+        assert repr(episodes[0]) == f"Episode({lengths[0]} steps, total reward {lengths[0]}, env 0)"
 
     def test_episodes_longer_than_a_batch_are_put_together(self) -> None:
         make = gymnasium.make("Pendulum-v1", max_episode_steps=23)
@@ -201,30 +201,30 @@ class TestWhatAJobWrites:
         assert blue.sum() > 50, "a dot for each episode"
         assert red.sum() > 200, "the line of the mean"
 
-    def test_progress_is_told_after_every_batch(self, tmp_path: Path) -> None:
+    def test_progress_is_reported_after_every_batch(self, tmp_path: Path) -> None:
         steps: list[int] = []
         run_job(config(tmp_path), lambda state: steps.append(state.steps))
         assert len(steps) > 3
         assert steps == sorted(steps)
 
     @pytest.mark.parametrize("terminal", [True, False])
-    def test_progress_says_where_the_time_goes(self, terminal: bool, tmp_path: Path) -> None:
+    def test_progress_reports_where_the_time_goes(self, terminal: bool, tmp_path: Path) -> None:
         console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=terminal, width=200)
         from collector.job.progress_report import Report
 
-        said: list[str] = []
+        reported: list[str] = []
         job = config(tmp_path)
-        state = run_job(job, lambda state: said.append(state.bottleneck))
-        assert all(re.fullmatch(r"(environments|policy|transfers|storage|idle) \d+ %", each) for each in said)
+        state = run_job(job, lambda state: reported.append(state.bottleneck))
+        assert all(re.fullmatch(r"(envs|policy|transfers|storage|idle) \d+ %", each) for each in reported)
         state.seconds = 2.0  # where there is no terminal, the first line comes after a second
         with Report(console, job) as report:
             report(state)
         assert f"{len(state.returns)} episodes  mean return" in console.file.getvalue()
-        assert f"  {said[-1]}" in console.file.getvalue()
+        assert f"  {reported[-1]}" in console.file.getvalue()
 
 
 class TestWhenAJobCannotGoOn:
-    def test_an_environment_that_breaks_leaves_what_was_whole(self, tmp_path: Path) -> None:
+    def test_an_env_that_breaks_leaves_what_was_whole(self, tmp_path: Path) -> None:
         gymnasium.register("Broken-v0", lambda: Camera(breaks_at=30), disable_env_checker=True, order_enforce=False)
         try:
             with pytest.raises(OverflowError, match="the camera broke"):
@@ -277,13 +277,11 @@ class TestWhenAJobCannotGoOn:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"env": "CartPoll-v1"}, "there is no environment CartPoll-v1"),
+            ({"env": "CartPoll-v1"}, "there is no env CartPoll-v1"),
             ({"env": "Camera-v0", "policy": "mlp"}, "Camera-v0: the MLP policy takes .* the random policy may do"),
         ],
     )
-    def test_what_the_environment_does_not_allow_is_a_job_error(
-        self, changes: Any, message: str, tmp_path: Path
-    ) -> None:
+    def test_what_the_env_does_not_allow_is_a_job_error(self, changes: Any, message: str, tmp_path: Path) -> None:
         pytest.importorskip("torch")
         with pytest.raises(JobError, match=message):
             run_job(config(tmp_path, **changes))
@@ -301,7 +299,7 @@ class TestFolders:
         prepare_folder(tmp_path / "a" / "b")
         assert list((tmp_path / "a" / "b").iterdir()) == []
 
-    def test_episodes_are_replaced_only_when_asked(self, tmp_path: Path) -> None:
+    def test_episodes_are_replaced_only_with_overwrite(self, tmp_path: Path) -> None:
         self.write(tmp_path)
         with pytest.raises(DatasetError, match=r"already holds 1 episodes of Camera-v0.*--overwrite"):
             prepare_folder(tmp_path)
@@ -309,7 +307,9 @@ class TestFolders:
         prepare_folder(tmp_path, overwrite=True)
         assert list(tmp_path.iterdir()) == []
 
-    def test_episodes_that_cannot_be_removed_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_episodes_that_cannot_be_removed_are_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(path: Path) -> None:
             if path.name.endswith((".npz", ".json")):
                 raise PermissionError(1, "Operation not permitted")
@@ -336,7 +336,7 @@ class TestFolders:
             prepare_folder(tmp_path, overwrite=True)
         assert len(load_episodes(tmp_path)) == 1
 
-    def test_a_folder_that_cannot_be_made_is_an_error_that_says_why(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DatasetError, match=r"cannot write to .*file.x: Not a directory; choose another"):
             prepare_folder(tmp_path / "file" / "x")
@@ -355,7 +355,7 @@ class TestFolders:
         content = bytearray(shard.read_bytes())
         content[100] ^= 1
         shard.write_bytes(content)
-        with pytest.raises(DatasetError, match=r"episodes-000000\.npz is missing or not what manifest\.json says"):
+        with pytest.raises(DatasetError, match=r"episodes-000000\.npz is missing or does not match manifest\.json"):
             load_episodes(tmp_path)
 
     @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ class TestCommandLine:
             *more,
         ]
 
-    @pytest.mark.filterwarnings("ignore:.*latest versioned environment")
+    @pytest.mark.filterwarnings("ignore:.*latest versioned env")
     def test_an_id_without_a_version_is_that_of_the_latest(self, tmp_path: Path) -> None:
         assert main(self.arguments(tmp_path / "a", "--env", "CartPole")) == 0
         assert load_episodes(tmp_path / "a")
@@ -409,14 +409,14 @@ class TestCommandLine:
     def test_a_job_without_a_terminal_prints_a_few_plain_lines(self, tmp_path: Path, capsys: Any) -> None:
         assert main(self.arguments(tmp_path / "a", "--steps", "1,000", "--num-envs", "2")) == 0
         out = capsys.readouterr().out
-        assert out.startswith(f"Collecting 1,000 steps of CartPole-v1 from 2 environments into {tmp_path / 'a'}\n")
-        for words in ("uniform random actions; seed 0", "(1,000 asked for)", "steps/s", str(tmp_path / "a")):
+        assert out.startswith(f"Collecting 1,000 steps of CartPole-v1 from 2 envs into {tmp_path / 'a'}\n")
+        for words in ("uniform random actions; seed 0", "(1,000 requested)", "steps/s", str(tmp_path / "a")):
             assert words in out.replace("\n", "")
         assert "\x1b" not in out
         assert "\r" not in out
         assert len(out.splitlines()) < 25
 
-    def test_the_folder_is_named_after_the_environment_when_none_is_given(
+    def test_the_folder_is_named_after_the_env_when_none_is_given(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -434,8 +434,8 @@ class TestCommandLine:
             ("--seed -1", "--seed: must be at least 0, got -1"),
             ("--backend ray", "--backend: invalid choice: 'ray'"),
             ("--workers 2", "--workers: the dummy backend has none; use --backend shmem or subproc"),
-            ("--backend shmem --num-envs 2 --workers 3", "--workers: 3 workers for 2 environments"),
-            ("--env CartPoll-v1", "there is no environment CartPoll-v1: "),
+            ("--backend shmem --num-envs 2 --workers 3", "--workers: 3 workers for 2 envs"),
+            ("--env CartPoll-v1", "there is no env CartPoll-v1: "),
             ("--env no_such_module:X-v0", "no_such_module:X-v0 cannot be made: No module named 'no_such_module'"),
             ("--policy mlp --device cuda:99", "--device: invalid choice"),
         ],
@@ -466,7 +466,7 @@ class TestCommandLine:
         assert exit.value.code == 2
         assert "PyTorch sees 0 CUDA devices; use 'cpu' or 'auto'" in capsys.readouterr().err
 
-    def test_an_environment_that_breaks_is_a_traceback_and_says_where_the_rest_is(
+    def test_an_env_that_breaks_is_a_traceback_and_names_the_folder_of_the_rest(
         self, tmp_path: Path, capsys: Any
     ) -> None:
         gymnasium.register("Broken-v0", lambda: Camera(breaks_at=9), disable_env_checker=True, order_enforce=False)
@@ -478,7 +478,7 @@ class TestCommandLine:
         assert f"whole episodes until then are kept in {tmp_path / 'a'}" in capsys.readouterr().err
         assert_whole(load_episodes(tmp_path / "a"))
 
-    def test_an_environment_whose_episodes_never_end_is_noted(self, tmp_path: Path, capsys: Any) -> None:
+    def test_an_env_whose_episodes_never_end_is_noted(self, tmp_path: Path, capsys: Any) -> None:
         more = ["--env", "Pendulum-v1", "--max-episode-steps", "400", "--steps", "100", "--num-envs", "1"]
         assert main(self.arguments(tmp_path / "a", *more)) == 0
         assert capsys.readouterr().out.count("note: no episode has ended in 1") == 1
@@ -495,7 +495,7 @@ class TestCommandLine:
         assert "--num-envs" in done.stdout
 
     @pytest.mark.parametrize("library", ["rich", "torch", "matplotlib"])
-    def test_a_missing_library_is_an_error_that_says_what_to_install(self, library: str, tmp_path: Path) -> None:
+    def test_a_missing_library_is_an_error_that_names_what_to_install(self, library: str, tmp_path: Path) -> None:
         arguments = ["--env", "CartPole-v1", "--backend", "dummy", "--out", str(tmp_path / "a")]
         code = f"import sys; sys.modules[{library!r}] = None; from collector.job.cli import main; main({arguments})"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -566,7 +566,7 @@ class TestSignals:
         finally:
             signal.signal(signal.SIGINT, previous)
 
-    def test_the_second_ctrl_c_ends_a_job_whose_environments_hang(self, tmp_path: Path) -> None:
+    def test_the_second_ctrl_c_ends_a_job_whose_envs_hang(self, tmp_path: Path) -> None:
         (tmp_path / "hanging.py").write_text(HANGING)
         options = ["--env", "hanging:Hanging-v0", "--policy", "random", "--num-envs", "2", "--out", str(tmp_path / "a")]
         with process("-m", "collector", *options, PYTHONPATH=str(tmp_path)) as job:
@@ -630,12 +630,12 @@ gym.register("Hanging-v0", Hanging)
 
 
 @contextmanager
-def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def process(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     """Python in a process of its own, which is gone afterwards."""
     running = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=os.environ | environment,
+        env=os.environ | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""A vector env that speaks tensors says what the one with arrays says, on any device."""
+"""A vector env with tensors returns what the one with arrays returns, on any device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases import Writes, counting, playing  # noqa: E402
-from device_double import LateLink  # noqa: E402
+from device_double import LateCopier  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
 from collector import TorchVectorEnv  # noqa: E402
 from collector.device.tensors import resolve_device  # noqa: E402
-from collector.device.transfer import Staged, memory_of  # noqa: E402
+from collector.device.transfer import PinnedTransfer, memory_of  # noqa: E402
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -174,8 +174,10 @@ class Late(TorchVectorEnv):
     registers = True
 
     def _make_transfer(self) -> Any:
-        self.link = LateLink(registers=self.registers)
-        return Staged(self.device, self.venv.env_num, memory=memory_of(self.venv), fresh=True, link=self.link)
+        self.copier = LateCopier(registers=self.registers)
+        return PinnedTransfer(
+            self.device, self.venv.env_num, memory=memory_of(self.venv), fresh=True, copier=self.copier
+        )
 
 
 class TestRounds:
@@ -185,11 +187,11 @@ class TestRounds:
         with Late(ShmemVectorEnv(counting(3, form=form), copy=copy), "cpu") as venv:
             venv.reset()
             for i in range(4):
-                venv.link.log.clear()
+                venv.copier.log.clear()
                 obs = venv.step(torch.full((3,), i))[0]
             copies = 1 + len(list(nest.leaves(obs))) + 3
-            log = [entry for entry in venv.link.log if entry != "empty"]
-            assert log == ["copy", "record", "wait"] + ["copy"] * (copies - 1)
+            log = [entry for entry in venv.copier.log if entry != "empty"]
+            assert log == ["copy", "wait"] + ["copy"] * (copies - 1)
 
     @pytest.mark.parametrize("copy", [True, False])
     @pytest.mark.parametrize("registers", [True, False])
@@ -199,7 +201,7 @@ class TestRounds:
             Late(ShmemVectorEnv(counting(3, form=form), copy=copy), "cpu") as venv,
             DummyVectorEnv(counting(3, form=form)) as plain,
         ):
-            venv._transfer._link._registers = registers
+            venv._transfer._copier._registers = registers
             got, want = [venv.reset()[0]], [plain.reset()[0]]
             for i in range(20):
                 actions = torch.full((3,), i)
@@ -210,19 +212,19 @@ class TestRounds:
                     got.append(venv.recv()[0]), want.append(plain.step(actions.numpy())[0])
                 else:
                     got.append(venv.step(actions)[0]), want.append(plain.step(actions.numpy())[0])
-            venv.link.kernel()
+            venv.copier.kernel()
             for tensors, arrays in zip(got, want, strict=True):
                 same(tensors, arrays)
             assert any(venv._transfer.registered) == (registers and not copy)
 
-    def test_the_double_would_notice_if_nobody_waited(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_double_would_notice_a_missing_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with Late(ShmemVectorEnv(counting(3), copy=False), "cpu") as venv:
-            monkeypatch.setattr(Staged, "settle", lambda self: None)
+            monkeypatch.setattr(PinnedTransfer, "settle", lambda self: None)
             venv.reset()
             venv.step([1, 2, 3])
             with pytest.raises(AssertionError, match="before the copy had run"):
-                venv.link.kernel()
-            venv.link._queue.clear()
+                venv.copier.kernel()
+            venv.copier._queue.clear()
 
     def test_two_devices_wait_for_each_other(self) -> None:
         with Late(ShmemVectorEnv(counting(3), copy=False), "cpu") as one:
@@ -230,7 +232,7 @@ class TestRounds:
             assert other is not one
             assert other.venv is one.venv
             kept = [one.reset()[0], other.step([1, 2, 3])[0], one.step([4, 5, 6])[0], other.reset()[0]]
-            one.link.kernel(), other.link.kernel()
+            one.copier.kernel(), other.copier.kernel()
             assert [obs[:, 4].tolist() for obs in kept] == [[-1] * 3, [1, 2, 3], [4, 5, 6], [-1] * 3]
 
     def test_closing_waits_for_what_is_on_its_way(self) -> None:
@@ -239,7 +241,7 @@ class TestRounds:
         venv.close()
         venv.close()
         assert obs[:, 0].tolist() == [0, 1, 2]
-        assert venv.link.log.count("wait") == 1
+        assert venv.copier.log.count("wait") == 1
         assert venv.is_closed
 
 
@@ -302,7 +304,7 @@ class TestBadInput:
         with DummyVectorEnv(ragged) as inner, pytest.raises(TypeError, match=r"obs of .* all envs share"):
             TorchVectorEnv(inner, "cpu")
 
-    def test_observations_that_are_not_stacked_are_an_error_that_says_so(self) -> None:
+    def test_observations_that_are_not_stacked_are_an_error_that_names_stack_obs(self) -> None:
         venv = TorchVectorEnv(DummyVectorEnv(counting(2, form="dict"), stack_obs=False), "cpu")
         with venv, pytest.raises(TypeError, match="stack_obs=True"):
             venv.reset()

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 
 
 class Finishing:
-    """Makes what the iterator gives of a batch: splits it, moves it to the storing device, post-processes it.
+    """Makes what the iterator returns of a batch: splits it, moves it to the storing device, post-processes it.
 
-    With `reuse` it gives the same object each time, one for each class of batches.
+    With `reuse` it returns the same object each time, one for each class of batches.
     """
 
     def __init__(self, device: Any, split: bool, postproc: Callable[[Any], Any] | None, reuse: bool) -> None:
@@ -37,7 +36,7 @@ class Finishing:
         return kept
 
     def finish(self, batch: Any) -> Any:
-        """What the iterator gives for it."""
+        """What the iterator returns for it."""
         batch = self.store(batch.split_trajectories() if self._split else batch)
         if self.postproc is not None:
             batch = self.postproc(batch)
@@ -48,7 +47,7 @@ class Finishing:
 
 
 def truncate_last(batch: Rollout | FlatRollout) -> None:
-    """Mark the last step of each environment as truncated; ends that are there stay, and no episode is reset."""
+    """Mark the last step of each env as truncated; ends that are there stay, and no episode is reset."""
     if isinstance(batch, Rollout):
         count = (batch.mask | batch.broken).sum(1)
         rows = np.flatnonzero(count)

@@ -1,36 +1,27 @@
-"""Rewards: in which shape environments pay, and that none is NaN."""
+"""The shape of rewards, and that none of them is NaN."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 
 
-class Payment:
-    """The shape in which the environments of a collector pay: a number each, or vectors of one shape."""
+class RewardShape:
+    """The reward shape of a vector env: `(m,)` once an env has returned a vector, `()` before."""
 
     def __init__(self) -> None:
-        self._shape: tuple[int, ...] | None = None
+        self._shape: tuple[int, ...] = ()
 
-    def in_shape(self, reward: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """Rewards of a round in that shape; `ValueError` where these environments pay in several.
-
-        Where all of a round failed, or paid nothing, it says nothing of that shape.
-        """
-        shape = reward.shape[1:]
-        if reward.dtype != object:
-            if shape == self._shape:
-                return reward
-            if not shape and not reward.any():
-                return np.zeros((len(reward), *self._shape)) if self._shape else reward
-            if self._shape is None:
-                self._shape = shape
-                return reward
-        found = dict(zip(env_ids.tolist(), map(np.shape, reward), strict=True))
-        before = "" if self._shape is None else f", and {self._shape} before"
-        raise ValueError(f"a batch needs rewards of one shape; by environment they are {found}{before}")
+    def fit(self, rewards: np.ndarray) -> np.ndarray:
+        """Rewards `(k, ...)` in that shape. Where all k envs failed before they returned a vector, they are `(k,)`."""
+        shape = rewards.shape[1:]
+        if shape == self._shape:
+            return rewards
+        if not shape:
+            return np.zeros((len(rewards), *self._shape))
+        self._shape = shape
+        return rewards
 
 
 def check_rewards(batch: Rollout | FlatRollout) -> None:
@@ -40,8 +31,8 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
     action = batch.action[at]
-    blame = " (the policy returned NaN)" if action.dtype.kind == "f" and np.isnan(action).any() else ""
+    cause = " (the policy returned NaN)" if action.dtype.kind == "f" and np.isnan(action).any() else ""
     raise ValueError(
         f"env {batch.env_ids[at[0]]} returned a reward of NaN in step {batch.step_count[at]} of its episode "
-        f"{batch.traj_ids[at]}, for the action {action}{blame}"
+        f"{batch.traj_ids[at]}, for the action {action}{cause}"
     )

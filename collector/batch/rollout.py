@@ -1,28 +1,174 @@
-"""A batch of collected steps, `(environment, time, ...)`."""
+"""Batches of collected steps: `Rollout`, `(env, time, ...)`, and `FlatRollout`, in one dimension."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout, copy_of, like
-from collector.batch.steps import Next, Steps
+from collector.batch.arrays import copy_of, pick
+from collector.batch.conversions import flat_columns, trajectory_columns
 from vecenv import nest
 
+Self = TypeVar("Self", bound="Steps")
 
-@dataclass(frozen=True, eq=False, repr=False)
+
+class Next(NamedTuple):
+    """What came after each step of a batch."""
+
+    obs: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    step_count: Any
+
+    @property
+    def done(self) -> Any:
+        """Bool: the episode was over after the step."""
+        return self.terminated | self.truncated
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Steps(ABC):
+    """What `Rollout` and `FlatRollout` have in common. Arrays have one entry for each step."""
+
+    action: Any
+    reward: Any
+    """float64; with a last dimension `(m,)` where rewards are vectors."""
+    terminated: Any
+    truncated: Any
+    traj_ids: Any
+    """int64: the episode a step belongs to. The k-th episode of env n has the id `k * N + n`."""
+    step_count: Any
+    """int64: how many steps of its episode came before."""
+    policy_version: Any
+    """int64: how often the policy's weights had been updated; -1 where a random action took its place."""
+    env_ids: Any
+    """int64: the env of each row, that is of each step of a `FlatRollout`."""
+    broken_ids: np.ndarray
+    """The `traj_ids` of episodes that broke off here because their env failed. What came before in earlier batches has
+    these ids. A numpy array on every device."""
+    extras: dict[str, Any] = field(default_factory=dict)
+    """What the policy returned with the action, and what a step hook returned, by name."""
+
+    @property
+    def done(self) -> Any:
+        """Bool, one a step: it ended its episode."""
+        return self.terminated | self.truncated
+
+    @property
+    def random(self) -> Any:
+        """Bool, one a step: the action was drawn at random, in place of the policy's."""
+        return self.policy_version < 0
+
+    def _followed_by(self, obs: Any) -> Next:
+        """`next`, with these observations; padding, which has no episode, counts no step."""
+        return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + (self.traj_ids >= 0))
+
+    @abstractmethod
+    def flatten(self) -> FlatRollout:
+        """The same steps in one dimension."""
+
+    def split_trajectories(self, pad_value: float = 0) -> Rollout:
+        """A row for each trajectory, as long as the longest, padded; rows by env, then by time.
+
+        `mask` marks what is no padding, `env_ids` holds the env of each. Padding has the `traj_ids` -1, and `pad_value`
+        elsewhere: zero where a dtype has no such value (-1 in uint8, NaN in integers); flags: False. Trajectories that
+        go on in the next batch are split there.
+        """
+        return Rollout(**trajectory_columns(self.flatten(), pad_value))
+
+    def to(self: Self, device: Any) -> Self:
+        """The same batch as torch tensors on `device` (which share this memory where the device is the CPU).
+
+        Raises `TypeError` that names the entry for which torch has no dtype (Python objects, text).
+        """
+        from collector.device.tensors import check_dtypes, to_device  # here, because numpy batches need no torch
+
+        names = [each.name for each in fields(self) if each.name != "broken_ids"]
+        for name in names:
+            check_dtypes(name.removeprefix("all_"), getattr(self, name))
+        return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class FlatRollout(Steps):
+    """F steps, `(F, ...)`: ordered by env, then by time; envs may have different numbers of steps.
+
+    What `AsyncDataCollector` collects, and what `Rollout.flatten` returns. Names mean what they mean in `Rollout`.
+    There is no padding, and steps of episodes that broke off are left out. The observation after a step is that before
+    the next row, and is stored in `tail_obs` where it is not.
+    """
+
+    obs: Any
+    tail_rows: Any
+    """int64 `(K,)`: the rows whose next observation is not that of the row below: episodes and envs end."""
+    tail_obs: Any
+    """`(K, ...)`: the next observations of those rows."""
+
+    def __repr__(self) -> str:
+        envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
+        return f"FlatRollout({envs} envs, {self.frames} frames, {ended} episode ends)"
+
+    @property
+    def shape(self) -> tuple[int]:
+        """`(F,)`."""
+        return (self.reward.shape[0],)
+
+    @property
+    def names(self) -> tuple[str]:
+        """The name of the dimension."""
+        return ("time",)
+
+    @property
+    def frames(self) -> int:
+        """Steps in the batch."""
+        return int(self.reward.shape[0])
+
+    @property
+    def mask(self) -> Any:
+        """Bool `(F,)`, all True: there is no padding."""
+        return self.step_count >= 0
+
+    @property
+    def next(self) -> Next:
+        """What came after each step. The observations are put together on each access, as a copy."""
+        order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
+        following = pick(self.obs, order)
+        nest.put(following, self.tail_rows, self.tail_obs)
+        return self._followed_by(following)
+
+    def flatten(self) -> FlatRollout:
+        """Itself."""
+        return self
+
+    def to_tensordict(self) -> Any:
+        """The batch as a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
+
+        A row whose episode goes on, but not in the row below (the last of each env), is marked there as `set_truncated`
+        marks it: truncated and done under "next". So what runs along "time" (GAE, TD(lambda), V-trace) never goes from
+        one env into the next. The batch itself is left as it is.
+        """
+        from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
+
+        truncated = copy_of(self.truncated)
+        truncated[self.tail_rows] |= ~self.terminated[self.tail_rows]
+        return as_tensordict(replace(self, truncated=truncated), [*self.shape], ["time"])
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Rollout(Steps):
-    """Steps of N environments, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
+    """Steps of N envs, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
 
     Guarantees: the arrays belong to the caller and never change later. `obs[n, t]` is what the policy saw before
     `action[n, t]`, never the last observation of an episode; that one is in `next.obs[n, t]`, always the true one and
     never what a reset returned. Observations are stored once, in `all_obs`, and not a second time as next ones.
 
-    Arrays are numpy, or torch tensors on `storing_device` when the collector has one. Observations are trees (a dict
-    or tuple of arrays) where the space is Dict or Tuple. After `split_trajectories` a row is a trajectory instead of an
-    environment.
+    Arrays are numpy, or torch tensors on `storing_device` when the collector has one. Observations are trees (a dict or
+    tuple of arrays) where the space is Dict or Tuple. After `split_trajectories` a row is a trajectory instead of an
+    env.
 
     Example::
 
@@ -33,41 +179,23 @@ class Rollout(Steps):
 
     all_obs: Any
     """`(N, T+1, ...)`: row t is the observation before step t; the last one what there was after the last step."""
-    action: Any
-    reward: Any
-    """float64 `(N, T)`; `(N, T, m)` where rewards are vectors."""
-    terminated: Any
-    truncated: Any
-    traj_ids: Any
-    """int64 `(N, T)`: the episode a step belongs to. The k-th episode of environment n has the id `k * N + n`."""
-    step_count: Any
-    """int64 `(N, T)`: how many steps of its episode came before."""
-    policy_version: Any
-    """int64 `(N, T)`: how often the policy's weights had been updated; -1 where a random action took its place."""
-    env_ids: Any
-    """int64 `(N,)`: the environment of each row."""
     final_obs: Any
-    """`(K, ...)`: the last observations of the K episodes that ended here, ordered by time, then environment."""
+    """`(K, ...)`: the last observations of the K episodes that ended here, ordered by time, then env."""
     final_env: Any
     """int64 `(K,)`: the row in which each of them ended."""
     final_time: Any
     """int64 `(K,)`: the step with which each of them ended."""
     mask: Any
     """Bool `(N, T)`: False where there is no step, or one of an episode that broke off (see `broken`). What a step
-    records is zero where an environment had all its episodes; only the first such row of `obs` is not: it is what came
-    after the last step, as row T of `all_obs` is in a full batch."""
+    records is zero where an env had all its episodes; only the first such row of `obs` is not: it is what came after
+    the last step, as row T of `all_obs` is in a full batch."""
     broken: Any
-    """Bool `(N, T)`: True for the steps of an episode that broke off because its environment failed (a vector
-    environment with `on_error="restart"`). What came before in earlier batches has the same `traj_ids`."""
-    broken_ids: np.ndarray
-    """The `traj_ids` of the episodes that broke off here; those of `split_trajectories` too, which leaves their steps
-    out. A numpy array on every device."""
-    extras: dict[str, Any] = field(default_factory=dict)
-    """What the policy returned beside the action, by name: arrays `(N, T, ...)`."""
+    """Bool `(N, T)`: True for the steps of an episode that broke off because its env failed (a vector env with
+    `on_error="restart"`); `split_trajectories` leaves them out."""
 
     def __repr__(self) -> str:
         n, steps = self.shape
-        return f"Rollout({n} environments, {steps} steps, {self.frames} frames, {len(self.final_env)} episode ends)"
+        return f"Rollout({n} envs, {steps} steps, {self.frames} frames, {len(self.final_env)} episode ends)"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -76,12 +204,12 @@ class Rollout(Steps):
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the two dimensions are."""
+        """The names of the two dimensions."""
         return ("env", "time")
 
     @property
     def frames(self) -> int:
-        """Steps in the batch, all environments together."""
+        """Steps in the batch, all envs together."""
         return int(self.mask.sum())
 
     @property
@@ -98,35 +226,10 @@ class Rollout(Steps):
 
     def flatten(self) -> FlatRollout:
         """The steps that `mask` marks, `(frames, ...)`: by row, then by time. A copy."""
-        mask = nest.as_array(self.mask)
-        episode_ends = nest.as_array(self.final_env), nest.as_array(self.final_time)
-        ends = mask.copy()
-        ends[:, :-1] &= ~mask[:, 1:]  # the last recorded step of each stretch of a row
-        ends[episode_ends] = True
-        row, time = np.nonzero(ends & mask)
-        place = np.full(mask.shape, -1)
-        place[row, time] = np.arange(len(row))
-        tail_obs = nest.map(lambda rows: rows[like(row, rows), like(time + 1, rows)], self.all_obs)
-        final = place[episode_ends]
-        kept = final >= 0
-        nest.put(tail_obs, final[kept], nest.map(lambda rows: rows[like(np.flatnonzero(kept), rows)], self.final_obs))
-        at = np.nonzero(mask)
-
-        def pick(rows: Any) -> Any:
-            return rows[like(at[0], rows), like(at[1], rows)]
-
-        return FlatRollout(
-            obs=nest.map(pick, self.obs),
-            **{name: pick(getattr(self, name)) for name in _COLUMNS},
-            env_ids=self.env_ids[like(at[0], self.env_ids)],
-            tail_rows=like((np.cumsum(mask) - 1)[row * mask.shape[1] + time], self.reward),
-            tail_obs=tail_obs,
-            broken_ids=self.broken_ids,
-            extras=nest.map(pick, self.extras),
-        )
+        return FlatRollout(**flat_columns(self))
 
     def to_tensordict(self) -> Any:
-        """The batch as torchrl's collectors give it: a `TensorDict` of shape `(N, T)`; needs `vecenv[torch]` and
+        """The batch as torchrl's collectors return it: a `TensorDict` of shape `(N, T)`; needs `vecenv[torch]` and
         tensordict.
 
         Rewards and flags have a last dimension of 1, and rewards are float32 (also where they are vectors); those of
@@ -135,9 +238,6 @@ class Rollout(Steps):
         Raises `TypeError` that names the entry where one is an array of objects or text, as is the `agent_id` of
         `PettingZooEnv`.
         """
-        from collector.batch.tensordict_form import as_tensordict
+        from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
 
         return as_tensordict(self, [*self.shape], [None, "time"])
-
-
-_COLUMNS = ("action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version")

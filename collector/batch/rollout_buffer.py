@@ -1,13 +1,13 @@
-"""The tape on which a batch is recorded.
+"""The memory into which a batch is recorded.
 
-Memory is laid out time first, because that is how it is written: one row of all environments after another. What the
-user sees is environment first, `(N, T, ...)`, as views of that memory::
+It is laid out time first, because that is how it is written: one row of all envs after another. What the user sees is
+env first, `(N, T, ...)`, as views of that memory::
 
-    tape (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
-    rollout       obs[env, t], action[env, t], reward[env, t], ...
+    buffer (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
+    rollout         obs[env, t], action[env, t], reward[env, t], ...
 
-An environment that has all the episodes that were asked for stays behind. So a row is addressed by `time * N + env`,
-with one index array (or one slice, while all step).
+An env that has all its episodes stays behind. So a row is addressed by `time * N + env`, with one index array (or one
+slice, while all step).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vecenv import nest
 Where = slice | np.ndarray
 
 
-class Tape:
+class RolloutBuffer:
     """Records one batch, row by row; the memory of a column is allocated when its first row is written.
 
     A column is one array (or a tree of arrays) of `(T+1) * N` rows, so that `time * N + env` is where a row goes.
@@ -45,7 +45,7 @@ class Tape:
         self._finals, self._broken = [], []
 
     def write(self, name: str, where: Where, rows: Any) -> None:
-        """Put `rows`, a tree of `(k, ...)` arrays, where the k indices of `where` say."""
+        """Put `rows`, a tree of `(k, ...)` arrays, at the k indices `where`."""
         column = self._columns[name] if name in self._columns else self._new_column(name, rows)
         if type(rows) is np.ndarray:
             column[where] = rows
@@ -60,7 +60,7 @@ class Tape:
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> None:
-        """What one step left, but for its observation."""
+        """Put the results of one step there, except its observations."""
         columns = self._columns
         if "reward" not in columns:
             check_policy_names(outputs)
@@ -69,7 +69,7 @@ class Tape:
                 self._new_column(name, rows)
         for name, rows in outputs.items():
             columns[name][where] = rows
-        if reward.ndim > columns["reward"].ndim:  # all environments had failed until now: nobody had said what is paid
+        if reward.ndim > columns["reward"].ndim:  # no env had returned a vector until now
             columns["reward"] = self._allocate(reward)
             columns["reward"][...] = 0
         columns["reward"][where] = reward
@@ -77,7 +77,7 @@ class Tape:
         columns["truncated"][where] = truncated
 
     def write_extra(self, name: str, where: Where, rows: np.ndarray) -> None:
-        """Put there what not every round has: the others are zero."""
+        """Put rows there that not every round has: the others are zero."""
         if name not in self._columns:
             self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
         self._columns[name][where] = rows
@@ -89,18 +89,18 @@ class Tape:
     def end_episodes(self, rows: np.ndarray, obs: Any) -> None:
         """Note that the steps in these rows ended their episodes, with these observations.
 
-        Those are kept: what a reset gives will be written over them.
+        Those are kept: the observations of a reset are written over them.
         """
         self._finals.append((rows, obs))
 
     def break_episodes(self, rows: np.ndarray) -> None:
-        """Note that the environment failed in these rows: they end an episode that is to be dropped."""
+        """Note that the env failed in these rows: they end an episode that is to be discarded."""
         self._broken.append(rows)
 
     def finish(self, count: np.ndarray, episodes: Episodes, policy_version: int) -> Rollout:
-        """The batch, as views of this tape.
+        """The batch, as views of this buffer.
 
-        `count` `(N,)` are the steps recorded of each environment, `episodes` where each was at the start.
+        `count` `(N,)` are the steps recorded of each env, `episodes` where each was at the start.
         """
         n, steps = self._env_num, int(count.max())
         recorded = np.arange(steps) < count[:, None]
@@ -154,7 +154,7 @@ class Tape:
         return rows.reshape(self.steps + 1, self._env_num, *rows.shape[1:])[: steps + 1].swapaxes(0, 1)
 
     def _join_finals(self, all_obs: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Environments, times and last observations of the episodes that ended, ordered by time and environment."""
+        """Envs, times and last observations of the episodes that ended, ordered by time and env."""
         ended = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in self._finals)])
         obs = nest.map(lambda rows: np.empty((len(ended), *rows.shape[2:]), rows.dtype), all_obs)
         start = 0

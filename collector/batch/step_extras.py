@@ -1,4 +1,4 @@
-"""Extras: what is stored beside a step, returned by the policy with its action, or by a step hook after the round."""
+"""Extras: what the policy returns with its action, or a step hook after the round, and is stored with the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESERVED = frozenset({each.name for each in fields(Rollout)} | {"obs", "next", "
 
 
 class StepBatch(NamedTuple):
-    """One round, as a step hook gets it: the k environments that stepped, and what came of it.
+    """One round, as a step hook gets it: the k envs that stepped, and what came of it.
 
     Example::
 
@@ -32,10 +32,10 @@ class StepBatch(NamedTuple):
     env_id: np.ndarray
     """int64 `(k,)`."""
     obs: Any
-    """What the policy was asked about: `(k, ...)`, or a dict or tuple of such."""
+    """The observations before the step: `(k, ...)`, or a dict or tuple of such."""
     action: np.ndarray
     reward: np.ndarray
-    """float64 `(k,)`, or `(k, m)` of environments that pay vectors."""
+    """float64 `(k,)`, or `(k, m)` where rewards are vectors."""
     terminated: np.ndarray
     """bool `(k,)`, as `truncated`."""
     truncated: np.ndarray
@@ -49,8 +49,8 @@ StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
 
 
 def check_policy_names(outputs: Iterable[str]) -> None:
-    """Raise `ValueError` where the policy returned something beside the action under a name of the batch's own, and
-    `TypeError` where the name is no text.
+    """Raise `ValueError` where the policy returned something under a name that a batch has already, and `TypeError`
+    where the name is no text.
     """
     for name in outputs:
         if not isinstance(name, str):
@@ -62,7 +62,7 @@ class CheckedHook:
     """Calls a step hook with copies of the round, and refuses what it returns where that does not fit the round, or
     what it returned before.
 
-    `policy_layout` says what the policy returns.
+    `policy_layout` returns the names, shapes and dtypes of what the policy returns.
     """
 
     def __init__(self, hook: StepHook, policy_layout: Callable[[], Mapping[str, RowLayout]]) -> None:
@@ -86,13 +86,13 @@ class CheckedHook:
 
     @property
     def names(self) -> list[str]:
-        """What it has returned until now."""
+        """The names that it has returned until now."""
         return list(self._layout)
 
     def _check(self, name: str, rows: np.ndarray, count: int) -> None:
         if rows.shape[:1] != (count,):
             raise ValueError(
-                f"on_step returned {name!r} of shape {rows.shape} for the {count} environments that stepped; "
+                f"on_step returned {name!r} of shape {rows.shape} for the {count} envs that stepped; "
                 f"it must be ({count}, ...)"
             )
         if name not in self._layout:
@@ -114,6 +114,6 @@ def _layout_of(rows: np.ndarray) -> RowLayout:
     return rows.shape[1:], rows.dtype
 
 
-def _refuse(who: str, names: Iterable[str]) -> None:
+def _refuse(source: str, names: Iterable[str]) -> None:
     for name in sorted(names):
-        raise ValueError(f"{who} returned {name!r}, which a batch has already: store it under another name")
+        raise ValueError(f"{source} returned {name!r}, which a batch has already: store it under another name")

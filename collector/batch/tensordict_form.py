@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from collector.policy.exploration import ExplorationType
 from vecenv import nest
 
 try:
@@ -15,12 +14,8 @@ try:
 except ImportError as error:
     raise ImportError("tensordicts need tensordict: pip install 'vecenv[torch]' tensordict") from error
 
-if TYPE_CHECKING:
-    from collector.batch.flat_rollout import FlatRollout
-    from collector.batch.rollout import Rollout
 
-
-def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Sequence[Any]) -> Any:
+def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any:
     """The batch with the keys of torchrl's collectors; see `Rollout.to_tensordict`."""
     batch = batch if isinstance(batch.reward, torch.Tensor) else batch.to("cpu")
     after = batch.next
@@ -32,7 +27,7 @@ def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Seq
     def flags(of: Any) -> dict[str, Any]:
         return {name: column(getattr(of, name)) for name in ("terminated", "truncated", "done", "step_count")}
 
-    start = column(torch.zeros_like(batch.terminated))  # after the reset of a finished environment no flag is up
+    start = column(torch.zeros_like(batch.terminated))  # after the reset of a finished env no flag is up
     step = {
         "action": batch.action,
         "terminated": start,
@@ -42,30 +37,32 @@ def as_tensordict(batch: Rollout | FlatRollout, shape: Sequence[int], names: Seq
         "collector": {"traj_ids": batch.traj_ids, "mask": batch.mask, "policy_version": batch.policy_version},
         **batch.extras,
     }
-    paid = {"reward": column(after.reward.to(torch.float32)), **flags(after)}
+    outcome = {"reward": column(after.reward.to(torch.float32)), **flags(after)}
     seen = _observations(batch.obs)
     for name in seen:
-        if name in ("next", *step, *paid):
+        if name in ("next", *step, *outcome):
             raise ValueError(
                 f"the observation has an entry {name!r}, and so has the tensordict: rename it in a wrapper of the "
-                "environment, or in postproc"
+                "env, or in postproc"
             )
-    root = {**seen, **step, "next": {**_observations(after.obs), **paid}}
+    root = {**seen, **step, "next": {**_observations(after.obs), **outcome}}
     return TensorDict(root, batch_size=list(shape), names=[*names], device=batch.reward.device)
 
 
-def ask_tensordict(policy: Any, obs: Any, exploration: ExplorationType) -> dict[str, Any]:
-    """The action and what else the policy wrote into a `TensorDict` of the observations."""
+def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
+    """The action and what else the policy wrote into a `TensorDict` of the observations; `interaction` is the name of a
+    tensordict `InteractionType`.
+    """
     tensors = nest.map(torch.as_tensor, obs)
     first = next(nest.leaves(tensors))
-    asked = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
-    known = set(asked.keys(True, True))
-    with set_interaction_type(InteractionType[exploration.name]):
-        answered = policy(asked)
-    written = [key for key in answered.keys(True, True) if key not in known]
+    inputs = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
+    known = set(inputs.keys(True, True))
+    with set_interaction_type(InteractionType[interaction]):
+        outputs = policy(inputs)
+    written = [key for key in outputs.keys(True, True) if key not in known]
     if "action" not in written:
         raise TypeError(f"the policy wrote no 'action' into the tensordict, only {written}")
-    return {key if isinstance(key, str) else ".".join(key): answered[key] for key in written}
+    return {key if isinstance(key, str) else ".".join(key): outputs[key] for key in written}
 
 
 def _observations(tree: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Memory that is there already, locked into place so that CUDA may read it by itself.
+"""Memory that is there already, registered with CUDA so that the device can read it by itself.
 
-A lock holds on to the array whose memory it covers, so the memory cannot go before the lock does, whoever drops it.
+A registration holds the array whose memory it covers, so the memory is never freed before it is unregistered.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import numpy as np
 
 PORTABLE = 1  # cudaHostRegisterPortable: for every CUDA context of this process
 
-_locks: weakref.WeakValueDictionary[int, PageLock] = weakref.WeakValueDictionary()
-"""The locks there are, by address: CUDA refuses to lock memory twice."""
 
+class Registration:
+    """The memory of `array` is registered with CUDA as long as this object lives.
 
-class PageLock:
-    """The memory of `array` stays in place for as long as this object lives.
-
-    `readers` are called before the lock is undone; each waits until its copies from this memory have run.
+    `readers` are called before it is unregistered; each waits until its copies from this memory have run.
     """
 
     def __init__(self, array: np.ndarray, cudart: Any, clear_error: Callable[[], None]) -> None:
         self.nbytes = array.nbytes
         self.readers: list[Callable[[], None]] = []
-        weakref.finalize(self, _unlock, array, cudart, clear_error, self.readers, os.getpid())
+        weakref.finalize(self, _unregister, array, cudart, clear_error, self.readers, os.getpid())
 
 
-def lock_pages(array: np.ndarray, cudart: Any, clear_error: Callable[[], None]) -> PageLock | None:
-    """Register the memory of `array` with CUDA, or None where that cannot be done: there is none, or CUDA refuses.
+_registrations: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
+"""All of them by address: CUDA refuses to register memory twice."""
+
+
+def register(array: np.ndarray, cudart: Any, clear_error: Callable[[], None]) -> Registration | None:
+    """Register the memory of `array` with CUDA; None where there is none, or CUDA refuses.
 
     That takes a while for each megabyte, so it is for memory that is kept. `cudart` is what `torch.cuda.cudart()`
     returns; `clear_error` takes back the error that a refusal leaves behind, which the next kernel would raise.
@@ -40,14 +41,14 @@ def lock_pages(array: np.ndarray, cudart: Any, clear_error: Callable[[], None]) 
     if array.nbytes == 0 or not array.flags.c_contiguous:
         return None
     address = address_of(array)
-    known = _locks.get(address)
+    known = _registrations.get(address)
     if known is not None and known.nbytes >= array.nbytes:
         return known
     if int(cudart.cudaHostRegister(address, array.nbytes, PORTABLE)) != 0:
         clear_error()
         return None
-    lock = _locks[address] = PageLock(array, cudart, clear_error)
-    return lock
+    registration = _registrations[address] = Registration(array, cudart, clear_error)
+    return registration
 
 
 def address_of(array: np.ndarray) -> int:
@@ -56,12 +57,12 @@ def address_of(array: np.ndarray) -> int:
     return address
 
 
-def _unlock(
+def _unregister(
     array: np.ndarray, cudart: Any, clear_error: Callable[[], None], readers: list[Callable[[], None]], owner: int
 ) -> None:
-    if os.getpid() != owner:  # a forked copy of the process has no locks, and may not use CUDA
+    if os.getpid() != owner:  # a forked copy of the process has registered nothing, and may not use CUDA
         return
-    # The device may be past use by now (an assertion in a kernel): the lock has to go all the same.
+    # The device may have failed (an assertion in a kernel): the memory is unregistered all the same.
     for wait in readers:
         with suppress(RuntimeError):
             wait()

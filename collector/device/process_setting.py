@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Switch:
-    """`with switch():` around what needs a setting switched off.
+class TurnedOff:
+    """`with turned_off():` around code that needs a setting of the process off.
 
-    What it was before is known to whoever came first, and put back by whoever leaves last.
+    The first thread to enter reads the setting, and the last one to leave restores it.
     """
 
     def __init__(self, is_on: Callable[[], bool], turn: Callable[[bool], None]) -> None:

@@ -1,6 +1,6 @@
-"""Arrays as tensors and back, and which device is meant.
+"""Arrays as tensors and back, and names of devices.
 
-Whatever needs torch takes it from here, so that one message says what to install.
+All modules that need torch import it from here, so that one message names what to install.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_dtypes(path: str, tree: Any) -> None:
             as_tensor(tree[:0])
         except TypeError:
             raise TypeError(
-                f"torch has no dtype for {path}, an array of {tree.dtype}: drop it in a wrapper of the environment, "
+                f"torch has no dtype for {path}, an array of {tree.dtype}: drop it in a wrapper of the env, "
                 "or keep numpy batches (no storing_device), from which postproc can drop it before to_tensordict"
             ) from None
 

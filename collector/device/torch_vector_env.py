@@ -1,4 +1,4 @@
-"""A vector environment that speaks tensors on a device."""
+"""A vector env with tensors on a device in place of arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.device.tensors import as_tensor, resolve_device, torch
-from collector.device.transfer import Direct, Staged, memory_of
+from collector.device.transfer import PinnedTransfer, make_transfer, memory_of
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, common_layout
 from vecenv.nest import tensor_on_host
@@ -41,7 +41,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     `venv` returned, so there that holds unless `venv` was made with `copy=False`. On CUDA a step makes one copy a leaf
     and waits once; a `venv` with `copy=False` is copied from straight out of its memory where CUDA can register that.
 
-    Assumes that `venv` itself is not stepped or reset beside this object, and one thread.
+    Assumes that `venv` itself is stepped and reset through this object only, and one thread.
 
     Raises `TypeError` for what is no vector env, for observations that cannot be tensors, and for a `reward_dtype` that
     is no floating dtype; `ValueError` for a CUDA device that is not there.
@@ -67,7 +67,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     def to(self, device: Any) -> TorchVectorEnv:
         """Another one around the same `venv`, with tensors on `device`; this one goes on working."""
         other = type(self)(self.venv, device, reward_dtype=self.reward_dtype)
-        # Whichever of the two steps the envs has to wait for the copies of both.
+        # Both share the memory of the envs: before either steps them, the copies of both have to be done.
         other._transfers = self._transfers
         self._transfers.append(other._transfer)
         return other
@@ -99,11 +99,9 @@ class TorchVectorEnv(VectorEnvWrapper):
         finally:
             self.venv.close()
 
-    def _make_transfer(self) -> Direct | Staged:
-        if self.device.type != "cuda":
-            return Direct(self.device)
+    def _make_transfer(self) -> Any:
         rows = self.venv.env_num if hasattr(self.venv, "env_num") else self.venv.num_envs
-        return Staged(self.device, rows, memory=memory_of(self.venv), fresh=True)
+        return make_transfer(self.device, rows, memory=memory_of(self.venv), fresh=True)
 
     def _settle(self) -> None:
         """Before the envs may write: no copy of what they wrote before is on its way."""
@@ -116,7 +114,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(action)) if isinstance(leaf, torch.Tensor)}
         arrays = self._transfer.to_numpy(tensors)
         self._settle()
-        if isinstance(self._transfer, Staged):
+        if isinstance(self._transfer, PinnedTransfer):
             arrays = {name: array.copy() for name, array in arrays.items()}  # an env may hold on to its action
         numbers = count()
         return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), action)
@@ -142,7 +140,7 @@ def _check_vector_env(venv: Any) -> None:
         raise TypeError("this is a TorchVectorEnv already; use its to(device) for another device")
     if not (hasattr(venv, "step") and (hasattr(venv, "env_num") or hasattr(venv, "num_envs"))):
         raise TypeError(
-            f"TorchVectorEnv wraps a vector env, got {type(venv).__name__}; make one of a single environment by "
+            f"TorchVectorEnv wraps a vector env, got {type(venv).__name__}; make one of a single env by "
             "DummyVectorEnv([lambda: env])"
         )
     found = venv.observation_space
@@ -167,7 +165,7 @@ def _stacked(action: Any) -> Any:
 
 
 def _positional(id: Any) -> tuple[Any, ...]:
-    """`id` as arguments: none where it was not given, for vector envs that know no ids."""
+    """`id` as arguments: none where it was not given, for vector envs that take no ids."""
     return () if id is None else (tensor_on_host(id),)
 
 

@@ -2,30 +2,38 @@
 
 On the CPU nothing is copied: a tensor and its array share memory. On CUDA a round is one copy each way::
 
-    obs (numpy) --memcpy--> page-locked --copy--> device --policy--> action --copy--> page-locked --mark--> numpy
+    obs (numpy) --memcpy--> pinned --copy--> device --policy--> action --copy--> pinned --event--> numpy
 
-The first memcpy is left out where the observation lies in memory that could be registered with CUDA: the arena of a
-vector environment with `copy=False`. Copies are queued on the device's current stream, so the policy runs after its
-input has arrived and the copy back after the policy; this process waits once a round, for the mark behind the last.
+The memcpy is left out where the observation lies in memory that could be registered with CUDA: the arena of a vector
+env with `copy=False`. Copies are queued on the device's current stream, so the policy runs after its input has arrived
+and the copy back after the policy; this process waits once a round, for the event behind the last copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from collector.device.link import Link, link_to
-from collector.device.pinned_memory import PageLock, address_of
+from collector.device.copier import Copier, copier_for
+from collector.device.pinned_memory import Registration, address_of
 from collector.device.tensors import as_tensor, to_device, torch
 from vecenv import nest
 
 
-class Direct:
-    """Moves arrays without staging: shares memory on the CPU; plain copies on devices that are not CUDA."""
+def make_transfer(device: torch.device, rows: int, *, memory: Sequence[np.ndarray] = (), fresh: bool = False) -> Any:
+    """The transfer for a device; arguments as for `PinnedTransfer`."""
+    if device.type == "cuda":
+        return PinnedTransfer(device, rows, memory=memory, fresh=fresh)
+    return DirectTransfer(device)
+
+
+class DirectTransfer:
+    """Shares memory on the CPU; makes plain copies on devices that are not CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -40,24 +48,25 @@ class Direct:
         return {name: nest.as_array(value) for name, value in outputs.items()}
 
     def settle(self) -> None:
-        """Nothing is ever on its way."""
+        """No copy is ever in flight."""
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """There is nothing to release."""
 
 
-class Staged:
-    """Moves rounds of rows through page-locked memory, without making this process wait more than once a round.
+class PinnedTransfer:
+    """Moves rounds of rows through pinned memory; this process waits for the device at most once a round.
 
     Guarantees: no memory is written to while a copy of a round before may still read it, be it a buffer of this object
-    or one of `memory`, provided that the owner of `memory` calls `settle` (or `to_numpy`) before it lets anybody write.
+    or one of `memory`, provided that the owner of `memory` calls `settle` (or `to_numpy`) before it is written to.
     Nothing synchronises the whole device. uint8 goes over as uint8.
     Assumes one thread, and that the policy's work is queued on (or joined to) the device's current stream.
 
     What `to_device` returns is valid until its next call, unless `fresh` is set: then it belongs to the caller. What
     `to_numpy` returns is valid until its next call. Buffers are allocated in the first round, with `rows` rows; a round
     of k uses the first k. `memory` are arrays that are kept and may hold the observations: each is registered with CUDA
-    when the first observation arrives that lies in it, and copied from where it is; where CUDA refuses, it is staged.
+    when the first observation arrives that lies in it, and copied from where it is; where CUDA refuses, observations
+    are copied into pinned memory first.
     """
 
     def __init__(
@@ -67,26 +76,27 @@ class Staged:
         *,
         memory: Sequence[np.ndarray] = (),
         fresh: bool = False,
-        link: Link | None = None,
+        copier: Copier | None = None,
     ) -> None:
         self.device = device
         self._rows = rows
         self._fresh = fresh
-        self._link = link_to(device) if link is None else link
+        self._copier = copier_for(device) if copier is None else copier
         self._memory = [_Memory(array) for array in memory]
-        self._inputs: dict[int, _Input] = {}
-        self._outputs: dict[str, torch.Tensor] = {}
-        self._pending = False
+        # By the number of a leaf, or the name of an output.
+        self._pinned: dict[Any, torch.Tensor] = {}
+        self._on_device: dict[Any, torch.Tensor] = {}
+        self._in_flight = False
 
     @property
     def registered(self) -> list[bool]:
         """For each array of `memory`: whether observations are copied from where they lie in it."""
-        return [memory.lock is not None for memory in self._memory]
+        return [memory.registration is not None for memory in self._memory]
 
     def to_device(self, tree: Any) -> Any:
         """A tree of `(k, ...)` arrays as tensors on the device: one copy a leaf, which does not block."""
-        self.settle()  # the policy of the round before may have raised, and its input still be on its way
-        self._pending = True
+        self.settle()  # a policy that raised may have left its input in flight
+        self._in_flight = True
         numbers = count()
         return nest.map(lambda array: self._send(array, next(numbers)), tree)
 
@@ -97,127 +107,85 @@ class Staged:
         return arrays
 
     def settle(self) -> None:
-        """Wait for the copies that are on their way; returns at once where there are none."""
-        if self._pending:
-            self._link.wait(self._link.record())
-            self._pending = False
+        """Wait for the copies that are in flight; returns at once where there are none."""
+        if self._in_flight:
+            self._copier.wait()
+            self._in_flight = False
 
     def close(self) -> None:
-        """Let go of all memory, once no copy reads it any more."""
-        # A device that has failed copies nothing more, and has told whoever asked it for something.
-        with suppress(RuntimeError):
+        """Release all memory, once no copy reads it any more."""
+        with suppress(RuntimeError):  # a device that has failed copies nothing more
             self.settle()
-        self._pending = False
+        self._in_flight = False
         self._memory.clear()
-        self._inputs.clear()
-        self._outputs.clear()
+        self._pinned.clear()
+        self._on_device.clear()
 
     def _send(self, array: np.ndarray, number: int) -> torch.Tensor:
-        rows = len(array)
-        buffers = self._inputs.get(number)
-        if buffers is None or not buffers.fits(array):
-            buffers = self._inputs[number] = _Input(self._link, max(self._rows, rows), array)
-        source = self._in_place(array)
+        dtype = _torch_dtype(array.dtype)
+        source = next((memory.tensor(array, self._copier) for memory in self._memory if memory.holds(array)), None)
         if source is None:
-            source = buffers.filled(array)
-        target = self._link.empty(array.shape, buffers.dtype) if self._fresh else buffers.target(rows)
+            source = self._buffer(self._pinned, number, self._copier.pinned, array.shape, dtype)
+            np.copyto(source.numpy(), array)
+        if self._fresh:
+            target = self._copier.empty(array.shape, dtype)
+        else:
+            target = self._buffer(self._on_device, number, self._copier.empty, array.shape, dtype)
         if array.size:
-            self._link.copy(target, source)
+            self._copier.copy(target, source)
         return target
-
-    def _in_place(self, array: np.ndarray) -> torch.Tensor | None:
-        """The array as a tensor, where the device can read its memory by itself."""
-        for memory in self._memory:
-            if memory.holds(array):
-                return memory.tensor(array, self._link)
-        return None
 
     def _fetch(self, name: str, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor) or value.device != self.device or value.dim() == 0:
             return nest.as_array(value)
         if value.dtype is torch.bfloat16:  # of which numpy has none
             value = value.float()
-        buffer = self._outputs.get(name)
-        if buffer is None or not _fits(buffer, value.shape, value.dtype):
-            with torch.inference_mode(False):  # so that it can be written to in any mode
-                buffer = self._link.host((max(self._rows, len(value)), *value.shape[1:]), value.dtype)
-            self._outputs[name] = buffer
-        target = buffer if len(buffer) == len(value) else buffer[: len(value)]
-        self._pending = True
-        self._link.copy(target, value.detach() if value.requires_grad else value)
+        target = self._buffer(self._pinned, name, self._copier.pinned, value.shape, value.dtype)
+        self._in_flight = True
+        self._copier.copy(target, value.detach() if value.requires_grad else value)
         return target.numpy()
 
-
-def memory_of(venv: Any) -> list[np.ndarray]:
-    """The arrays in which a vector environment keeps its observations; none where it has no such memory."""
-    engine = getattr(venv, "engine", None)
-    return [] if engine is None else [leaf for leaf in nest.leaves(engine.arena.obs) if leaf.dtype != object]
+    def _buffer(
+        self, buffers: dict[Any, torch.Tensor], key: Any, make: Callable[..., torch.Tensor], shape: Any, dtype: Any
+    ) -> torch.Tensor:
+        """The first rows of the buffer that is kept under a key, or of a new one where that does not fit."""
+        rows, buffer = shape[0], buffers.get(key)
+        if buffer is None or buffer.dtype != dtype or buffer.shape[1:] != shape[1:] or len(buffer) < rows:
+            with torch.inference_mode(False):  # so that it can be written to in any mode
+                buffer = buffers[key] = make((max(self._rows, rows), *shape[1:]), dtype)
+        return buffer if len(buffer) == rows else buffer[:rows]
 
 
 class _Memory:
     """An array that is kept, and whether the device can read it by itself."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self._begin = address_of(array)
-        self._end = self._begin + array.nbytes
-        self._whole: torch.Tensor | None = None
-        self._tried = False
-        self.lock: PageLock | None = None
+        self.registration: Registration | None = None
+        self._array, self._begin = array, address_of(array)
+        self._is_tried = False
 
     def holds(self, array: np.ndarray) -> bool:
         """Whether the array is this one, or lies in it in one piece."""
         if array is self._array:
             return True
         begin = address_of(array)
-        return self._begin <= begin and begin + array.nbytes <= self._end and array.flags.c_contiguous
+        end = self._begin + self._array.nbytes
+        return self._begin <= begin and begin + array.nbytes <= end and array.flags.c_contiguous
 
-    def tensor(self, array: np.ndarray, link: Link) -> torch.Tensor | None:
-        """The array as a tensor that the device can read by itself; None where it cannot. Tries once to make it so."""
-        if not self._tried:
-            self._tried = True
-            self.lock = link.register(self._array)
-        if self.lock is None:
-            return None
-        if array is not self._array:
-            return as_tensor(array)
-        if self._whole is None:
-            self._whole = as_tensor(array)
-        return self._whole
+    def tensor(self, array: np.ndarray, copier: Copier) -> torch.Tensor | None:
+        """The array as a tensor that the device can read by itself; None where CUDA refused to register it."""
+        if not self._is_tried:
+            self._is_tried = True
+            self.registration = copier.register(self._array)
+        return None if self.registration is None else as_tensor(array)
 
 
-class _Input:
-    """The buffers of one leaf: page-locked memory, and the device's; each made when it is first needed."""
-
-    def __init__(self, link: Link, rows: int, like: np.ndarray) -> None:
-        self._link = link
-        self._shape = (rows, *like.shape[1:])
-        self._array_dtype = like.dtype
-        self.dtype = as_tensor(like[:0]).dtype
-        self._host: torch.Tensor | None = None
-        self._device: torch.Tensor | None = None
-
-    def fits(self, array: np.ndarray) -> bool:
-        """Whether this has room for the rows of `array`."""
-        return len(array) <= self._shape[0] and array.shape[1:] == self._shape[1:] and array.dtype == self._array_dtype
-
-    def filled(self, array: np.ndarray) -> torch.Tensor:
-        """The page-locked rows, with the values of `array`."""
-        if self._host is None:
-            with torch.inference_mode(False):
-                self._host = self._link.host(self._shape, self.dtype)
-            self._view = self._host.numpy()
-        rows = len(array)
-        np.copyto(self._view[:rows], array)
-        return self._host if rows == self._shape[0] else self._host[:rows]
-
-    def target(self, rows: int) -> torch.Tensor:
-        """The first rows of the device's memory."""
-        if self._device is None:
-            with torch.inference_mode(False):
-                self._device = self._link.empty(self._shape, self.dtype)
-        return self._device if rows == self._shape[0] else self._device[:rows]
+@lru_cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return as_tensor(np.empty(0, dtype)).dtype
 
 
-def _fits(buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> bool:
-    return buffer.dtype == dtype and buffer.shape[1:] == tuple(shape[1:]) and len(buffer) >= shape[0]
+def memory_of(venv: Any) -> list[np.ndarray]:
+    """The arrays in which a vector env keeps its observations; none where it has no such memory."""
+    engine = getattr(venv, "engine", None)
+    return [] if engine is None else [leaf for leaf in nest.leaves(engine.arena.obs) if leaf.dtype != object]

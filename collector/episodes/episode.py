@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout, join
-from collector.batch.rollout import Rollout
+from collector.batch.arrays import join
+from collector.batch.rollout import FlatRollout, Rollout
 from vecenv import nest
 
 
@@ -24,17 +23,17 @@ class Episode:
     reward: np.ndarray
     """float64 `(L,)`; `(L, m)` where rewards are vectors."""
     terminated: np.ndarray
-    """bool `(L,)`: True in the last row where the environment reached a final state."""
+    """bool `(L,)`: True in the last row where the env reached a final state."""
     truncated: np.ndarray
     """bool `(L,)`: True in the last row where it was stopped before one."""
     env_id: int
-    """The environment that it ran in."""
+    """The env that it ran in."""
 
     def __len__(self) -> int:
         return len(self.reward)
 
     def __repr__(self) -> str:
-        return f"Episode({len(self)} steps, total reward {self.total_reward:g}, environment {self.env_id})"
+        return f"Episode({len(self)} steps, total reward {self.total_reward:g}, env {self.env_id})"
 
     @property
     def total_reward(self) -> float:
@@ -52,13 +51,13 @@ class EpisodeCutter:
     """Cuts batches of one collector into whole episodes.
 
     An episode that a batch leaves unfinished is kept, and comes out of the batch that finishes it. One that breaks off
-    because its environment failed is dropped.
+    because its env failed is discarded.
 
     Example::
 
         cutter = EpisodeCutter()
         for batch in collector:
-            for episode in cutter.cut(batch):     # by the time of their end, then by environment
+            for episode in cutter.cut(batch):     # by the time of their end, then by env
                 save(episode)
     """
 
@@ -71,56 +70,34 @@ class EpisodeCutter:
         return sum(len(part) for parts in self._parts.values() for part in parts)
 
     def cut(self, batch: Rollout | FlatRollout) -> list[Episode]:
-        """The episodes that end in this batch, by the time of their end (of a flat batch: by environment).
+        """The episodes that end in this batch, by the time of their end (of a flat batch: by env).
 
         Their arrays are copies.
         """
-        whole: list[tuple[int, Episode]] = []
-        pieces = _pieces_of_flat(batch) if isinstance(batch, FlatRollout) else _pieces(batch)
-        for traj_id, time, part, ends in pieces:
-            self._parts.setdefault(traj_id, []).append(part)
-            if ends:
-                whole.append((time, _join(self._parts.pop(traj_id))))
+        ended: list[tuple[int, Episode]] = []
+        flat = batch.flatten()
+        times = np.zeros(flat.frames, np.int64) if batch is flat else np.nonzero(batch.mask)[1]
+        start = 0
+        for stop in (np.flatnonzero(np.diff(flat.traj_ids, append=-1)) + 1).tolist():
+            parts = self._parts.setdefault(int(flat.traj_ids[start]), [])
+            parts.append(_part(flat, slice(start, stop)))
+            if flat.done[stop - 1]:
+                ended.append((int(times[stop - 1]), _join(parts)))
+                del self._parts[int(flat.traj_ids[start])]
+            start = stop
         for traj_id in batch.broken_ids.tolist():
             self._parts.pop(traj_id, None)
-        return [episode for _, episode in sorted(whole, key=lambda each: each[0])]
+        return [episode for _, episode in sorted(ended, key=lambda each: each[0])]
 
 
-Piece = tuple[int, int, Episode, bool]
-"""The id of a trajectory, the time of its last step here, its steps as views of the batch, and whether it ends."""
-
-
-def _pieces(batch: Rollout) -> Iterator[Piece]:
-    """By environment, then by time."""
-    finals = {at: k for k, at in enumerate(zip(batch.final_env.tolist(), batch.final_time.tolist(), strict=True))}
-    collected = (batch.mask | batch.broken).sum(1).tolist()
-    for env, length in enumerate(collected):
-        ids = batch.traj_ids[env, :length]
-        start = 0
-        for stop in (np.flatnonzero(np.diff(ids, append=-1)) + 1).tolist():
-            final = finals.get((env, stop - 1))
-            last_obs = None if final is None else nest.take(batch.final_obs, slice(final, final + 1))
-            at = (env, slice(start, stop))
-            obs = nest.take(batch.all_obs, at)
-            yield int(ids[start]), stop, _episode(batch, at, obs, last_obs, env), final is not None
-            start = stop
-
-
-def _pieces_of_flat(batch: FlatRollout) -> Iterator[Piece]:
-    start = 0
-    for stop in (np.flatnonzero(np.diff(batch.traj_ids, append=-1)) + 1).tolist():
-        ends = bool(batch.done[stop - 1])
-        tail = int(np.searchsorted(batch.tail_rows, stop - 1))
-        last_obs = nest.take(batch.tail_obs, slice(tail, tail + 1)) if ends else None
-        at, env = slice(start, stop), int(batch.env_ids[start])
-        yield int(batch.traj_ids[start]), 0, _episode(batch, at, nest.take(batch.obs, at), last_obs, env), ends
-        start = stop
-
-
-def _episode(batch: Rollout | FlatRollout, at: Any, obs: Any, last_obs: Any, env: int) -> Episode:
-    """The steps at an index, with their observations and `last_obs`, where there is one."""
-    obs = obs if last_obs is None else join([obs, last_obs])
-    return Episode(obs, batch.action[at], batch.reward[at], batch.terminated[at], batch.truncated[at], env)
+def _part(flat: FlatRollout, at: slice) -> Episode:
+    """The steps of an episode in a batch, as views of it; with the last observation where it ends."""
+    obs = nest.take(flat.obs, at)
+    if flat.done[at.stop - 1]:
+        tail = int(np.searchsorted(flat.tail_rows, at.stop - 1))
+        obs = join([obs, nest.take(flat.tail_obs, slice(tail, tail + 1))])
+    columns = flat.action[at], flat.reward[at], flat.terminated[at], flat.truncated[at]
+    return Episode(obs, *columns, int(flat.env_ids[at.start]))
 
 
 def _join(parts: list[Episode]) -> Episode:

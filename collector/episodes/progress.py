@@ -1,4 +1,4 @@
-"""Where each environment is: which episode, how many steps into it, and whether that episode is over."""
+"""Where each env is: which episode, how many steps into it, and whether that episode is over."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ import numpy as np
 
 
 class Episodes:
-    """The episodes in progress of N environments. The k-th episode of environment n has the id `k * N + n`.
+    """The episodes in progress of N envs. The k-th episode of env n has the id `k * N + n`.
 
-    So ids are unique within a collector, grow with time in each environment, and are the same whatever the batches are.
+    So ids are unique within a collector, grow with time in each env, and are the same whatever the batches are.
     """
 
     def __init__(self, env_num: int) -> None:
         self._envs = np.arange(env_num)
         self.over = np.ones(env_num, np.bool_)
-        """Whether an environment has to be reset before its next step."""
+        """Whether an env has to be reset before its next step."""
         self.index = np.zeros(env_num, np.int64)
         """The episode that it is in, or will begin."""
         self.taken = np.zeros(env_num, np.int64)
         """Steps taken in that episode."""
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
-        """Leave the episodes in progress of these environments: they are reset, and get new ids."""
-        left = np.zeros(len(self._envs), np.bool_)
-        left[env_ids] = True
-        self.index += left & (self.taken > 0)
-        self.taken[left] = 0
-        self.over[left] = True
+        """Abandon the episodes in progress of these envs: they are reset, and get new ids."""
+        self.index[env_ids] += self.taken[env_ids] > 0
+        self.taken[env_ids] = 0
+        self.over[env_ids] = True
 
     def ids(self, env_ids: np.ndarray) -> np.ndarray:
         """The ids of the episodes in progress."""
@@ -40,7 +38,7 @@ class Episodes:
         return int(self.index.max() + 1) * len(self._envs)
 
     def skip_to(self, next_id: int) -> None:
-        """Give no id below this one from now on."""
+        """Use no id below this one from now on."""
         self.abandon()
         self.index[:] = np.maximum(self.index, -(-next_id // len(self._envs)))
 
@@ -56,14 +54,14 @@ class Episodes:
         return ids, np.arange(steps) - np.maximum.accumulate(began, axis=1)
 
     def advance(self, done: np.ndarray, step_count: np.ndarray, count: np.ndarray) -> None:
-        """Go on to where the environments are after steps that were numbered so, `count` of each."""
+        """Go on to where the envs are after steps that were numbered so, `count` of each."""
         stepped = np.flatnonzero(count)
         last = count[stepped] - 1
         self.taken[stepped] = np.where(done[stepped, last], 0, step_count[stepped, last] + 1)
         self.index += done.sum(1)
 
     def step(self, env_ids: np.ndarray, done: np.ndarray) -> None:
-        """One step of these environments, of which those in `done` (a mask) ended their episode."""
+        """One step of these envs, of which those in `done` (a mask) ended their episode."""
         self.taken[env_ids] += 1
         ended = env_ids[done]
         self.taken[ended] = 0
@@ -72,6 +70,6 @@ class Episodes:
 
 
 def restarted(rows: np.ndarray, info: Any) -> list[int]:
-    """Which of these rows of a round ended because their environment failed (`on_error="restart"`)."""
-    # Both are written there; an environment may well have one of these keys of its own.
+    """Which of these rows of a round ended because their env failed (`on_error="restart"`)."""
+    # Both are there after a restart; the infos of an env may have one of these keys too.
     return [row for row in rows.tolist() if info[row].get("restarted", False) is True and "error" in info[row]]

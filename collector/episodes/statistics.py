@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.flat_rollout import FlatRollout
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import FlatRollout, Rollout
 from vecenv.nest import as_array
 
 
@@ -34,7 +33,7 @@ class SequenceSummaryStats:
 
 @dataclass(frozen=True, repr=False)
 class CollectStats:
-    """What a `collect` did (names as in tianshou). Entries of `returns` and `lens` go by environment, then by time."""
+    """What a `collect` did (names as in tianshou). Entries of `returns` and `lens` go by env, then by time."""
 
     n_collected_episodes: int
     """Episodes that ended."""
@@ -46,7 +45,7 @@ class CollectStats:
     lens: np.ndarray
     """int64 `(episodes,)`."""
     batch: Rollout | FlatRollout | None
-    """The steps; None where they were not asked for."""
+    """The steps; None with `keep=False`."""
 
     @property
     def collect_speed(self) -> float:
@@ -69,7 +68,7 @@ class CollectStats:
 
 
 class Ended(NamedTuple):
-    """Episodes that ended: their environments, returns and lengths."""
+    """Episodes that ended: their envs, returns and lengths."""
 
     env_ids: np.ndarray
     returns: np.ndarray
@@ -80,15 +79,17 @@ class EpisodeTracker:
     """Adds up rewards and steps of episodes that batches cut anywhere."""
 
     def __init__(self, env_num: int) -> None:
-        # Of the episode in progress in each environment, where it has one that is known here.
+        # Of the episode in progress in each env, where it has one that is known here.
         self._ids = np.full(env_num, -1)
         self._lens = np.zeros(env_num, np.int64)
         self._returns: Any = None
 
     def update(self, batch: Rollout | FlatRollout) -> Ended:
-        """The episodes that end in this batch, by environment, then by time."""
+        """The episodes that end in this batch, by env, then by time."""
         env_ids, ids, reward, done = _rows(batch)
-        if self._returns is None or self._returns.shape[1:] != reward.shape[1:]:  # nothing was paid until now
+        if (
+            self._returns is None or self._returns.shape[1:] != reward.shape[1:]
+        ):  # no env had returned a vector until now
             self._returns = np.zeros((len(self._ids), *reward.shape[1:]))
         if not len(ids):
             return Ended(env_ids, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
@@ -104,7 +105,7 @@ class EpisodeTracker:
 
 
 def _rows(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Environment, episode, reward and end of each step, by environment, then by time."""
+    """Env, episode, reward and end of each step, by env, then by time."""
     columns = batch.traj_ids, batch.reward, batch.terminated | batch.truncated
     if isinstance(batch, FlatRollout):
         ids, reward, done = map(as_array, columns)

@@ -16,7 +16,7 @@ from vecenv.venvs import BACKENDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job as the arguments say, and return the exit code.
+    """Run the job of a command line, and return the exit code.
 
     0: collected. 1: it failed, or the folder cannot be used. 2: it cannot run with these arguments. 130, 143: ended by
     Ctrl-C (SIGINT), by SIGTERM; what was collected is kept.
@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if workers is not None and options["backend"] == "dummy":
         parser.error("argument --workers: the dummy backend has none; use --backend shmem or subproc")
     if workers is not None and workers > options["num_envs"]:
-        parser.error(
-            f"argument --workers: {workers} workers for {options['num_envs']} environments; one each is the most"
-        )
+        parser.error(f"argument --workers: {workers} workers for {options['num_envs']} envs; one each is the most")
     try:
         return _run(parser, options)
     except KeyboardInterrupt:
@@ -63,44 +61,33 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the arguments; their names are those of `JobConfig`."""
     parser = argparse.ArgumentParser(
         prog="python -m collector",
-        description="Collect whole episodes of a gymnasium environment into a folder.",
+        description="Collect whole episodes of a gymnasium env into a folder.",
         epilog="Ctrl-C and SIGTERM end a job cleanly: whole episodes so far are kept. Read them with "
         "collector.load_episodes(folder), or with np.load. Exit status: 0 all collected, 1 failed, 2 wrong arguments, "
         "130 and 143 ended by a signal.",
     )
-    unset, default = argparse.SUPPRESS, JobConfig
-    add = parser.add_argument
-    add("--env", required=True, metavar="ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
-    add(
-        "--steps",
-        type=_count,
-        default=default.steps,
-        metavar="N",
-        help="stop once whole episodes have so many [%(default)s]",
-    )
-    add("--out", type=Path, default=unset, metavar="FOLDER", help="folder for the episodes [data/ID]")
-    add("--overwrite", action="store_true", help="replace what an earlier job left there")
-    add(
-        "--num-envs", type=_count, default=default.num_envs, metavar="N", help="environments side by side [%(default)s]"
-    )
-    add(
-        "--backend",
-        choices=BACKENDS,
-        default=default.backend,
-        help="where environments run; dummy: in this process [%(default)s]",
-    )
-    add("--workers", type=_count, default=unset, metavar="N", help="worker processes [one for each CPU]")
-    add("--policy", choices=POLICIES, default=default.policy, help="mlp: a network with random weights [%(default)s]")
-    add("--device", choices=DEVICES, default=default.device, help="where the network runs [%(default)s]")
-    add("--seed", type=_seed, default=default.seed, metavar="N", help="the same seed, the same episodes [%(default)s]")
-    add(
-        "--max-episode-steps",
-        type=_count,
-        default=unset,
-        metavar="N",
-        help="cut episodes off after so many [as the environment says]",
-    )
-    add("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
+
+    def add(name: str, help: str, **options: Any) -> None:
+        default = getattr(JobConfig, name, None)
+        if default is None:  # left out, so that `JobConfig` has the default
+            default = argparse.SUPPRESS
+        else:
+            help += " [%(default)s]"
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, help=help, **options)
+
+    count = {"type": _count, "metavar": "N"}
+    add("env", "gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0", required=True, metavar="ID")
+    add("steps", "stop once whole episodes have so many", **count)
+    add("out", "folder for the episodes [data/ID]", type=Path, metavar="FOLDER")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier job left there")
+    add("num_envs", "envs side by side", **count)
+    add("backend", "where envs run; dummy: in this process", choices=BACKENDS)
+    add("workers", "worker processes [one for each CPU]", **count)
+    add("policy", "mlp: a network with random weights", choices=POLICIES)
+    add("device", "where the network runs", choices=DEVICES)
+    add("seed", "the same seed, the same episodes", type=_seed, metavar="N")
+    add("max_episode_steps", "cut episodes off after so many [the limit of the env]", **count)
+    parser.add_argument("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
     return parser
 
 

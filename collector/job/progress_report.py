@@ -1,11 +1,9 @@
-"""What a job tells its user: progress while it runs, a table when it ends.
+"""The output of a job: progress while it runs, a table when it ends.
 
-On a terminal that is a progress bar; elsewhere (a log file, CI) a plain line now and then, without control characters.
+On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and then, without control characters.
 """
 
 from __future__ import annotations
-
-from types import TracebackType
 
 import numpy as np
 
@@ -33,7 +31,7 @@ class Report:
         self._console = console
         self._steps = config.steps
         self._heading = (
-            f"Collecting {config.steps:,} steps of {config.env} from {config.num_envs} environments into {config.out}"
+            f"Collecting {config.steps:,} steps of {config.env} from {config.num_envs} envs into {config.out}"
         )
         self._next_line = 1.0
         self._warned = False
@@ -52,16 +50,14 @@ class Report:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
     def __call__(self, state: JobState) -> None:
         """Show where the job is."""
         self._bar.update(self._task, completed=min(state.steps, self._steps), description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
-            # Lines grow rarer, down to one a minute. (rich flushes each, so that who waits for one gets it.)
+            # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
             self._say(f"{state.steps:,} of {self._steps:,} steps  {_figures(state)}")
         if not state.returns and state.unfinished_steps >= self._steps and not self._warned:
@@ -82,18 +78,18 @@ def _figures(state: JobState) -> str:
 
 
 def summary(state: JobState) -> Group:
-    """What ends a job: a line that says how it ended, and a table."""
+    """The last output of a job: a line on how it ended, and a table."""
     config = state.config
     heading = "Collected:" if state.status == "complete" else "Interrupted; collected until then, and kept:"
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     where = f"{state.workers} worker processes" if state.workers else "this process"
-    table.add_row("environment", f"{config.env}, {config.num_envs} in {where} ({config.backend})")
+    table.add_row("env", f"{config.env}, {config.num_envs} in {where} ({config.backend})")
     policy = POLICIES[config.policy] + ("" if config.policy == "random" else f", on {state.device}")
     table.add_row("policy", f"{policy}; seed {config.seed}")
     table.add_row("episodes", f"{len(state.returns):,} whole ones")
-    table.add_row("steps", f"{state.steps:,} ({config.steps:,} asked for)")
+    table.add_row("steps", f"{state.steps:,} ({config.steps:,} requested)")
     table.add_row("left out", f"{state.unfinished_steps:,} steps of episodes that had not ended")
     table.add_row("return", _spread(state.returns))
     table.add_row("length", _spread(state.lengths))

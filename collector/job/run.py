@@ -1,7 +1,7 @@
-"""A collection job: whole episodes of one environment, written to a folder until there are enough steps.
+"""A collection job: whole episodes of one env, written to a folder until there are enough steps.
 
 What is stored are whole episodes only: each ends with `terminated` or `truncated` in its last row. Episodes that are
-still going when the job ends are counted and left out; their length would depend on where the job happened to stop.
+in progress when the job ends are counted and left out; their length would depend on when the job stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from collector.episodes.episode import EpisodeCutter
 from collector.interruptor import Interruptor, StopSignals
 from collector.job.store import PICTURE, DatasetWriter, check_folder, check_storable, prepare_folder
-from collector.policy.interface import RandomPolicy
+from collector.policy.random_policy import RandomPolicy
 from collector.sync_collector import SyncDataCollector
 from vecenv.envs.gym_env import find_spec
 from vecenv.venvs import BACKENDS
@@ -32,7 +32,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 class JobError(RuntimeError):
-    """A job cannot run as it was asked to; the message says why, and what to change."""
+    """A job cannot run with its settings; the message has the reason, and what to change."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class JobConfig:
     """Where the network runs: "auto" (CUDA where there is one), "cpu" or "cuda"."""
     seed: int = 0
     max_episode_steps: int | None = None
-    """Truncate episodes at this length; None: as the environment says."""
+    """Truncate episodes at this length; None: at the limit of the env."""
     plot: bool = True
     """Draw the returns over time."""
     overwrite: bool = False
@@ -82,7 +82,7 @@ class JobState:
     unfinished_steps: int = 0
     """Steps of episodes that have begun and not ended: not stored."""
     bottleneck: str = ""
-    """What most of the time goes to, and its share: "environments 80 %"; "idle" is the writing of episodes."""
+    """What most of the time goes to, and its share: "envs 80 %"; "idle" is the writing of episodes."""
     workers: int = 1
     device: str = "cpu"
     status: str = "failed"
@@ -102,8 +102,8 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
     """Collect, write, draw; return what was done. Call it from the main thread for signals to end it cleanly.
 
     `on_progress` is called after every batch. A signal, or an exception while collecting, leaves the whole episodes so
-    far committed. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the
-    environment do not allow the job or a library is missing, and whatever the environment raises.
+    far committed. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the env do
+    not allow the job or a library is missing, and whatever the env raises.
 
     Example::
 
@@ -188,7 +188,7 @@ def _check_env(env: str) -> None:
     try:
         find_spec(env)
     except gymnasium.error.Error as error:
-        raise JobError(f"there is no environment {env}: {error}") from None
+        raise JobError(f"there is no env {env}: {error}") from None
 
 
 def _device(config: JobConfig) -> str:
@@ -238,13 +238,13 @@ def _make_policy(config: JobConfig, env: Any, device: str) -> Any:
 
 
 def _steps_per_batch(config: JobConfig, env: Any) -> int:
-    """Few enough for a batch to be small beside the memory and beside the job; else a number that is never felt."""
+    """64, or fewer where a batch would be large for the memory or the job."""
     rows = config.num_envs * max(1, _bytes_of(env.observation_space[0]))
     return max(1, min(64, BATCH_BYTES // rows, -(-config.steps // config.num_envs)))
 
 
 def _bytes_of(space: gymnasium.Space[Any]) -> int:
-    """Size of one observation, roughly where the space does not say."""
+    """Size of one observation, roughly where the space has no fixed one."""
     if isinstance(space, gymnasium.spaces.Dict):
         return sum(_bytes_of(part) for part in space.values())
     if isinstance(space, gymnasium.spaces.Tuple):

@@ -1,17 +1,17 @@
-"""Episodes on disk: shards of whole episodes, and a manifest that says which shards count.
+"""Episodes on disk: shards of whole episodes, and a manifest that lists those that are complete.
 
     manifest.json             what was collected, how, and the list of shards
     episodes-000000.npz       arrays of many episodes, one after another
     episodes-000001.npz       ...
 
 A shard is written under another name, flushed to the disk, renamed, and then listed in the manifest, which is replaced
-in the same way. So whatever interrupts the writer, the manifest names complete shards only, and a reader trusts no
-file that is not named there.
+in the same way. So whatever interrupts the writer, the manifest names complete shards only, and a reader trusts no file
+that is not named there.
 
 A shard with E episodes of S steps holds `obs` `(S + E, ...)`, `action`, `reward`, `terminated`, `truncated` `(S, ...)`,
 `offsets` `(E + 1,)` and `env_id` `(E,)`. Episode e has the steps `offsets[e]:offsets[e + 1]` and the observations
 `offsets[e] + e:offsets[e + 1] + e + 1`: one more than it has steps, the last one included. Dict and Tuple observations
-are `obs.0`, `obs.1`, ...; the manifest's `obs` says which is which. `np.load(shard, allow_pickle=False)` reads it.
+are `obs.0`, `obs.1`, ...; the manifest's `obs` names them. `np.load(shard, allow_pickle=False)` reads it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEP_ARRAYS = ("action", "reward", "terminated", "truncated")
 
 
 class DatasetError(RuntimeError):
-    """A folder of episodes cannot be used; the message says what is wrong with it and what to do."""
+    """A folder of episodes cannot be used; the message has what is wrong with it and what to do."""
 
 
 def check_folder(folder: Path, overwrite: bool = False) -> None:
@@ -180,7 +180,7 @@ def pack(episodes: list[Episode]) -> tuple[dict[str, np.ndarray], Any]:
 def load_episodes(folder: str | os.PathLike[str]) -> list[Episode]:
     """All committed episodes of a folder that a job wrote (also one that was killed, or is still running).
 
-    Raises `DatasetError` where the manifest is missing or damaged, or a shard is not what it says.
+    Raises `DatasetError` where the manifest is missing or damaged, or a shard does not match it.
 
     Example::
 
@@ -193,7 +193,7 @@ def load_episodes(folder: str | os.PathLike[str]) -> list[Episode]:
     for shard in manifest["shards"]:
         path = root / shard["file"]
         if not path.is_file() or path.stat().st_size != shard["bytes"] or _sha256(path) != shard["sha256"]:
-            raise DatasetError(f"{path} is missing or not what {MANIFEST} says; restore it, or collect again")
+            raise DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")
         with np.load(path, allow_pickle=False) as arrays:
             episodes += unpack({name: arrays[name] for name in arrays.files}, manifest["obs"])
     return episodes

@@ -1,4 +1,4 @@
-"""A policy as CUDA graphs: all of its kernels are launched at once, where launching each takes longer than running it.
+"""A policy as CUDA graphs: all kernels are launched at once, where launching each takes longer than running it.
 
 A graph is recorded once for each size of batch and then replayed on the same memory::
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from collector.device.process_setting import Switch
+from collector.device.process_setting import TurnedOff
 from collector.device.tensors import is_lazy, tensors_of, torch
 from collector.policy.exploration import ExplorationType
 from collector.policy.interface import Policy
@@ -27,7 +27,7 @@ Run = Callable[[], Any]
 
 
 class GraphedPolicy(PaddedPolicy):
-    """Asks a policy by replaying CUDA graphs, one for each size of batch (and form of input), recorded when needed.
+    """Runs a policy by replaying CUDA graphs, one for each size of batch (and form of input), recorded when needed.
 
     Guarantees:
 
@@ -39,9 +39,9 @@ class GraphedPolicy(PaddedPolicy):
     3. Recording moves no random stream, and leaves the caller's stream the current one.
 
     Outputs carry no gradient, and are valid until the next call. Neither recording nor replaying waits for the device;
-    PyTorch 2.13 itself waits for the default stream once a recording, where it sets up the random numbers.
-    `sizes` as in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording;
-    `capture` turns a run into one that does the same on static memory.
+    PyTorch 2.13 itself waits for the default stream once a recording, where it sets up the random numbers. `sizes` as
+    in `batch_sizes`; `faster` as in `PaddedPolicy`; `warmup` calls come before a recording; `capture` turns a run into
+    one that does the same on static memory.
 
     Example::
 
@@ -87,7 +87,7 @@ class GraphedPolicy(PaddedPolicy):
         return program.run()
 
     def close(self) -> None:
-        """Let the graphs and their memory go."""
+        """Free the graphs and their memory."""
         self._programs.clear()
 
     def _record(self, inputs: Any, size: int) -> _Program:
@@ -99,10 +99,10 @@ class GraphedPolicy(PaddedPolicy):
         static = nest.map(lambda leaf: None if leaf is None else fill_up(leaf, size), inputs)
         inputs = list(nest.leaves(static))
         with torch.cuda.device_of(next(leaf for leaf in inputs if leaf is not None)):
-            return _Program(inputs, self._capture(lambda: self._ask(static, size)))
+            return _Program(inputs, self._capture(lambda: self._call(static, size)))
 
     def _make_parameters(self, inputs: Any) -> None:
-        """Ask a lazy module once, as it is: parameters that were made in inference mode could not be trained."""
+        """Call a lazy module once, as it is: parameters that were made in inference mode could not be trained."""
         args, kwargs = inputs
         with torch.inference_mode(False), torch.no_grad():
             self.policy(*args, **kwargs)
@@ -176,7 +176,7 @@ def _captured(run: Run, graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequ
     """Record a run on the current stream, and return its outputs.
 
     `torch.cuda.graph` would wait for the whole device first, to give back the memory that PyTorch keeps for later: a
-    learner that uses the device beside would stand still, and have to ask for its memory again.
+    learner that uses the device too would stand still, and have to allocate its memory again.
     """
     _begin(graph, pool, generators)
     try:
@@ -201,11 +201,12 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.
 
     PyTorch up to 2.11 leaves the memory pool and the random generators as if it still went on, and the next random
     number on the device would be an error: the pool is closed by hand, and a recording that ends well frees the
-    generators. Whatever fails here, the error that led here is the one to tell.
+    generators. Errors in here are suppressed: the one that led here is raised.
     """
     with suppress(Exception):
         graph.capture_end()
     with suppress(Exception):
+        # Not public: nothing public closes the pool of a recording that failed.
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
     with suppress(Exception):
         graph.reset()
@@ -218,14 +219,14 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.
             spare.capture_end()
 
 
-no_collection = Switch(gc.isenabled, lambda on: gc.enable() if on else gc.disable())
-"""Keeps the garbage collector away: giving memory or graphs back to CUDA would end a recording."""
+no_collection = TurnedOff(gc.isenabled, lambda on: gc.enable() if on else gc.disable())
+"""Garbage collection: giving memory or graphs back to CUDA would end a recording."""
 
-unchecked_distributions = Switch(
-    lambda: bool(torch.distributions.Distribution._validate_args),
+unchecked_distributions = TurnedOff(
+    lambda: bool(torch.distributions.Distribution._validate_args),  # torch has no public way to read it
     torch.distributions.Distribution.set_default_validate_args,
 )
-"""Distributions do not look at their arguments, for which they would have to wait for the device."""
+"""Checks of the arguments of distributions, for which they would have to wait for the device."""
 
 
 def _module_of(policy: Policy) -> torch.nn.Module | None:

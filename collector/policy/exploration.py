@@ -1,4 +1,4 @@
-"""Exploration types: what is taken from a distribution that a policy returns, and how a policy learns of it."""
+"""Exploration types: what is taken from a distribution that a policy returns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _current: ContextVar[ExplorationType | None] = ContextVar("exploration_type", de
 
 
 def exploration_type() -> ExplorationType | None:
-    """The exploration type of the collector that is asking the policy; None outside of a collection.
+    """The exploration type of the collector that is calling the policy; None outside of a collection.
 
     For policies that explore by other means than a distribution:
 
@@ -40,7 +40,7 @@ def exploration_type() -> ExplorationType | None:
 
 @contextmanager
 def set_exploration_type(wanted: ExplorationType) -> Iterator[None]:
-    """What `exploration_type()` says inside of `with`; collectors set their own while they collect."""
+    """Set what `exploration_type()` returns inside of `with`; collectors set their own while they collect."""
     token = _current.set(wanted)
     try:
         yield
@@ -49,7 +49,7 @@ def set_exploration_type(wanted: ExplorationType) -> Iterator[None]:
 
 
 def as_exploration_type(wanted: ExplorationType, mode: str | None) -> ExplorationType:
-    """`wanted`, or what the deprecated name `mode` says where one is given.
+    """`wanted`, or the type that the deprecated name `mode` means where one is given.
 
     Raises `ValueError` where it is none of the types.
     """
@@ -65,7 +65,7 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 @lru_cache
 def _is_distribution(kind: type) -> bool:
-    """Asked of types, and remembered: for a tensor a missing attribute is slow to find out."""
+    """Looked up once a type: that a tensor has no such attribute takes long to find out."""
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
@@ -88,7 +88,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def choose(action: Any, wanted: ExplorationType) -> Any:
-    """The action that a distribution stands for; anything else as it is.
+    """The action chosen from a distribution; anything else as it is.
 
     Raises `ValueError` where the distribution has no mode or mean.
     """

@@ -57,7 +57,7 @@ def _head(space: spaces.Space) -> tuple[nn.Module, int]:
         return _DrawDiscrete(space), int(space.n)
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
         return _DrawBox(space), int(np.prod(space.shape))
-    raise TypeError(f"the MLP policy gives Discrete and bounded float Box actions, not {space}")
+    raise TypeError(f"the MLP policy returns Discrete and bounded float Box actions, not {space}")
 
 
 class _Flat(nn.Module):
@@ -103,5 +103,5 @@ class _DrawBox(nn.Module):
 
     def forward(self, mean: torch.Tensor) -> torch.Tensor:
         unit = torch.sigmoid(mean + torch.randn_like(mean)).view(-1, *self.low.shape)
-        # The sum can round to a value just above the bound, which some environments refuse.
+        # The sum can round to a value just above the bound, which some envs refuse.
         return torch.clamp(self.low + (self.high - self.low) * unit, self.low, self.high)

@@ -1,4 +1,4 @@
-"""A policy that is asked in a few sizes of batch only, so that what was made for a size can be used again."""
+"""Calling a policy with a few sizes of batch only, so that what was compiled or recorded for a size is used again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vecenv import nest
 
 
 def batch_sizes(rows: int, sizes: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The sizes in which batches of up to `rows` rows are asked, ascending: `sizes`, or `rows` and its half, quarter
-    and eighth.
+    """The sizes with which a policy is called for up to `rows` rows, ascending: `sizes`, or `rows` and its half,
+    quarter and eighth.
 
     Raises `ValueError` where a size is below one, or the largest is smaller than `rows`.
 
@@ -29,11 +29,11 @@ def batch_sizes(rows: int, sizes: Sequence[int] | None = None) -> tuple[int, ...
 
 
 class PaddedPolicy:
-    """Asks `policy` with batches of a few sizes: rows are filled up to the next size, and their outputs dropped.
+    """Calls `policy` with batches of a few sizes: rows are filled up to the next size, and their outputs discarded.
 
-    What a distribution stands for is chosen here, so outputs are tensors. The rows that fill up are the last one again,
+    The action of a distribution is chosen here, so outputs are tensors. The rows that fill up are the last one again,
     or rows of an earlier call; a policy that mixes rows (batch normalisation in training mode) or keeps something for
-    each `env_id` would see them. Attributes are those of `policy`; `faster`, where given, is asked in its place.
+    each `env_id` would see them. Attributes are those of `policy`; `faster`, where given, is called in its place.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PaddedPolicy:
         self._faster = policy if faster is None else faster
         self._exploration = exploration
         with suppress(TypeError, ValueError):  # written in C
-            # What the collectors look at, to learn what the policy is called with.
+            # For `signature_of`, which reads what the policy is called with.
             self.__signature__ = inspect.signature(getattr(policy, "forward", policy))
 
     def __getattr__(self, name: str) -> Any:
@@ -75,9 +75,9 @@ class PaddedPolicy:
         """The outputs for `rows` rows, filled up to `size`."""
         if rows != size:
             inputs = nest.map(lambda leaf: None if leaf is None else fill_up(leaf, size), inputs)
-        return self._ask(inputs, size)
+        return self._call(inputs, size)
 
-    def _ask(self, inputs: Any, size: int) -> Any:
+    def _call(self, inputs: Any, size: int) -> Any:
         args, kwargs = inputs
         outputs = _chosen(self._faster(*args, **kwargs), self._exploration)
         for leaf in nest.leaves(outputs):
@@ -93,8 +93,8 @@ class PaddedPolicy:
 def fill_up(rows: torch.Tensor, size: int) -> torch.Tensor:
     """The rows, and the last one again behind them, in memory of their own.
 
-    A policy knows what to do with rows that it was given. With zeros it may not (a mask of zeros allows nothing), and
-    an assertion that fails on CUDA ends all use of the device by this process.
+    Rows of zeros might be invalid input (an action mask of zeros allows nothing), and an assertion that fails on CUDA
+    ends all use of the device by this process.
     """
     if not len(rows):
         return rows.new_zeros((size, *rows.shape[1:]))

@@ -1,4 +1,4 @@
-"""What `compile_policy` and `cudagraph_policy` of a collector make of a policy."""
+"""Faster policies: `compile_policy` and `cudagraph_policy` of a collector."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepare_policy(
 
     `compile`: by `torch.compile`, for the sizes of `batch_sizes`; a dict holds keyword arguments for it. `cudagraph`:
     as CUDA graphs; a dict holds `sizes`, `generators` or `warmup` for `GraphedPolicy`. Both: the compiled policy is
-    recorded. What comes before the policy on the device belongs into it (`torch.nn.Sequential(transform, module)`).
+    recorded. Transforms that run before the policy on the device go into it (`torch.nn.Sequential(transform, module)`).
 
     A module must be on `device` already. Its weights stay where they are: changed in place, they take effect.
 
@@ -69,22 +69,22 @@ def _makes_graphs(options: dict[str, Any]) -> bool:
 
 
 def _compiled(policy: Policy, options: dict[str, Any]) -> Policy:
-    """The compiled policy, whose distributions do not check their arguments: what they did could not be compiled.
+    """The compiled policy, whose distributions do not check their arguments: checks cannot be compiled.
 
-    torch.compile switches that off for the whole process, and for good; here it is so while the policy is asked.
+    torch.compile turns checks off for the whole process, and for good; here they are off while the policy is called.
     """
     with unchecked_distributions():
         compiled = torch.compile(policy, **options)
 
-    def ask(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         with unchecked_distributions():
             return compiled(*args, **kwargs)
 
-    return ask
+    return call
 
 
 def _options(option: Options | None) -> dict[str, Any] | None:
-    """The keyword arguments that an option stands for; None where it is off."""
+    """The keyword arguments of an option; None where it is off."""
     if option is None or option is False:
         return None
     return {} if option is True else dict(option)

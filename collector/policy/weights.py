@@ -12,7 +12,7 @@ import numpy as np
 
 
 class PolicyWeights:
-    """Copies new weights into the network that the collector asks, in place, and counts the updates.
+    """Copies new weights into the network that the collector calls, in place, and counts the updates.
 
     An update that comes while a batch is being collected (from another thread, or from the policy itself) is kept and
     applied when that batch is complete: no batch is collected with half of them.
@@ -50,27 +50,27 @@ class PolicyWeights:
     def state_dict(self) -> dict[str, Any]:
         """The version and, where the policy has some, the weights: entries of a collector's `state_dict`."""
         state: dict[str, Any] = {"policy_version": self.version}
-        if hasattr(self._asked, "state_dict"):
-            state["policy_state_dict"] = self._asked.state_dict()
+        if hasattr(self._called, "state_dict"):
+            state["policy_state_dict"] = self._called.state_dict()
         return state
 
     def load(self, weights: Any, strict: bool) -> None:
-        """Go on with weights of a `state_dict`, all of them or none. Raises `RuntimeError` where the policy takes none,
+        """Load the weights of a `state_dict`, all of them or none. Raises `RuntimeError` where the policy takes none,
         and what its own `load_state_dict` does.
         """
-        policy = self._asked
+        policy = self._called
         if not hasattr(policy, "load_state_dict"):
             raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
         before = copy.deepcopy(policy.state_dict())
         try:
             policy.load_state_dict(weights, strict=strict)
         except BaseException:
-            policy.load_state_dict(before)  # torch loads what fits before it says what does not
+            policy.load_state_dict(before)  # torch loads what fits before it raises for the rest
             raise
 
     @property
-    def _asked(self) -> Any:
-        """The network, or the policy that is none and may have weights of its own all the same."""
+    def _called(self) -> Any:
+        """The network, or a policy that is no module, but may have weights of its own."""
         return self._policy if self._module is None else self._module
 
     @contextmanager
@@ -105,7 +105,7 @@ class PolicyWeights:
         return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
 
     def _apply(self, weights: dict[str, Any], updates: int) -> None:
-        # What a module keeps beside its tensors goes first: it may refuse it.
+        # Extra state goes first: the module may refuse it.
         self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
         own = self._module.state_dict()
         for name, value in weights.items():
@@ -116,8 +116,8 @@ class PolicyWeights:
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait until what this thread has queued on the devices of these tensors has run: another goes on with them, on a
-    stream of its own.
+    """Wait until what this thread has queued on the devices of these tensors has run: another thread uses them next, on
+    a stream of its own.
     """
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:
@@ -160,12 +160,12 @@ def _is_same(value: Any, own: Any) -> bool:
 
 
 def _is_extra_state(name: str) -> bool:
-    """Whether a module keeps there whatever it likes (`get_extra_state`)."""
+    """Whether it is the extra state of a module (`get_extra_state`), which may be any object."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
 def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A mapping whose nested entries got names with dots: a state dict, or a `TensorDict` of parameters.
+    """Weights by name, those of nested mappings (a `TensorDict` of parameters) with dots in their names.
 
     Raises `TypeError` where `tree` is no mapping.
     """

@@ -1,0 +1,79 @@
+"""Uniform random actions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+
+class RandomPolicy:
+    """Uniform random actions, reproducible whatever the number of envs that step together.
+
+    Env i gets the actions that `action_spaces[i].sample()` would give, one after another, drawn ahead in blocks
+    from a copy of the space: the space that was passed in is not advanced. Array spaces only (Box, Discrete,
+    MultiDiscrete, MultiBinary); others raise `TypeError`.
+
+    Example::
+
+        policy = RandomPolicy(venv.action_space)
+        actions = policy(obs)                     # one for each env
+        actions = policy(obs, env_id=[0, 3])      # for these two: `obs` has two rows
+    """
+
+    BLOCK = 256
+
+    def __init__(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
+        for env_id, space in enumerate(action_spaces):
+            if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+                raise TypeError(f"random actions are drawn from array spaces; that of env {env_id} is {space}")
+            first = action_spaces[0]
+            if (space.shape, space.dtype) != (first.shape, first.dtype):
+                raise TypeError(
+                    f"random actions need spaces of one shape and dtype; that of env {env_id} is {space}, "
+                    f"that of env 0 is {first}"
+                )
+        self._spaces = [copy.deepcopy(space) for space in action_spaces]
+        self._ids = np.arange(len(self._spaces))
+        self._block: np.ndarray | None = None
+        self._used = np.full(len(self._spaces), self.BLOCK)
+        self._sure = 0
+        """Actions that every env can still take before one of the blocks is used up."""
+
+    def __call__(self, obs: Any, env_id: Any = None) -> np.ndarray:
+        """One action for each env of `env_id` (None: all of them): `(k, ...)`, of the spaces' dtype."""
+        ids = self._ids if env_id is None else np.asarray(env_id)
+        if self._sure == 0:
+            for i in np.flatnonzero(self._used == self.BLOCK).tolist():
+                self._refill(i)
+            self._sure = self.BLOCK - int(self._used.max())
+        self._sure -= 1
+        assert self._block is not None
+        actions = self._block[ids, self._used[ids]]
+        self._used[ids] += 1
+        return actions
+
+    def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
+        """Draw from now on what the random streams of these spaces, which have been seeded, would give."""
+        for own, seeded in zip(self._spaces, action_spaces, strict=True):
+            own.np_random.bit_generator.state = seeded.np_random.bit_generator.state
+        self._used[:], self._sure = self.BLOCK, 0
+
+    def _refill(self, env_id: int) -> None:
+        drawn = draw(self._spaces[env_id], self.BLOCK)
+        if self._block is None:
+            self._block = np.empty((len(self._spaces), *drawn.shape), drawn.dtype)
+        self._block[env_id] = drawn
+        self._used[env_id] = 0
+
+
+def draw(space: spaces.Space[Any], size: int) -> np.ndarray:
+    """What `size` calls of `space.sample()` give, stacked: `(size, ...)`; in one draw where the space allows it."""
+    if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:  # smaller ones share a draw of 32 bits
+        return space.start + space.np_random.integers(space.n, size=size, dtype=space.dtype.type)
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f" and space.is_bounded():
+        return space.np_random.uniform(space.low, space.high, (size, *space.shape)).astype(space.dtype)
+    return np.stack([space.sample() for _ in range(size)])

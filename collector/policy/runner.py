@@ -1,0 +1,210 @@
+"""From observations to checked actions, wherever the policy runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from collector.batch.step_extras import RowLayout, check_policy_names
+from collector.policy.exploration import ExplorationType
+from collector.policy.interface import Policy, read_output
+from collector.policy.random_policy import RandomPolicy
+from collector.policy.recurrent_state import RecurrentState
+from collector.policy.signature import Signature, signature_of
+from vecenv import nest
+from vecenv.backends.host.row_writer import cast_exactly
+from vecenv.nest import as_array
+
+Outputs = dict[str, np.ndarray]
+Layout = dict[str, RowLayout]
+
+
+class PolicyRunner:
+    """Calls the policy of a collector for some envs, and checks its outputs against the action space.
+
+    policy: None for random actions. device: the collector's `policy_device`. options: `compile` and `cudagraph` of
+    `collector.prepare.prepare_policy`.
+    """
+
+    def __init__(
+        self, policy: Policy | None, env: Any, exploration: ExplorationType, device: Any = None, **options: Any
+    ) -> None:
+        self.module: Any = None
+        """The network that is called (a copy of the policy where that lives on another device), or None."""
+        self.layout: Layout = {}
+        """Shape of a row and dtype of each output, once the policy has been called."""
+        self._env, self._exploration = env, exploration
+        self._space = _common_space(env.action_space)
+        self._returned: Layout = {}
+        self._needs_cast = False
+        self._seconds = self._policy_seconds = 0.0
+        self._torch: Any = None
+        self._state: RecurrentState | None = None
+        self._is_random = policy is None or isinstance(policy, RandomPolicy)
+        self._random: Any = RandomPolicy(env.action_space) if policy is None else policy if self._is_random else None
+        if policy is not None:
+            self._prepare(policy, device, options)
+
+    def _prepare(self, policy: Policy, device: Any, options: dict[str, Any]) -> None:
+        """Read the policy's signature, and make what brings observations to where it runs."""
+        if not callable(policy):
+            raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
+        self._policy, env_num = policy, self._env.env_num
+        self._signature = signature_of(policy, self._env.observation_space[0])
+        self._is_plain = self._signature == Signature()
+        self._wants_rows = self._signature.state or self._signature.env_id
+        torch = sys.modules.get("torch")
+        is_module = torch is not None and isinstance(policy, torch.nn.Module)
+        if is_module or (device is not None and not self._is_random):
+            from collector.device.transfer import memory_of
+            from collector.policy.torch_policy import TorchPolicy
+
+            memory = memory_of(self._env)
+            self._torch = TorchPolicy(policy, device, env_num, self._exploration, memory=memory, **options)
+            self.module, self._policy = self._torch.module, self._torch.policy
+        elif any(options.values()):
+            raise ValueError(
+                "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
+                "pass a torch module, or name a policy_device"
+            )
+        if self._signature.state:
+            self._state = RecurrentState(policy if self.module is None else self.module, env_num)
+
+    def __call__(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
+        """The outputs of the policy for these envs: arrays `(k, ...)`, `action` among them. With `random` a random
+        action in their place.
+
+        They are valid until the next call. Raises `ValueError` or `TypeError` where they do not fit.
+        """
+        if random or self._is_random:
+            return {"action": self._random(obs, env_ids)}
+        begin = time.perf_counter()
+        # Rows go the same way as the observations, so that they are where the policy is.
+        inputs = (obs, self._rows(env_ids)) if self._wants_rows else obs
+        if self._torch is not None:
+            outputs: Outputs = self._torch(self._call, inputs)
+        else:
+            found = self._call(inputs)
+            outputs = {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
+        layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
+        if layout != self._returned or {values.shape[:1] for values in outputs.values()} != {env_ids.shape}:
+            self._check(outputs, layout, len(env_ids))
+        if self._needs_cast:
+            outputs = {**outputs, "action": self._as_in_space(outputs["action"])}
+        self._seconds += time.perf_counter() - begin
+        return outputs
+
+    def _rows(self, env_ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What the policy needs of the rows: their envs, and which of them begin an episode."""
+        return (env_ids,) if self._state is None else self._state.rows(env_ids, self._signature.env_id)
+
+    def _call(self, inputs: Any) -> dict[str, Any]:
+        """The policy's outputs by name, for inputs that are where the policy is."""
+        begin = time.perf_counter()
+        if self._is_plain:
+            output = self._policy(inputs)
+        elif self._signature.tensordict:
+            from collector.batch.tensordict_form import call_with_tensordict
+
+            output = call_with_tensordict(self._policy, inputs, self._exploration.name)
+        else:
+            output = self._call_by_name(*(inputs if self._wants_rows else (inputs, ())))
+        outputs = read_output(output, self._exploration)
+        self._policy_seconds += time.perf_counter() - begin
+        return outputs
+
+    def _call_by_name(self, obs: Any, rows: tuple[Any, ...]) -> Any:
+        keys = self._signature.keys
+        args, named = (() if keys else (obs,)), {key: obs[key] for key in keys}
+        if self._signature.env_id:
+            named["env_id"] = rows[0]
+        if self._state is None:
+            return self._policy(*args, **named)
+        return self._state.keep(rows, self._policy(*args, **named, state=self._state.recall(rows)))
+
+    def begin(self, env_ids: Any) -> None:
+        """Episodes begin in these envs: a recurrent policy starts afresh."""
+        if self._state is not None:
+            self._state.begin(env_ids)
+
+    def replaces(self, random: bool) -> bool:
+        """Whether random actions, where they are wanted, take the place of a policy that returns others.
+
+        Raises `TypeError` where they cannot be drawn from the action spaces.
+        """
+        if random and self._random is None:
+            self._random = RandomPolicy(self._env.action_space)
+        return random and not self._is_random
+
+    def learn_layout(self, obs: Any, env_ids: np.ndarray) -> Layout:
+        """`layout`; a policy that was never called is called for these envs, its outputs are dropped, and no random
+        stream of torch moves.
+        """
+        if not self.layout:
+            torch = sys.modules.get("torch")
+            devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
+            with nullcontext() if torch is None else torch.random.fork_rng(devices):
+                self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
+            self.begin(env_ids)
+            check_policy_names(self.layout)
+        return self.layout
+
+    def reseed_random_actions(self) -> None:
+        """Draw random actions from the action spaces as these are seeded now."""
+        if self._random is not None:
+            self._random.draw_like(self._env.action_space)
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Time for the way to the policy and back; on CUDA that includes the wait for the device."""
+        return self._seconds - self._policy_seconds
+
+    def close(self) -> None:
+        """Release the memory for the way to the policy and back; it is not called again."""
+        if self._torch is not None:
+            self._torch.close()
+
+    def _check(self, outputs: Outputs, layout: Layout, rows: int) -> None:
+        """Raise where outputs do not fit each other, those before, or the action space."""
+        for name, values in outputs.items():
+            if values.shape[:1] != (rows,):
+                should = f"{(rows, *self._space[0])}" if name == "action" and self._space else f"({rows}, ...)"
+                raise ValueError(
+                    f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
+                )
+        if self._returned and layout != self._returned:
+            raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self._returned} before")
+        if self._space is not None:
+            shape = layout["action"][0]
+            if shape != self._space[0] and shape + self._space[0] != (1,):
+                raise ValueError(
+                    f"the policy returned actions of shape {(rows, *shape)}; for the action space they must be "
+                    f"{(rows, *self._space[0])}"
+                )
+            self._needs_cast = layout["action"] != self._space
+        self._returned = layout
+        self.layout = layout if self._space is None else {**layout, "action": self._space}
+
+    def _as_in_space(self, action: np.ndarray) -> np.ndarray:
+        """The action as the envs get it: what is stored is what was done."""
+        assert self._space is not None
+        shape, dtype = self._space
+        cast = action if action.dtype == dtype else cast_exactly(action, dtype)
+        if cast is None or (action.dtype.kind == "f" and dtype.kind != "f"):
+            raise TypeError(
+                f"the policy returned actions of dtype {action.dtype}; for the action space they must be {dtype}, or "
+                f"fit it: {action!r}"
+            )
+        return cast.reshape(len(action), *shape)
+
+
+def _common_space(action_spaces: Sequence[Any]) -> RowLayout | None:
+    """Shape and dtype of an action, where all envs have the same and it is an array."""
+    found = {(getattr(space, "shape", None), getattr(space, "dtype", None)) for space in action_spaces}
+    shape, dtype = found.pop()
+    return None if found or shape is None or dtype is None else (tuple(shape), np.dtype(dtype))
