@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-import vecenv.engine.engine
+import vecenv.engine.interrupts
 from tests.faulty import Counter, DiesOnReset, HangsOnStep, RaisesElsewhere, counters
 from tests.ledger import CLOSED, gone, kill, pids
 from vecenv import (
@@ -153,7 +153,7 @@ def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated(
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     process_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vecenv.engine.engine, "DRAIN_TIMEOUT", 0.3)
+    monkeypatch.setattr(vecenv.engine.interrupts, "DRAIN_TIMEOUT", 0.3)
     fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1), partial(Counter, 2)]
     with process_backend(fns, num_workers=2) as venv:
         venv.reset()

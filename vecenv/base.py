@@ -12,6 +12,7 @@ from vecenv.backends.env_worker import EnvWorkerBackend
 from vecenv.engine.checks import check_count, check_env_fns, check_timeout
 from vecenv.engine.engine import Engine
 from vecenv.engine.ids import as_ids
+from vecenv.engine.interrupts import INTERRUPTS
 from vecenv.engine.results import Step
 from vecenv.engine.seeding import check_seed, seed_chain, spread_seeds
 
@@ -129,7 +130,7 @@ class BaseVectorEnv:
         if action is None and reset is None:
             engine.check_open()
             self._as_ids(id, env_id)
-            if not self.is_async and not engine.in_flight:
+            if not self.is_async and not engine.status.in_flight:
                 raise ValueError(
                     "step(None) waits for steps in flight, which only async mode or send() can have; "
                     "action must be not-None for non-async: pass one action for each env"
@@ -138,7 +139,7 @@ class BaseVectorEnv:
         try:
             self.send(action, id, env_id=env_id, reset=reset, autoreset=autoreset)
             return self.recv()
-        except KeyboardInterrupt as error:  # also between the two
+        except INTERRUPTS as error:  # also between the two
             engine.abandon(error)
             raise
 
@@ -257,19 +258,19 @@ class BaseVectorEnv:
     def ready_id(self) -> list[int]:
         """The envs that can be stepped."""
         self.engine.check_open()
-        return self.engine.ready_ids
+        return self.engine.readiness.ready_ids
 
     @property
     def waiting_id(self) -> list[int]:
         """The envs in flight: started by `send` or an async `step`, their results not yet returned."""
         self.engine.check_open()
-        return self.engine.waiting_ids
+        return self.engine.status.waiting_ids
 
     @property
     def failed_id(self) -> list[int]:
         """The envs that failed and accept nothing but `reset`."""
         self.engine.check_open()
-        return self.engine.failed_ids
+        return self.engine.readiness.failed_ids
 
     def alive(self) -> list[bool]:
         """Whether each env exists: False for those whose worker has ended. Does not wait."""
@@ -309,13 +310,13 @@ class BaseVectorEnv:
     def render(self, **kwargs: Any) -> list[Any]:
         """The frame of each env, by `env.render(**kwargs)`; RuntimeError while any is stepping."""
         self.engine.check_open()
-        if self.engine.in_flight:
+        if self.engine.status.in_flight:
             raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
         return self._call(None, "render", (kwargs,))
 
     def _call(self, id: Any, op: str, args: tuple[Any, ...]) -> list[Any]:
         self.engine.check_open()
-        return self.engine.call(self._as_ids(id), op, args)
+        return self.engine.calls.run(self._as_ids(id), op, args)
 
     # Seeds.
 
@@ -326,9 +327,9 @@ class BaseVectorEnv:
         nothing. ValueError for a wrong count or a bad seed, before any env is touched.
         """
         self.engine.check_open()
-        self.engine.check_idle(None)
+        self.engine.readiness.check_idle(None)
         seeds = spread_seeds(seed, self.engine.all_ids)
-        self.engine.seed(seeds)
+        self.engine.calls.seed(seeds)
         return seeds
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
@@ -337,11 +338,11 @@ class BaseVectorEnv:
         `static_seed` gives every env the same seed, and returns it.
         """
         self.engine.check_open()
-        self.engine.check_idle(None)
+        self.engine.readiness.check_idle(None)
         if seed is None:
             return None
         chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)
-        self.engine.seed(chain[:-1])
+        self.engine.calls.seed(chain[:-1])
         return chain[-1]
 
     # Life.

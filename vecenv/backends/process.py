@@ -11,133 +11,31 @@ from __future__ import annotations
 
 import pickle
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Call, Codec, Taken, WorkerInfo
+from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
+from vecenv.backends.pickle_codec import PickleCodec
 from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import START_TIMEOUT, WorkerPool
+from vecenv.backends.process_calls import ProcessCall, Request
 from vecenv.backends.system_limits import usable_cpus
-from vecenv.backends.worker.round_server import RoundServer
+from vecenv.backends.transport import Transport
 from vecenv.caller_warnings import warn_caller
 from vecenv.errors import ClosedError, ConcurrentCallError
-
-
-class Transport(ABC):
-    """The parent's side of how rounds travel to the workers of a pool and back; `server` is the worker's side."""
-
-    server: type[RoundServer]
-
-    def open(self, pool: WorkerPool, n: int) -> None:
-        """The workers of `n` envs are about to be started."""
-        self._pool = pool
-
-    def worker_args(self, worker: WorkerHandle) -> Any:
-        """What the server is started with besides `WorkerArgs`."""
-        return None
-
-    @abstractmethod
-    def bind(self, layout: Layout, n: int) -> Arena:
-        """The parent's arena."""
-
-    @abstractmethod
-    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """As `Backend.send`."""
-
-    @abstractmethod
-    def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        """Look for answers for a moment, without sleeping; returns `done()`. `last_wait`: seconds of the last wait."""
-
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """The caller is about to sleep until `done()`: the test to use meanwhile."""
-        return done
-
-    def awake(self) -> None:  # noqa: B027  most transports have nothing to do
-        """The caller sleeps no longer."""
-
-    @abstractmethod
-    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
-        """Take the rows of an ANSWERS frame into the arena; returns the pickled extras."""
-
-    def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """A frame was posted to a worker that serves."""
-
-
-class PickleCodec(Codec):
-    """What does not fit the arena travels pickled; TypeError for what cannot be. `forked`: workers know the script."""
-
-    def __init__(self, forked: bool) -> None:
-        self._forked = forked
-
-    def encode(
-        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
-    ) -> Mapping[int, Any]:
-        # What is one object for several envs is pickled once, and a worker gets it once: each env unpickles its own.
-        blobs: dict[int, bytes] = {}
-        for i, payload in payloads.items():
-            if id(payload) not in blobs:
-                try:
-                    blobs[id(payload)] = self._pickled(payload)
-                except Exception as error:
-                    text = f"the action or argument for env {i} cannot be sent to its worker: {error}"
-                    raise TypeError(text) from error
-        return {i: blobs[id(payload)] for i, payload in payloads.items()}
-
-    def _pickled(self, payload: Any) -> bytes:
-        blob = dumps(payload)
-        if b"__main__" in blob and not self._forked:
-            return cloudpickle.dumps(payload)  # by value: workers do not run the user's script
-        return blob
-
-
-class _Request:
-    """One worker's part of a call, until it has replied or ended."""
-
-    def __init__(self, worker: WorkerHandle) -> None:
-        self.worker = worker
-        self.reply: bytes | None = None
-        self.lost: dict[int, BaseException] | None = None
-        """Where the worker ended instead of replying: the reason, for each of its envs."""
-
-    def done(self) -> bool:
-        return self.reply is not None or self.lost is not None
-
-    def values(self, op: str) -> dict[int, Any | Failure]:
-        """What the envs of the worker returned."""
-        if self.reply is None:
-            return {i: died_failure(i, op, error) for i, error in (self.lost or {}).items()}
-        first = self.worker.start
-        return {first + j: read_value(blob, first + j, op) for j, blob in pickle.loads(self.reply).items()}
-
-
-class _ProcessCall(Call):
-    def __init__(self, ids: Sequence[int], op: str, requests: list[_Request]) -> None:
-        self._ids, self._op, self._requests = ids, op, requests
-
-    def done(self) -> bool:
-        return all(request.done() for request in self._requests)
-
-    def values(self) -> list[Any]:
-        values: dict[int, Any] = {}
-        for request in self._requests:
-            values |= request.values(self._op)
-        return [values[i] for i in self._ids]
 
 
 class ProcessBackend(Backend):
@@ -161,7 +59,7 @@ class ProcessBackend(Backend):
         self._step_timeout = step_timeout
         self._affinity = affinity
         self._answers: Answers | None = None
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._number = 0
         """Of the last request."""
         self._warnings: list[str] = []
@@ -322,15 +220,15 @@ class ProcessBackend(Backend):
 
     # Calls.
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> _ProcessCall:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> ProcessCall:
         blobs = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True)))
         workers = [self.pool.workers[w] for w in sorted({int(self.pool.worker_of[i]) for i in ids})]
         payloads = [pickle.dumps((op, worker.own(blobs))) for worker in workers]
-        return _ProcessCall(ids, op, [self._request(w, p) for w, p in zip(workers, payloads, strict=True)])
+        return ProcessCall(ids, op, [self._request(w, p) for w, p in zip(workers, payloads, strict=True)])
 
-    def _request(self, worker: WorkerHandle, payload: bytes) -> _Request:
+    def _request(self, worker: WorkerHandle, payload: bytes) -> Request:
         """Send a CALL frame; settled at once where the worker has ended."""
-        request = _Request(worker)
+        request = Request(worker)
         if worker.alive:
             self._number += 1
             self._requests[self._number] = request

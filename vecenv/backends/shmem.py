@@ -29,8 +29,9 @@ from vecenv.backends.memory.layout import Layout
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.process import ProcessBackend, Transport
+from vecenv.backends.process import ProcessBackend
 from vecenv.backends.system_limits import usable_cpus
+from vecenv.backends.transport import Transport
 from vecenv.backends.worker.shmem_server import ShmemArgs, ShmemServer
 
 SHARED_SPINS = 50

@@ -15,7 +15,8 @@ from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pool.worker_handle import WorkerHandle
-from vecenv.backends.process import ProcessBackend, Transport
+from vecenv.backends.process import ProcessBackend
+from vecenv.backends.transport import Transport
 from vecenv.backends.worker.subproc_server import SubprocServer, as_rows
 
 SPINS = 50

@@ -14,16 +14,16 @@ from vecenv.caller_warnings import warn_caller
 CLOSE_TIMEOUT = 5.0
 """Seconds after which what has not closed is ended by force."""
 
-forks = 0
-"""How often this process is a copy of another: a cheaper question than the process id."""
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _count_fork() -> None:
-    global forks
-    forks += 1
+def _orphan_all() -> None:
+    """In a forked copy of the process: the workers belong to the original."""
+    for owner in list(_open):
+        owner.usable = False
 
 
-os.register_at_fork(after_in_child=_count_fork)
+os.register_at_fork(after_in_child=_orphan_all)
 
 
 class Lifetime:
@@ -48,9 +48,6 @@ class Lifetime:
             return
         for problem in backend.close(CLOSE_TIMEOUT):
             warn_caller(problem)
-
-
-_open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @atexit.register

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Backend
-from vecenv.backends.host.failure import add_note, died_failure
+from vecenv.backends.host.failure import Failure, add_note, died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
+from vecenv.errors import VectorEnvError
 
 WINDOW = 60.0
 logger = logging.getLogger("vecenv")
@@ -46,14 +47,27 @@ class Recovery:
         """Of workers."""
         self.absorbed = 0
         """Failures that the caller did not see as exceptions."""
+        self.resets: dict[int, dict[str, Any]] = {}
+        """The envs that are being reset, with their arguments."""
 
     def note_lost(self) -> None:
         """The envs of a worker that ended have failed, also those whose last answer has yet to be collected."""
-        lost = [i for i in self._backend.lost if i not in self.errors]
-        if lost:
+        if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
             logger.warning("envs %s are lost: %s", lost, str(self._backend.lost[lost[0]]))
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
+
+    def note_replaced(self, i: int, mates: Iterable[int]) -> None:
+        """The worker of env i was replaced because it did not return; the envs that shared it have to be reset too."""
+        self.restarts += 1
+        for j in mates:
+            text = f"env {j} was made anew because env {i}, which shares its worker, did not return"
+            self.errors.setdefault(j, VectorEnvError(f"{text}; reset({j}) makes it usable again"))
+
+    def exception_of(self, failure: Failure) -> BaseException:
+        """The exception to raise for a failure, with the pid of its worker."""
+        pid = next((worker.pid for worker in self._backend.workers if failure.env_id in worker.ids), None)
+        return failure.exception(pid)
 
     def check(self, i: int) -> None:
         """Raise the error of env i once more, if it failed."""
@@ -89,29 +103,27 @@ class Recovery:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
-    def answer_failed(self, ids: np.ndarray, ops: np.ndarray, status: np.ndarray) -> np.ndarray:
+    def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
         """on_error="restart": a failed env is not stepped, its row says that it has to be reset.
 
-        Returns a mask of the other envs.
+        Returns the other envs, with their ops.
         """
+        ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), ids.shape)
         stepped = np.isin(ops & np.uint8(opcodes.PLAIN), (opcodes.STEP, opcodes.STEP_OBJECT))
         failed = stepped & np.isin(ids, list(self.errors))
         for i in ids[failed].tolist():
             self.rows[i] = self._truncated_row(i)
-            status[i] = opcodes.DONE
-        return ~failed
+            self._backend.arena.status[i] = opcodes.DONE
+        return ids[~failed], ops[~failed]
 
-    def settle(self, extras: dict[int, Extra], resets: Mapping[int, Any]) -> list[int]:
-        """Take the failures that are absorbed out of the extras of a round; returns the ids of the others.
-
-        `resets` holds the arguments of the envs that were being reset.
-        """
-        failed = []
+    def settle(self, extras: dict[int, Extra]) -> list[int]:
+        """Take the failures that are absorbed out of the extras of a round; returns the ids of the others."""
+        failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
             if failure is not None:
                 failure.op = "reset" if i in resets or failure.stepped else "step"
-                self.errors[i] = failure.exception(self._pid(i))
+                self.errors[i] = self.exception_of(failure)
                 if i in resets and (not failure.began or self._may_absorb(i)):
                     extra = self._reset_again(i, resets[i])
                 elif i not in resets and self._may_absorb(i):
@@ -121,16 +133,13 @@ class Recovery:
             extras[i] = extra
         return failed
 
-    def _pid(self, i: int) -> int | None:
-        return next((worker.pid for worker in self._backend.workers if i in worker.ids), None)
-
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
         """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
                 return extra
-            self.errors[i] = extra.failure.exception(self._pid(i))
+            self.errors[i] = self.exception_of(extra.failure)
             if not self._may_absorb(i):
                 return extra
 

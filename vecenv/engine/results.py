@@ -56,15 +56,16 @@ class Results:
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
-        if taken.columns is not None and taken.columns[4] is not None:
-            return taken.columns
-        return *self.columns(ids, taken), self.info(asked, taken.extras)
+        extras, columns = taken
+        if columns is not None and columns[4] is not None:
+            return columns
+        return *self.columns(ids, taken), self.info(asked, extras)
 
     def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
         """The same without the infos."""
-        extras = taken.extras
-        if taken.columns is not None:
-            return taken.columns[:4]
+        extras, columns = taken
+        if columns is not None:
+            return columns[:4]
         if ids is None and self._whole is not None:
             obs, rew, terminated, truncated = self._whole
             rew = self.rew(None, extras) if self._reward_shape else rew.copy()

@@ -18,8 +18,11 @@ class Statistics:
     """What an engine counts; its hot path writes the attributes directly."""
 
     def __init__(self) -> None:
-        self.rounds = self.steps = self.resets = 0
-        self.dispatch_seconds = self.wait_seconds = 0.0
+        self.rounds = self.resets = 0
+        self.operations = 0
+        """Steps and resets of envs."""
+        self.call_seconds = self.wait_seconds = 0.0
+        """In calls, and in those of the backend that wait."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def summary(self, workers: Sequence[WorkerInfo], restarts: int, absorbed: int) -> dict[str, Any]:
@@ -29,9 +32,9 @@ class Statistics:
         p50, p99 = np.percentile(self.round_seconds, (50, 99)).tolist() if self.round_seconds else (None, None)
         return {
             "rounds": self.rounds,
-            "steps": self.steps,
+            "steps": self.operations - self.resets,
             "resets": self.resets,
-            "dispatch_s": self.dispatch_seconds,
+            "dispatch_s": self.call_seconds - self.wait_seconds,
             "wait_s": self.wait_seconds,
             "round_p50_s": p50,
             "round_p99_s": p99,

@@ -40,7 +40,7 @@ class Failure:
 
     def exception(self, pid: int | None = None) -> BaseException:
         """The exception to raise in the caller's process: the env's own class, or EnvStepError."""
-        error = self.error or self._rebuilt() or self._step_error()
+        error = self.error or self._rebuilt() or self.as_step_error()
         where = f"env {self.env_id}, {self.op}()" + ("" if pid is None else f", worker pid {pid}")
         # Python 3.10 does not print notes.
         trace = self.trace if hasattr(error, "add_note") else f"{where}\n{self.trace}"
@@ -49,14 +49,14 @@ class Failure:
             if self.error is None:
                 error.__cause__ = RemoteTraceback(trace)
         except Exception:  # a class that takes no attributes could not carry the results of the others
-            error = self._step_error()
+            error = self.as_step_error()
             error.__cause__ = self.error or RemoteTraceback(trace)
         add_note(error, where)
         if isinstance(error, VectorEnvError):
             error.env_id, error.op, error.pid = self.env_id, self.op, pid
         return error
 
-    def _step_error(self) -> EnvStepError:
+    def as_step_error(self) -> EnvStepError:
         return EnvStepError(f"env {self.env_id} failed in {self.op}(): {self.type_name}: {self.text}")
 
     def _rebuilt(self) -> BaseException | None:
@@ -80,7 +80,7 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
     failure = Failure(env_id, op, type(error).__name__, _text(error), _shortened(trace))
     if not isinstance(error, Exception):
         if local:
-            failure.error = failure._step_error()
+            failure.error = failure.as_step_error()
             failure.error.__cause__ = error
     elif local:
         failure.error = error

@@ -37,15 +37,15 @@ class PendingCall:
         if self._engine is None:
             self._values = venv.call(name, *args, **kwargs)
         else:
-            self._call = self._engine.start_call(None, "call", [(name, args, kwargs)] * self._engine.env_num)
+            self._call = self._engine.calls.start(None, "call", [(name, args, kwargs)] * self._engine.env_num)
 
     def wait(self, deadline: float | None) -> bool:
         """Wait for the answers until the deadline (of time.monotonic); returns whether they are there."""
-        return self._engine is None or self._engine.wait_for_call(self._call, deadline)
+        return self._engine is None or self._engine.calls.wait(self._call, deadline)
 
     def answers(self) -> tuple[Any, ...]:
         """Wait for the answers of all envs and return them; raises what an env raised."""
-        return tuple(self._values if self._engine is None else self._engine.finish_call(self._call))
+        return tuple(self._values if self._engine is None else self._engine.calls.finish(self._call))
 
 
 class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):

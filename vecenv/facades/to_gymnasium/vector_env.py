@@ -145,7 +145,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
         if self.venv.waiting_id:
-            self.venv.engine.check_idle(None)
+            self.venv.engine.readiness.check_idle(None)
         ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
         seeding = self._episodes.seeds_for(ids, None if seeds is None else [seeds[i] for i in ids])
         self._resetting = ids

@@ -1,0 +1,72 @@
+"""EnvCalls: operations on envs besides steps and resets: attributes, methods, frames, seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.base import Backend, Call
+from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.host.failure import Failure
+from vecenv.engine.readiness import Readiness
+from vecenv.engine.recovery import Recovery
+
+
+class EnvCalls:
+    """Runs operations (of `ENV_CALLS`) on idle envs, in all workers at once."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        recovery: Recovery,
+        reports: Sequence[EnvReport],
+        readiness: Readiness,
+    ) -> None:
+        self._backend, self._recovery, self._reports = backend, recovery, reports
+        self._readiness = readiness
+        self._all_ids = list(range(len(reports)))
+
+    def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+        """Start an operation with one tuple of arguments an env; returns at once."""
+        self._readiness.check_idle(ids)
+        asked = self._all_ids if ids is None else ids.tolist()
+        if self._backend.lost:
+            self._recovery.note_lost()
+            for i in asked:
+                if i in self._backend.lost:
+                    self._recovery.check(i)
+        return self._backend.call(asked, op, args)
+
+    def wait(self, call: Call, deadline: float | None) -> bool:
+        """Wait until the deadline (of time.monotonic) for the answers of a call; returns whether they are there."""
+        self._backend.wait(call.done, deadline)
+        return call.done()
+
+    def finish(self, call: Call) -> list[Any]:
+        """Wait for the answers of all envs; the first failure is raised once all have answered."""
+        if not call.done():
+            self._backend.wait(call.done, None)
+        values = call.values()
+        self._recovery.note_lost()
+        for value in values:
+            if isinstance(value, Failure):
+                raise self._recovery.exception_of(value)
+        return values
+
+    def run(self, ids: np.ndarray | None, op: str, args: tuple[Any, ...]) -> list[Any]:
+        """Start an operation with the same arguments for each env, and return what each env returned."""
+        return self.finish(self.start(ids, op, [args] * len(self._all_ids if ids is None else ids)))
+
+    def seed(self, seeds: Sequence[int | None]) -> None:
+        """Seed each env and its action space with its entry, None leaves it as it is."""
+        chosen = [i for i, seed in enumerate(seeds) if seed is not None]
+        if not chosen:
+            return
+        were_reset = self.finish(self.start(np.array(chosen), "seed", [(seeds[i],) for i in chosen]))
+        for i, was_reset in zip(chosen, were_reset, strict=True):
+            if (space := self._reports[i].action_space) is not None:
+                space.seed(seeds[i])
+            if was_reset is not False:  # None: it was made anew
+                self._readiness.note_seeded(i, needs_reset=was_reset is None)

@@ -1,0 +1,87 @@
+"""Readiness: which envs may be stepped, reset or called now, and the errors for those that may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.base import Taken
+from vecenv.engine.recovery import Recovery
+from vecenv.engine.status import EnvStatus
+
+
+class Readiness:
+    """Refuses envs that are still stepping, that failed or, if `strict`, that need a reset."""
+
+    def __init__(self, status: EnvStatus, recovery: Recovery, strict: bool) -> None:
+        self._status, self._recovery = status, recovery
+        self.strict = strict
+        self._unreset = np.ones(len(status.all_ids), dtype=np.bool_)
+
+    @property
+    def failed_ids(self) -> list[int]:
+        """The envs that failed and accept nothing but a reset."""
+        waiting = self._status.waiting_ids
+        return [i for i in sorted(self._recovery.errors) if i not in waiting]
+
+    @property
+    def ready_ids(self) -> list[int]:
+        """The envs that can be stepped."""
+        return [i for i in self._status.idle_ids if i not in self._recovery.errors]
+
+    def check_idle(self, ids: np.ndarray | None) -> None:
+        """RuntimeError, with the env named, if one of these envs (None: any) is still stepping."""
+        first = self._status.first_busy(ids)
+        if first is None:
+            return
+        if first in self._status.abandoned:
+            self._recovery.check(first)
+        raise RuntimeError(
+            f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
+            "wait for it with step(None)"
+            + (", or pass only the ids that were returned: step(action, id)" if self._status.is_async else "")
+        )
+
+    def check_steps(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
+        """RuntimeError for envs that are stepping, or that need a reset and are not among `resets`."""
+        self.check_idle(ids)
+        recovery = self._recovery
+        recovery.note_lost()
+        asked = np.arange(len(self._unreset)) if ids is None else ids
+        wrong = self._unreset[asked] if self.strict else np.zeros(len(asked), dtype=np.bool_)
+        if recovery.errors and not recovery.absorbs:
+            wrong |= np.isin(asked, list(recovery.errors))
+        if resets is not None:
+            wrong &= ~resets
+        for i in asked[wrong].tolist():
+            if not recovery.absorbs:
+                recovery.check(i)
+            raise RuntimeError(
+                f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
+            )
+
+    def note_ends(self, asked: Sequence[int], taken: Taken, terminated: np.ndarray, truncated: np.ndarray) -> None:
+        """`strict`: the envs whose episode has ended need a reset now, but for those that were reset with it."""
+        if taken.columns is not None:
+            self._unreset[asked] = taken.columns[2] | taken.columns[3]
+        else:
+            self._unreset[asked] = terminated[asked] | truncated[asked]
+        self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
+
+    def note_seeded(self, i: int, needs_reset: bool) -> None:
+        """Seeding has begun or ended an episode of env i."""
+        self._unreset[i] = needs_reset
+
+
+def refuse_bad_actions(
+    spaces: Sequence[Any], asked: Sequence[int], rows: Sequence[Any], resets: np.ndarray | None
+) -> None:
+    """`check_actions`: ValueError for the action of a stepped env that its action space does not contain."""
+    for row, (i, action) in enumerate(zip(asked, rows, strict=True)):
+        ignored = resets is not None and resets[row]
+        if spaces[i] is not None and not ignored and not spaces[i].contains(action):
+            raise ValueError(
+                f"action for env {i} is {action!r}, which is not in its action space {spaces[i]} (check_actions=True)"
+            )
