@@ -20,15 +20,24 @@ PACKAGES = ("vecenv", "collector")
 # An entry stands for the module and everything inside it; the most specific entry counts.
 LAYERS = (
     ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings"),
+    ("vecenv.backends.memory", "vecenv.backends.ipc", "vecenv.backends.system_limits"),
+    ("vecenv.backends.host",),
+    ("vecenv.backends.worker",),
+    ("vecenv.backends.pool",),
     ("vecenv.backends",),
-    ("vecenv.engine", "vecenv.access"),
-    ("vecenv.rounds",),
+    ("vecenv.engine",),
     ("vecenv.base",),
     ("vecenv.venvs",),
-    ("vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.sb3", "vecenv.creator", "vecenv.wrappers"),
+    ("vecenv.wrappers", "vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.sb3", "vecenv.creator"),
     ("vecenv.testing",),
     ("vecenv",),
-    ("collector",),
+    ("collector.timing", "collector.interruptor"),
+    ("collector.arguments", "collector.batch", "collector.episodes", "collector.device"),
+    ("collector.policy", "collector.mlp", "collector.prepare"),
+    ("collector.env_source", "collector.collect", "collector.base_collector"),
+    ("collector.sync_collector", "collector.async_collector"),
+    ("collector.job",),
+    ("collector", "collector.__main__"),
 )
 
 CORE_LIBRARIES = frozenset({"numpy", "gymnasium", "cloudpickle"})
@@ -43,7 +52,8 @@ class Adapted(NamedTuple):
 
 OPTIONAL_LIBRARIES = {
     "torch": Adapted(("collector/*",), limit=None),
-    "tensordict": Adapted(("collector/*",)),
+    # One file imports it; two look whether the program has, to tell a module of tensordict's from others.
+    "tensordict": Adapted(("collector/batch/tensordict_form.py", "collector/policy/*"), limit=3),
     "ray": Adapted(("vecenv/backends/ray_backend.py", "collector/cluster.py"), limit=2),
     "pettingzoo": Adapted(("vecenv/envs/*",)),
     "envpool": Adapted(("vecenv/envs/*",)),
@@ -108,9 +118,13 @@ def statements(node: ast.AST, at_import: bool = True) -> Iterator[tuple[ast.AST,
 
 
 def dynamic_import(node: ast.AST) -> str | None:
-    """The module named by `import_module("x")` or `__import__("x")`."""
+    """The module named by `import_module("x")`, `__import__("x")`, `sys.modules.get("x")` or `sys.modules["x"]`."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
+        return node.slice.value if isinstance(node.slice, ast.Constant) else None
     if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
         return None
+    if ast.unparse(node.func) == "sys.modules.get":
+        return str(node.args[0].value)
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
     value = node.args[0].value
     return value if name in ("import_module", "__import__") and isinstance(value, str) else None
@@ -141,9 +155,9 @@ def all_imports(sources: Sources) -> list[Import]:
 
 
 def layer_of(module: str) -> int | None:
-    """The row of the most specific entry. Entry "vecenv" is its `__init__` alone: each new module needs its own."""
+    """The row of the most specific entry. Entry "vecenv" is its `__init__` alone, so is "collector"."""
     places = {entry: row for row, entries in enumerate(LAYERS) for entry in entries}
-    matches = [entry for entry in places if inside(module, entry) and (entry != "vecenv" or module == "vecenv")]
+    matches = [entry for entry in places if inside(module, entry) and (entry not in PACKAGES or module == entry)]
     return places[max(matches, key=len)] if matches else None
 
 
@@ -205,12 +219,63 @@ def library_breaches(sources: Sources) -> list[str]:
     return wrong
 
 
+# Of other libraries, where there is no public way to the same thing; each use has its reason beside it.
+PRIVATE_NAMES_OF_LIBRARIES = {
+    "atexit": {"_clear"},
+    "os": {"_exit"},
+    "sys": {"_current_frames", "_getframe"},
+    "multiprocessing": {"_default_context", "_forkserver", "_forkserver_alive_fd"},
+    "multiprocessing.util": {"_afterfork_registry", "_finalizer_registry"},
+    "envpool": {"_reset", "_state_keys"},
+    "torch": {"_C", "_cuda_endAllocateToPool", "_validate_args"},
+}
+PUBLIC_OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+
+
+def private_names(sources: Sources) -> list[str]:
+    """Names with a leading underscore that are used outside of the file that defines them."""
+    wrong = []
+    of_libraries = PUBLIC_OF_NAMED_TUPLES.union(*PRIVATE_NAMES_OF_LIBRARIES.values())
+    for path, source in sources.items():
+        tree = ast.parse(source, path)
+        own = set(of_libraries)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                own.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                own.add(node.attr)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                own.update(target.id for target in targets if isinstance(target, ast.Name))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Attribute):
+                names = [] if ast.unparse(node.value) in ("self", "cls", "super()") else [node.attr]
+            else:
+                continue
+            wrong += [
+                f"{path}:{node.lineno}: uses {name}, which is private elsewhere"
+                for name in names
+                if name.startswith("_") and not name.endswith("__") and name not in own
+            ]
+    return wrong
+
+
 def shadowing_names(sources: Sources) -> list[str]:
     libraries = CORE_LIBRARIES | OPTIONAL_LIBRARIES.keys()
     return [f"{path}: shadows a library" for path in sources if Path(path).stem in libraries]
 
 
-RULES = (unplaced_modules, upward_imports, own_package_imports, import_cycles, library_breaches, shadowing_names)
+RULES = (
+    unplaced_modules,
+    upward_imports,
+    own_package_imports,
+    import_cycles,
+    library_breaches,
+    private_names,
+    shadowing_names,
+)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -263,7 +328,7 @@ CALLED = 'import importlib\nimportlib.import_module("torch.nn")'
         (own_package_imports, "vecenv/base.py", "from vecenv import WorkerDiedError", "own package"),
         (own_package_imports, "vecenv/base.py", "from . import WorkerDiedError", "own package"),
         (own_package_imports, "vecenv/backends/shmem.py", "from vecenv.backends import Backend", "own package"),
-        (own_package_imports, "collector/job.py", "from collector import Rollout", "own package"),
+        (own_package_imports, "collector/job/run.py", "from collector import Rollout", "own package"),
         (import_cycles, "vecenv/errors.py", "import vecenv.nest", "vecenv.errors, vecenv.nest"),
         (import_cycles, "vecenv/errors.py", TRIED, "vecenv.backends.base, vecenv.base, vecenv.errors"),
         (library_breaches, "vecenv/nest.py", "import torch", "only in collector/"),
@@ -271,6 +336,9 @@ CALLED = 'import importlib\nimportlib.import_module("torch.nn")'
         (library_breaches, "vecenv/nest.py", CALLED, "only in collector/"),
         (library_breaches, "vecenv/backends/shmem.py", "from ray import get", "only in vecenv/backends/ray_backend.py"),
         (library_breaches, "collector/sync_collector.py", "import scipy", "neither"),
+        (library_breaches, "vecenv/nest.py", 'import sys\nsys.modules.get("torch")', "only in collector/"),
+        (private_names, "vecenv/base.py", "Backend._open()", "uses _open"),
+        (private_names, "vecenv/base.py", "from vecenv.nest import _map", "uses _map"),
         (shadowing_names, "vecenv/envs/pettingzoo.py", "", "shadows"),
     ],
 )

@@ -11,11 +11,15 @@ from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv
 from vecenv.backends.base import Answered
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ipc.opcodes import AUTORESET, STEP, STEP_OBJECT
-from vecenv.testing import CHECKS, check_rounds, check_vector_env
+from vecenv.testing import CHECKS, FakeBackend, check_rounds, check_vector_env
+
+
+def fake(env_fns, **options):
+    return BaseVectorEnv(env_fns, backend=FakeBackend(), **options)
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("backend", [*BACKENDS, custom], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("backend", [*BACKENDS, custom, fake], ids=lambda make: make.__name__)
 def test_our_backends_keep_the_contract(backend, check):
     check_vector_env(backend, [check])
 

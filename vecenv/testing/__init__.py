@@ -25,6 +25,7 @@ from vecenv.testing.envs import (
     RaisesOnReset,
     RaisesOnStep,
 )
+from vecenv.testing.fake_backend import FakeBackend
 from vecenv.testing.gates import GateEnv, Gates
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "CountingEnv",
     "ExitsOnReset",
     "ExitsOnStep",
+    "FakeBackend",
     "GateEnv",
     "Gates",
     "HangsOnClose",
