@@ -19,7 +19,7 @@ PACKAGES = ("vecenv", "collector")
 # Lowest first. A module may import from its own row and from the rows above it (lower layers), never from a row below.
 # An entry stands for the module and everything inside it; the most specific entry counts.
 LAYERS = (
-    ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings"),
+    ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings", "vecenv.portability"),
     ("vecenv.backends",),
     ("vecenv.engine", "vecenv.access"),
     ("vecenv.rounds",),
