@@ -19,7 +19,6 @@ from typing import Any
 PORTABLE = os.environ.get("VECENV_PORTABLE", "") not in ("", "0")
 _os: Any = os
 _fcntl: Any = fcntl
-LOG = os.environ.get("VECENV_PORTABLE_LOG")
 
 FALLBACKS = {
     "eventfd": "wake-ups go through a pipe",
@@ -38,9 +37,9 @@ FALLBACKS = {
 
 def _missing(name: str) -> None:
     """Note that a fallback is taken."""
-    if LOG:
+    if log := os.environ.get("VECENV_PORTABLE_LOG"):
         # One short write to a file opened for appending: lines of several processes do not mix.
-        file = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.write(file, f"{name}\t{os.getpid()}\n".encode())
         os.close(file)
 

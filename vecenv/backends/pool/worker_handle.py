@@ -67,7 +67,7 @@ class WorkerHandle:
     def launch(self, args: WorkerArgs) -> None:
         """Start the process, with a new channel."""
         ours, theirs = socket.socketpair()
-        _make_room(ours, theirs)
+        enlarge_buffers(ours, theirs)
         self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
         _parent_fds.add(ours.fileno())
         args.socket = theirs
@@ -143,7 +143,7 @@ class WorkerHandle:
         return f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{hope}"
 
 
-def _make_room(*ends: socket.socket) -> None:
+def enlarge_buffers(*ends: socket.socket) -> None:
     """Enlarge buffers that are small: those of a Mac take 8 KiB."""
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
