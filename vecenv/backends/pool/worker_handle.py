@@ -105,6 +105,7 @@ class WorkerHandle:
         """Close our ends, reap the process, end what its envs left running. A second call does nothing."""
         self.alive = False
         _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
+        self._pipes = ()  # their numbers will be those of others
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)

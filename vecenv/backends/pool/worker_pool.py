@@ -42,9 +42,7 @@ from vecenv.caller_warnings import warn_caller
 from vecenv.errors import WorkerTimeoutError
 from vecenv.portability import allowed_cpus, binds_to_cpus
 
-FDS_PER_WORKER = (
-    7  # channel, sentinel, what it watches, wake-up (a pipe has two), its pidfd or none, and two more while it starts
-)
+FDS_PER_WORKER = 7  # channel, sentinel, what it watches, wake-up, pidfd (or a pipe's other end), two while it starts
 FDS_BESIDES = 24
 LONGEST_POLL = 3600.0
 START_TIMEOUT = 120.0

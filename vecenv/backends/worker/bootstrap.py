@@ -52,7 +52,7 @@ def _end_with_starter(args: WorkerArgs) -> None:
         os.killpg(0, signal.SIGKILL)
     if signalled:
         _start_guard(_await_end_of_starter)
-    elif args.starter or not portability.signals_at_end_of_starter():
+    elif not portability.signals_at_end_of_starter():
         _start_guard(_await_end_of_parent)
     if not portability.has_pidfds():
         # Held open by what the env forks, it would hide the end of the worker.
