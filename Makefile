@@ -29,6 +29,7 @@ check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before ev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin
 	$(BIN)/python -m pytest $(QUICK_TESTS)
 
 format: $(VENV)/.installed-dev  ## rewrite the code the way `make check` wants it

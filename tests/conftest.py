@@ -55,6 +55,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what tests have recorded for it, from other processes of the run too."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "summary":
+                terminalreporter.write_line(text)
+
+
 @pytest.fixture(params=BACKENDS, ids=lambda cls: cls.__name__)
 def backend(request: pytest.FixtureRequest) -> type:
     """Each vector env class in turn."""

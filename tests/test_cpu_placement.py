@@ -10,6 +10,7 @@ from vecenv.backends.ipc.control_block import BUSY_NS, Control
 from vecenv.backends.pool import cpu_placement
 from vecenv.backends.pool.cpu_placement import CPU_FIELD, Placement, spread
 from vecenv.backends.pool.cpu_placement import REVIEW_WAITS as ROUNDS
+from vecenv.portability import PORTABLE
 
 SPIN = "import os\nprint(flush=True)\nwhile True: os.sched_yield()"
 
@@ -75,6 +76,7 @@ def cpu_of(pid):
         return int(stat.read().rpartition(")")[2].split()[CPU_FIELD])
 
 
+@pytest.mark.skipif(PORTABLE, reason="there is nothing to move them with")
 def test_processes_on_one_cpu_are_moved_apart_and_may_still_run_anywhere():
     allowed = os.sched_getaffinity(0)
     crowded = min(allowed)

@@ -30,6 +30,7 @@ from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, go
 from vecenv import EnvStepError, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.ipc.control_block import A_ROUND, DOING
 from vecenv.backends.pool import start_methods
+from vecenv.portability import PORTABLE
 
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
 
@@ -237,11 +238,12 @@ def test_when_the_forkserver_is_killed_its_workers_are_told_dead_and_another_one
         ledger.begin()
         server, workers = start_methods._server._forkserver_pid, set(pids(ledger.venv))
         os.kill(server, signal.SIGKILL)
+        errors = ledger.round() if PORTABLE else []  # only the next use of their envs ends them there
         assert all(gone(pid) for pid in workers)
         with column.open(counters(N)) as other:
             other.begin()
         assert start_methods._server._forkserver_pid != server
-        assert {type(error) for error in ledger.round()} == {WorkerDiedError}
+        assert {type(error) for error in (errors or ledger.round())} == {WorkerDiedError}
         ledger.born_again(range(N))
         ledger.reset()
         assert ledger.round() == []

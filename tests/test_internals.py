@@ -29,6 +29,7 @@ from vecenv.backends.pool import watchdog
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.engine.ids import as_ids
 from vecenv.engine.seeding import next_seed, seed_chain, spread_seeds
+from vecenv.portability import PORTABLE
 
 
 def test_every_module_can_be_imported_alone():
@@ -187,6 +188,7 @@ class TestArena:
         finally:
             os.close(fd)
 
+    @pytest.mark.skipif(PORTABLE, reason="nothing is reserved")
     def test_what_the_system_refuses_is_an_error_that_says_what_it_was_for(self, monkeypatch):
         def refuse(fd, offset, size):
             raise OSError(28, "No space left on device")

@@ -19,7 +19,7 @@ PACKAGES = ("vecenv", "collector")
 # Lowest first. A module may import from its own row and from the rows above it (lower layers), never from a row below.
 # An entry stands for the module and everything inside it; the most specific entry counts.
 LAYERS = (
-    ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings"),
+    ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings", "vecenv.portability"),
     ("vecenv.backends.memory", "vecenv.backends.ipc", "vecenv.backends.system_limits"),
     ("vecenv.backends.host",),
     ("vecenv.backends.worker",),
@@ -36,7 +36,7 @@ LAYERS = (
     ("collector.policy", "collector.mlp", "collector.prepare"),
     ("collector.env_source", "collector.collect", "collector.base_collector"),
     ("collector.sync_collector", "collector.async_collector"),
-    ("collector.job",),
+    ("collector.job", "collector.cluster"),
     ("collector", "collector.__main__"),
 )
 
@@ -224,8 +224,7 @@ PRIVATE_NAMES_OF_LIBRARIES = {
     "atexit": {"_clear"},
     "os": {"_exit"},
     "sys": {"_current_frames", "_getframe"},
-    "multiprocessing": {"_default_context", "_forkserver", "_forkserver_alive_fd"},
-    "multiprocessing.util": {"_afterfork_registry", "_finalizer_registry"},
+    "multiprocessing": {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"},
     "envpool": {"_reset", "_state_keys"},
     "torch": {"_C", "_cuda_endAllocateToPool", "_validate_args"},
 }

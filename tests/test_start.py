@@ -30,6 +30,7 @@ from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.backends.pool import worker_pool
 from vecenv.backends.worker.worker_setup import registered_by_user
+from vecenv.portability import PORTABLE
 
 ROOT = Path(__file__).parent.parent
 every_context = pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
@@ -672,6 +673,7 @@ def test_whatever_is_started_never_sees_control_c(context: str) -> None:
 
 
 @columns("blocks", dummy=False)
+@pytest.mark.skipif(PORTABLE, reason="there is nothing to bind them with")
 @pytest.mark.parametrize("affinity", [False, True])
 def test_workers_are_bound_to_a_cpu_on_request_only(column: Column, affinity: bool) -> None:
     allowed = sorted(os.sched_getaffinity(0))

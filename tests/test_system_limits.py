@@ -1,10 +1,14 @@
 """What the machine and its control group grant: CPUs and memory, read from a pretended file system."""
 
+import os
+from pathlib import Path
+
+import psutil
 import pytest
 from cases import playing
 from gymnasium import spaces
 
-from vecenv import SharedMemoryError, ShmemVectorEnv
+from vecenv import SharedMemoryError, ShmemVectorEnv, portability
 from vecenv.backends import system_limits
 from vecenv.backends.memory import shared_memory
 
@@ -14,12 +18,12 @@ GIB = 2**30
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """Pretends to be a machine with 8 CPUs; what the test writes below the folder is the file system."""
-    monkeypatch.setattr(system_limits.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    real = system_limits.Path
-    monkeypatch.setattr(system_limits, "Path", lambda path: real(str(tmp_path) + str(path)))
+    monkeypatch.setattr(portability, "PORTABLE", False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(portability, "Path", lambda path: Path(str(tmp_path) + str(path)))
 
     def write(path, text):
-        file = real(str(tmp_path) + path)
+        file = Path(str(tmp_path) + path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
@@ -50,7 +54,7 @@ class TestUsableCpus:
 
 class TestAvailableMemory:
     def test_it_is_what_the_machine_says(self, machine):
-        assert system_limits.available_memory() is None
+        assert system_limits.available_memory() == psutil.virtual_memory().total
         machine("/proc/meminfo", "MemTotal:  9 kB\nMemAvailable:    4194304 kB\nMemFree: 1 kB\n")
         assert system_limits.available_memory() == 4 * GIB
 

@@ -24,6 +24,7 @@ from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
+from vecenv.backends.ipc.wakeup import fence
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pickle_codec import PickleCodec
@@ -36,6 +37,7 @@ from vecenv.backends.system_limits import usable_cpus
 from vecenv.backends.transport import Transport
 from vecenv.caller_warnings import warn_caller
 from vecenv.errors import ClosedError, ConcurrentCallError
+from vecenv.portability import IN_ORDER, binds_to_cpus
 
 
 class ProcessBackend(Backend):
@@ -83,7 +85,8 @@ class ProcessBackend(Backend):
         self.num_workers, self._eager = num_workers, eager
         self.pool.open(num_workers, n, eager)
         self._watchdog = Watchdog(self.pool.control, self.pool.stacks, self._step_timeout, self.pool.kill)
-        self._placement = None if self._affinity or eager or num_workers == 1 else Placement(self.pool.control)
+        spreads = num_workers > 1 and not eager and not self._affinity and binds_to_cpus()
+        self._placement = Placement(self.pool.control) if spreads else None
         self._transport.open(self.pool, n)
         return self.pool.start(env_fns, self._transport.worker_args)
 
@@ -169,6 +172,8 @@ class ProcessBackend(Backend):
         return owing
 
     def take(self, ids: Sequence[int] | None) -> Taken:
+        if not IN_ORDER:  # the status bytes were read before, the rows will be read after
+            fence()
         if ids is None and self._status.tobytes() == self._all_done and not self._warnings:
             self.arena.status[...] = opcodes.IDLE
             return NOTHING_BESIDES

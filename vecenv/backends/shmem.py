@@ -23,7 +23,7 @@ import numpy as np
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.control_block import FRAMES
 from vecenv.backends.ipc.descriptor import Descriptor
-from vecenv.backends.ipc.wakeup import IN_ORDER, Wakeup, fence, wakeup_fds
+from vecenv.backends.ipc.wakeup import Wakeup, fence, wakeup_fds
 from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
@@ -33,6 +33,7 @@ from vecenv.backends.process import ProcessBackend
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.shmem_server import ShmemArgs, ShmemServer
+from vecenv.portability import IN_ORDER
 
 SHARED_SPINS = 50
 """How often the parent looks for answers, giving the CPU away each time, before it sleeps, where it needs a CPU on
@@ -118,8 +119,6 @@ class ShmemTransport(Transport):
             sched_yield = os.sched_yield
             for _ in range(self._spins):
                 if done():
-                    if not IN_ORDER:
-                        fence()
                     return True
                 sched_yield()
         return False

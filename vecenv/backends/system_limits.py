@@ -6,28 +6,25 @@ import errno
 import math
 import os
 import resource
-from pathlib import Path
+
+from vecenv.portability import allowed_cpus, system_file
 
 
 def usable_cpus() -> int:
     """The CPUs that this process may use: its affinity mask, and the quota of its control group (at least 1)."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(cpus, math.ceil(quota))) if quota is not None else max(1, cpus)
 
 
 def _cgroup_quota() -> float | None:
     """CPUs' worth of time that the control group grants (v2, or v1), None for no limit."""
+    numbers = (system_file("/sys/fs/cgroup/cpu.max") or "").split()
+    if len(numbers) != 2:
+        v1 = ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+        numbers = [system_file(path) or "" for path in v1]
     try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
-            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        quota = int(limit) / int(period)
+        quota = int(numbers[0]) / int(numbers[1])
     except (ValueError, ZeroDivisionError):
         return None
     return quota if quota > 0 else None
@@ -40,12 +37,17 @@ def available_memory() -> int | None:
 
 
 def _free_memory() -> int | None:
-    """What is left of the memory of the machine, None where the kernel does not say."""
+    """What is left of the memory of the machine, or all of it where the kernel does not say what is taken."""
+    lines = (system_file("/proc/meminfo") or "").splitlines()
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return _whole_memory() if available is None else available
+
+
+def _whole_memory() -> int | None:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _cgroup_memory() -> int | None:
@@ -55,8 +57,8 @@ def _cgroup_memory() -> int | None:
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
         try:
-            return max(0, int(Path(limit).read_text()) - int(Path(usage).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
+            return max(0, int(system_file(limit) or "") - int(system_file(usage) or ""))
+        except ValueError:  # no such file, or "max"
             continue
     return None
 
@@ -65,7 +67,7 @@ def check_descriptors(needed: int, purpose: str) -> None:
     """OSError (EMFILE) if this process may not open so many files more: before anything is started, not half-way."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        left = limit - len(os.listdir("/proc/self/fd"))
+        left = limit - len(os.listdir("/dev/fd"))
     except OSError:
         return
     if limit != resource.RLIM_INFINITY and needed > left:

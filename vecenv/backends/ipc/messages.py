@@ -9,6 +9,7 @@ The worker's end blocks. The parent's end never does: what cannot be sent at onc
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -16,6 +17,8 @@ from typing import NamedTuple
 
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
+GONE_ON_A_MAC = (errno.ENOTCONN, errno.EPROTOTYPE)
+"""What a Mac may report besides EPIPE when the other end closes while we send."""
 
 # Worker to parent.
 READY = 1  # the reports, or the failure of a constructor
@@ -60,7 +63,12 @@ class Channel:
     def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame; blocks until the parent has room for it."""
         size = sum(map(len, parts))
-        self._sock.sendall(b"".join((HEADER.pack(size, kind, number), *parts)))
+        try:
+            self._sock.sendall(b"".join((HEADER.pack(size, kind, number), *parts)))
+        except OSError as error:
+            if error.errno in GONE_ON_A_MAC:
+                raise BrokenPipeError(error.errno, error.strerror) from error
+            raise
 
     def read(self, spins: int = 0) -> Frame:
         """The next frame: looks `spins` times for it, then blocks. EOFError when the parent is gone."""

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from vecenv import portability
+from vecenv.portability import IN_ORDER
 
 
 def _locked_fence() -> None:
     # A fresh lock each time: one for all could be left locked by a Ctrl-C in between.
     threading.Lock().acquire()
 
-
-IN_ORDER = platform.machine() in ("x86_64", "AMD64")
-"""Whether processors of this kind write in the order of the program and read in the order of the program. Only what
-they write before they read may be seen after it, without a fence."""
 
 # Everything written before is seen before what is read or written after. On x86 any locked instruction does it, and
 # there is one in a lock; elsewhere it takes a system call with the interpreter lock given up and taken again.
@@ -31,8 +29,7 @@ fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 def wakeup_fds() -> tuple[int, int]:
     """The descriptors to sleep on and to wake with: one eventfd, or the two ends of a pipe where there is none."""
-    if hasattr(os, "eventfd"):
-        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    if (fd := portability.eventfd()) is not None:
         return fd, fd
     read, write = os.pipe()
     os.set_blocking(read, False)

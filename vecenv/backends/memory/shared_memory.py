@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import tempfile
 
+from vecenv import portability
 from vecenv.backends.system_limits import available_memory
 from vecenv.errors import SharedMemoryError
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE
+"""4 KiB on x86, 16 KiB on Apple silicon."""
 
 
 def anonymous_file(name: str) -> int:
     """The descriptor of an unnamed file in memory, or in the temporary folder where there is no memfd."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if (fd := portability.memfd(name)) is not None:
+        return fd
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -33,13 +34,19 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
         raise _refused(used, purpose, f"only {available / 2**20:.1f} MiB are available")
     try:
         os.ftruncate(fd, size)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, used)
+        if not portability.allocate(fd, used) and used > (free := _free_space(fd)):
+            raise _refused(used, purpose, f"only {free / 2**20:.1f} MiB are free in {tempfile.gettempdir()}")
         memory = mmap.mmap(fd, size)
     except OSError as error:
         raise _refused(used, purpose, f"the system refused: {error}") from error
-    _seal(fd)
+    portability.seal_size(fd)  # shrinking it under another process would kill that one
     return memory
+
+
+def _free_space(fd: int) -> int:
+    """What the file system of `fd` can still take."""
+    system = os.fstatvfs(fd)
+    return system.f_bavail * system.f_frsize
 
 
 def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
@@ -47,9 +54,3 @@ def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
         f"{size / 2**20:.1f} MiB of shared memory are needed for {purpose}, but {reason}. "
         "Use fewer envs, smaller observations, or SubprocVectorEnv."
     )
-
-
-def _seal(fd: int) -> None:
-    """No process may change the size any more: shrinking it under another one would kill that one."""
-    if hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create"):
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

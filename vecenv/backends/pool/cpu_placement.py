@@ -8,12 +8,12 @@ CartPole on two CPUs).
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
 
 from vecenv.backends.ipc.control_block import BUSY_NS, Control
 from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.portability import allow_cpus, allowed_cpus, system_file
 
 REVIEW_WAITS = 8
 """Waits between two reviews."""
@@ -52,14 +52,14 @@ class Placement:
 
 def spread(pids: Sequence[int]) -> None:
     """Move processes that ran last on one CPU to CPUs on which none of the others did."""
-    with contextlib.suppress(OSError, AttributeError, IndexError):  # one has ended, or this system tells less
+    with contextlib.suppress(OSError, IndexError):  # one has ended, or this system tells less
         taken: set[int] = set()
         for pid in pids:
-            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-                cpu = int(stat.read().rpartition(")")[2].split()[CPU_FIELD])
-            allowed = os.sched_getaffinity(pid)
+            stat = system_file(f"/proc/{pid}/stat") or ""
+            cpu = int(stat.rpartition(")")[2].split()[CPU_FIELD])
+            allowed = allowed_cpus(pid) or set()
             if cpu in taken and (free := allowed - taken):
                 cpu = min(free)
-                os.sched_setaffinity(pid, {cpu})
-                os.sched_setaffinity(pid, allowed)
+                allow_cpus(pid, {cpu})
+                allow_cpus(pid, allowed)
             taken.add(cpu)

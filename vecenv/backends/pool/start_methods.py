@@ -70,6 +70,12 @@ def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...
     return worker
 
 
+def parent_fds(worker: process.BaseProcess) -> tuple[int, ...]:
+    """The descriptors in this process by which it learns of the end of the worker, and the worker of ours."""
+    popen: Any = worker._popen  # type: ignore[attr-defined]
+    return tuple(popen.finalizer._args)
+
+
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Processes started inside see these variables."""

@@ -13,13 +13,16 @@ from typing import Any
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.pool.start_methods import start_process
+from vecenv.backends.pool.start_methods import parent_fds, start_process
 from vecenv.backends.worker.main import main as worker_main
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
+from vecenv.portability import pidfd
+
+SOCKET_BUFFER = 1 << 16
 
 _parent_fds: set[int] = set()
-"""Our ends of all channels of this process, of every vector env."""
+"""Our ends of all channels of this process, of every vector env, and the pipes of multiprocessing."""
 _inherited_fds: set[int] = set()
 """In a forked process: those of the original at that moment. A forked worker closes them."""
 
@@ -45,6 +48,7 @@ class WorkerHandle:
         self.ids = range(start, stop)
         self.process: Any = None
         self.channel: Channel = None  # type: ignore[assignment]
+        self._pipes: tuple[int, ...] = ()
         self._pidfd: int | None = None
         self.alive = False
         self.ready: list[EnvReport] | Failure | None = None
@@ -63,6 +67,7 @@ class WorkerHandle:
     def launch(self, args: WorkerArgs) -> None:
         """Start the process, with a new channel."""
         ours, theirs = socket.socketpair()
+        enlarge_buffers(ours, theirs)
         self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
         _parent_fds.add(ours.fileno())
         args.socket = theirs
@@ -76,10 +81,11 @@ class WorkerHandle:
             raise
         finally:
             theirs.close()  # so that the end of the worker is the end of the stream
-        if args.method != "forkserver" and hasattr(os, "pidfd_open"):
-            # A process that the env forked holds the other two open beyond the end of the worker.
-            with contextlib.suppress(OSError):  # the kernel is older than Python, or a sandbox refuses
-                self._pidfd = os.pidfd_open(self.pid)
+        self._pipes = parent_fds(self.process)
+        _parent_fds.update(self._pipes)
+        if args.method != "forkserver":
+            # A process that the env forked may hold the other two open beyond the end of the worker.
+            self._pidfd = pidfd(self.pid)
         self.alive = True
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
@@ -98,7 +104,8 @@ class WorkerHandle:
     def bury(self) -> None:
         """Close our ends, reap the process, end what its envs left running. A second call does nothing."""
         self.alive = False
-        _parent_fds.discard(self.channel.fileno())
+        _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
+        self._pipes = ()  # their numbers will be those of others
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)
@@ -109,12 +116,12 @@ class WorkerHandle:
     def kill(self) -> None:
         """Kill the process and all that its envs started; returns once it is gone."""
         self.kill_group()
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
         self.process.join(1.0)
 
     def kill_group(self) -> None:
-        """Kill the process group that the worker leads, if there is one."""
+        """Kill the process group that the worker leads, if there is one. A Mac refuses if all have ended already."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -135,6 +142,14 @@ class WorkerHandle:
             doing = "while constructing its envs"
         hope = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
         return f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{hope}"
+
+
+def enlarge_buffers(*ends: socket.socket) -> None:
+    """Enlarge buffers that are small: those of a Mac take 8 KiB."""
+    for end in ends:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
+                end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
 
 
 class Hung:

@@ -38,9 +38,11 @@ from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.backends.worker.worker_setup import WorkerSetup, pickle_env_fn, registered_by_user
+from vecenv.caller_warnings import warn_caller
 from vecenv.errors import WorkerTimeoutError
+from vecenv.portability import allowed_cpus, binds_to_cpus
 
-FDS_PER_WORKER = 7  # channel, sentinel, what it watches, wake-up, its pidfd, and two more while it starts
+FDS_PER_WORKER = 7  # channel, sentinel, what it watches, wake-up, pidfd (or a pipe's other end), two while it starts
 FDS_BESIDES = 24
 LONGEST_POLL = 3600.0
 START_TIMEOUT = 120.0
@@ -80,6 +82,9 @@ class WorkerPool:
         """Reserve what the workers of `n` envs share, before any of them is started."""
         check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
         self._eager = eager
+        if self._affinity and not binds_to_cpus():
+            self._affinity = False
+            warn_caller("affinity=True has no effect: this system does not bind processes to CPUs")
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
         self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
@@ -127,7 +132,7 @@ class WorkerPool:
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         self.control.line(worker.index)[DOING] = NOTHING
-        cpus = sorted(os.sched_getaffinity(0)) if self._affinity else []
+        cpus = sorted(allowed_cpus() or ()) if self._affinity else []
         setup = WorkerSetup(
             env_fns=self._env_fns[worker.start : worker.stop],
             # The environment of the forkserver is as old as the forkserver.

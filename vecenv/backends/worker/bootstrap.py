@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import os
 import select
 import signal
-import sys
 import threading
-from multiprocessing import forkserver
+from collections.abc import Callable
+from multiprocessing import forkserver, parent_process
 from typing import Any
 
+from vecenv import portability
 from vecenv.backends.worker.rng_seeds import seed_generators
 from vecenv.backends.worker.worker_args import WorkerArgs
+
+MOST_FDS = 1 << 16
 
 
 def bootstrap(args: WorkerArgs) -> None:
@@ -33,48 +35,79 @@ def bootstrap(args: WorkerArgs) -> None:
         atexit._clear()  # the parent's exit functions are not ours
     faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
     threading.Thread(target=_watch_parent, args=(args.socket,), name="vecenv-parent-watch", daemon=True).start()
-    if args.method == "forkserver" or args.starter:
-        _signal_at_end_of_starter(signal.SIGKILL)
-    if args.method != "forkserver" and args.starter:
-        if os.getppid() != args.starter:  # it ended before the request
-            os.killpg(0, signal.SIGKILL)
-        _start_guard()
+    _end_with_starter(args)
     seed_generators(args.seeds)
+
+
+def _end_with_starter(args: WorkerArgs) -> None:
+    """See to it that this process ends with what started it also while an env holds the interpreter lock.
+
+    The forkserver ends with the parent, after it has killed its workers. Where the parent itself starts workers, it is
+    the end of the starting *thread* that counts for the kernel, so that its signal is for the main thread only.
+    """
+    signalled = (args.method == "forkserver" or args.starter) and portability.signal_at_end_of_starter(signal.SIGKILL)
+    if args.method == "forkserver":
+        return
+    if args.starter and os.getppid() != args.starter:  # it ended before the request
+        os.killpg(0, signal.SIGKILL)
+    if signalled:
+        _start_guard(_await_end_of_starter)
+    elif not portability.signals_at_end_of_starter():
+        _start_guard(_await_end_of_parent)
+    if not portability.has_pidfds():
+        # Held open by what the env forks, it would hide the end of the worker.
+        os.register_at_fork(after_in_child=args.socket.close)
 
 
 def _watch_parent(sock: Any) -> None:
     """Wait for the end of the parent: nobody else holds the other end of our channel."""
     poller = select.poll()
-    poller.register(sock, 0)  # nothing but the hang-up
+    if portability.polls_for_hangup():
+        poller.register(sock, 0)  # nothing but the hang-up
+    else:
+        poller.register(_lifeline(), select.POLLIN)
     poller.poll()
     os.killpg(0, signal.SIGKILL)
 
 
-def _signal_at_end_of_starter(number: int) -> None:
-    """Have the kernel signal this process when what started it ends: also while an env holds the interpreter lock.
-
-    The forkserver ends with the parent. Where the parent itself starts workers, it is the end of the starting *thread*
-    that counts for the kernel, so that this is for its main thread only.
-    """
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
+def _lifeline() -> int:
+    """A pipe of which the parent holds the other end, and through which nothing is sent any more."""
+    parent = parent_process()
+    assert parent is not None
+    return parent.sentinel
 
 
-def _start_guard() -> None:
+def _start_guard(wait: Callable[[int], None]) -> None:
     """Start a process that outlives this one for a moment, to kill what the envs have started.
 
-    Without the forkserver, which does that, nobody else is left when the kernel kills this process.
+    Without the forkserver, which does that, nobody else is left when this process is killed.
     """
     worker = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if os.fork() == 0:
-        os.closerange(3, 1 << 16)  # held open here, they would hide the end of the worker
-        _signal_at_end_of_starter(signal.SIGTERM)
-        if os.getppid() == worker:
-            signal.sigwait({signal.SIGTERM})
+        wait(worker)
         os.killpg(0, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _await_end_of_starter(worker: int) -> None:
+    """Wait until the kernel says that the worker has ended, or the worker itself that it ends."""
+    os.closerange(3, MOST_FDS)  # held open here, they would hide the end of the worker
+    portability.signal_at_end_of_starter(signal.SIGTERM)
+    if os.getppid() == worker:
+        signal.sigwait({signal.SIGTERM})
+
+
+def _await_end_of_parent(worker: int) -> None:
+    """Wait until the parent has ended, or the worker says that it ends. If it crashes, the parent kills its group."""
+    lifeline = _lifeline()
+    os.closerange(3, lifeline)
+    os.closerange(lifeline + 1, MOST_FDS)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    poller = select.poll()
+    poller.register(lifeline, select.POLLIN)
+    poller.poll()
 
 
 def end_children() -> None:

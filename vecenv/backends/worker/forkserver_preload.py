@@ -12,20 +12,32 @@ import gc
 import os
 import signal
 import sys
-from pathlib import Path
 
 # Loaded for the workers.
 import vecenv.backends.worker.main
 import vecenv.backends.worker.shmem_server
 import vecenv.backends.worker.subproc_server  # noqa: F401
 
+_fork = os.fork
+_workers: set[int] = set()
+"""Every process that the server has forked, those included that have ended."""
+
+
+def _noted_fork() -> int:
+    pid = _fork()
+    if pid:
+        _workers.add(pid)
+    else:  # a worker: what it forks is its own
+        os.fork = _fork
+    return pid
+
 
 def _kill_workers() -> None:
-    pid = os.getpid()
-    with contextlib.suppress(OSError):  # a kernel without this file: the workers' own watch has to do
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(int(child), signal.SIGKILL)
+    for pid in _workers:
+        # ChildProcessError: it was reaped, so that the number may be that of a stranger.
+        with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+            os.waitpid(pid, os.WNOHANG)
+            os.killpg(pid, signal.SIGKILL)
 
 
 # Whoever imports this without being the server (a tool that looks at all modules) keeps its signals.
@@ -34,6 +46,7 @@ if any("multiprocessing.forkserver import main" in argument for argument in sys.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(_kill_workers)
+    os.fork = _noted_fork
     # What is loaded stays: collectors in workers need not look at it, which would also copy its pages.
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
 """The life of a worker process: bootstrap, construct the envs, serve rounds, close.
 
 Whatever happens to the parent, the worker does not outlive it: a thread waits for the parent's end, and the kernel
-kills the worker if its own starter ends (for envs that hold the interpreter lock). The worker leads a process group,
-so that what its envs started ends too.
+kills the worker if its own starter ends (for envs that hold the interpreter lock); where the kernel cannot, the
+forkserver or a guard process does. The worker leads a process group, so that what its envs started ends too.
 """
 
 from __future__ import annotations

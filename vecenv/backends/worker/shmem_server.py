@@ -16,11 +16,12 @@ from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import FRAMES, Control
 from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.ipc.wakeup import IN_ORDER, Wakeup, fence
+from vecenv.backends.ipc.wakeup import Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.portability import IN_ORDER
 
 SPINS = 200
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""

@@ -10,6 +10,8 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
+from vecenv.portability import allow_cpus
+
 
 @dataclass
 class WorkerSetup:
@@ -29,7 +31,7 @@ class WorkerSetup:
                 del os.environ[name]
             os.environ.update(self.environ)
         if self.affinity is not None:
-            os.sched_setaffinity(0, self.affinity)
+            allow_cpus(0, self.affinity)
         for blob in self.registered:
             spec = cloudpickle.loads(blob)
             gymnasium.registry.setdefault(spec.id, spec)

@@ -1,0 +1,119 @@
+"""What runs where Linux's own calls are missing, tested on Linux with those calls hidden (`vecenv.portability`)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vecenv import SharedMemoryError, portability
+from vecenv.backends.ipc.messages import READY, Channel
+from vecenv.backends.memory.shared_memory import anonymous_file, reserve
+from vecenv.backends.pool.worker_handle import SOCKET_BUFFER, enlarge_buffers
+from vecenv.portability import FALLBACKS
+
+ROOT = Path(__file__).parent.parent
+
+CONTRACT = """
+import os, warnings
+from vecenv import ShmemVectorEnv
+from vecenv.testing import CountingEnv, check_vector_env
+
+check_vector_env(ShmemVectorEnv)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context="spawn", affinity=True) as venv:
+        venv.reset()
+        venv.step([0, 0])
+assert ["affinity=True has no effect" in str(warning.message) for warning in caught] == [True], caught
+print(os.getpid())
+"""
+
+
+def portable(log: Path) -> dict[str, str]:
+    """The environment of a process that is to do without, and to note in `log` what it does without."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return {**kept, "VECENV_PORTABLE": "1", "VECENV_PORTABLE_LOG": str(log), "PYTHONPATH": str(ROOT)}
+
+
+def taken(log: Path, parent: int | None = None) -> str:
+    """How often each fallback was taken, as a line for the end of the run; none may be 0."""
+    lines = [line.split("\t") for line in log.read_text().splitlines()]
+    counts = Counter(name for name, _ in lines)
+    assert counts.keys() == FALLBACKS.keys()
+    in_parent = Counter(name for name, pid in lines if pid == str(parent))
+    where = " (of these in the parent)" if parent else ""
+    each = (f"{name} {counts[name]}" + (f" ({in_parent[name]})" if parent else "") for name in FALLBACKS)
+    return f"fallbacks taken{where}: {', '.join(each)}"
+
+
+def test_shmem_keeps_the_contract_without_the_calls_of_linux(
+    tmp_path: Path, record_property: Callable[[str, str], None]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CONTRACT], env=portable(tmp_path / "log"), text=True, capture_output=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    record_property("summary", taken(tmp_path / "log", parent=int(done.stdout)))
+
+
+SUITE = (
+    *("contract", "async", "start", "leaks", "interrupts", "threads", "status_bytes", "internals", "system_limits"),
+    *("cpu_placement", "faults_contract", "faults_data", "faults_death", "faults_errors", "faults_parent"),
+    *("faults_races", "faults_restart", "faults_time"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_backends_keep_the_contract_and_survive_faults_without_the_calls_of_linux(
+    tmp_path: Path, record_property: Callable[[str, str], None]
+) -> None:
+    files = [f"tests/test_{name}.py" for name in SUITE]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", *files]
+    done = subprocess.run(command, env=portable(tmp_path / "log"), text=True, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-8000:]
+    record_property("summary", f"{done.stdout.splitlines()[-1]}; {taken(tmp_path / 'log')}")
+
+
+def test_more_than_is_free_on_the_disk_is_refused_where_nothing_can_be_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(portability, "PORTABLE", True)
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=256, f_frsize=4096))
+    fd = anonymous_file("vecenv-test")
+    try:
+        reserve(fd, 4 << 20, "a few", used=1 << 20).close()
+        with pytest.raises(SharedMemoryError, match=r"2\.0 MiB .* needed for the moon, but only 1\.0 MiB are free in"):
+            reserve(fd, 2 << 20, "the moon")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOTCONN, errno.EPROTOTYPE])
+def test_a_worker_takes_every_word_for_a_closed_channel_as_the_end_of_the_parent(number: int) -> None:
+    def sendall(data: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(BrokenPipeError):
+        Channel(SimpleNamespace(sendall=sendall)).write(READY, 0)  # type: ignore[arg-type]
+
+
+def test_buffers_of_sockets_that_are_small_are_enlarged() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        enlarge_buffers(ours, theirs)
+        for end in (ours, theirs):
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= SOCKET_BUFFER
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= SOCKET_BUFFER
