@@ -27,7 +27,7 @@ from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
-from vecenv.engine.ids import as_ids
+from vecenv.engine.arguments.ids import as_ids
 
 Self = TypeVar("Self", bound="BatchCollector")
 

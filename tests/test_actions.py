@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from vecenv import DummyVectorEnv
 from vecenv.backends.memory.layout import Leaf
-from vecenv.engine.actions import batch_actions
+from vecenv.engine.arguments.actions import batch_actions
 
 N = 3
 

@@ -12,7 +12,7 @@ from pool_double import PoolDouble, real_pool
 
 from vecenv import BaseVectorEnv, ClosedError, EnvPoolVectorEnv, GymnasiumVectorEnv, MultiThreadedEnv
 from vecenv import VectorEnvNormObs as NormObs
-from vecenv.engine.seeding import seed_chain
+from vecenv.engine.arguments.seeding import seed_chain
 
 
 @pytest.fixture(params=[PoolDouble.make, pytest.param(real_pool, marks=pytest.mark.slow)], ids=["double", "envpool"])

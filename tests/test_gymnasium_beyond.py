@@ -6,7 +6,7 @@ import pytest
 from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Tells
 
 from vecenv import AsyncVectorEnv, EnvContractError, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, VectorEnvWrapper
-from vecenv.engine.seeding import next_seed, seed_chain
+from vecenv.engine.arguments.seeding import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
 
 

@@ -142,3 +142,19 @@ def test_public_names_are_documented(package):
         name for name in module.__all__ if callable(getattr(module, name)) and not getattr(module, name).__doc__
     ]
     assert undocumented == []
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("vecenv.facades.make_vec", ["make_vec"]),
+        ("vecenv.testing", ["check_vector_env", "FakeBackend"]),
+        ("vecenv.envs.atari_env", ["AtariVectorEnv"]),
+        ("vecenv.sb3", ["DummyVecEnv", "SubprocVecEnv"]),
+        ("collector.prepare", ["prepare_policy"]),
+        ("collector.policy", ["Policy", "RandomPolicy", "ExplorationType"]),
+        ("collector.mlp", ["MLPPolicy"]),
+    ],
+)
+def test_documented_import_paths_work(module, names):
+    fresh("import {modules}" + f"\nassert all(hasattr({module}, name) for name in {names})", module)

@@ -6,6 +6,7 @@ itself tested, on a small project that breaks it.
 
 import ast
 import fnmatch
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,9 @@ LAYERS = (
     ("collector.job", "collector.cluster"),
     ("collector", "collector.__main__"),
 )
+
+ALIASES = {"interruptor", "mlp", "prepare", "timing"}
+"""Small modules that the tree in docs/design.md leaves out."""
 
 CORE_LIBRARIES = frozenset({"numpy", "gymnasium", "cloudpickle"})
 
@@ -358,3 +362,18 @@ def test_an_optional_library_has_one_adapter():
 @pytest.mark.parametrize("line", ["def f():\n    from vecenv.base import BaseVectorEnv", TYPES_ONLY])
 def test_only_imports_that_run_at_import_time_make_a_cycle(line):
     assert import_cycles({**GOOD, "vecenv/errors.py": line + "\n"}) == []
+
+
+def folders() -> list[Path]:
+    return [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
+
+
+def test_no_folder_holds_more_files_than_a_reader_takes_in():
+    assert {str(folder): n for folder in folders() if (n := len(list(folder.glob("*.py")))) > 15} == {}
+
+
+def test_design_md_names_every_folder_and_every_module_of_the_top_level():
+    tree = (ROOT / "docs" / "design.md").read_text().partition("## Layout and layers")[2].partition("## Engine")[0]
+    words = set(re.findall(r"[\w]+", tree))
+    modules = {path.stem for package in PACKAGES for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert (modules | {folder.name for folder in folders()}) - words == ALIASES

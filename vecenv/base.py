@@ -9,12 +9,12 @@ import numpy as np
 
 from vecenv.backends.base import Backend
 from vecenv.backends.env_worker import EnvWorkerBackend
-from vecenv.engine.checks import check_count, check_env_fns, check_timeout
+from vecenv.engine.arguments.checks import check_count, check_env_fns, check_timeout
+from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments.seeding import check_seed, seed_chain, spread_seeds
 from vecenv.engine.engine import Engine
-from vecenv.engine.ids import as_ids
 from vecenv.engine.interrupts import INTERRUPTS
 from vecenv.engine.results import Step
-from vecenv.engine.seeding import check_seed, seed_chain, spread_seeds
 
 
 class BaseVectorEnv:

@@ -10,7 +10,7 @@ from vecenv.backends.process import ProcessBackend
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.checks import check_timeout
+from vecenv.engine.arguments.checks import check_timeout
 
 EnvFns = Sequence[Callable[[], Any]]
 START_TIMEOUT = 120.0

@@ -22,8 +22,9 @@ from vecenv.backends.base import NOTHING_BESIDES, Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.layout import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
-from vecenv.engine.actions import batch_actions
-from vecenv.engine.checks import check_spaces_equal
+from vecenv.engine.arguments.actions import batch_actions
+from vecenv.engine.arguments.checks import check_spaces_equal
+from vecenv.engine.arguments.round_requests import BOOL, mixed_ops, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.interrupts import INTERRUPTS, Interrupts
 from vecenv.engine.lifetime import Lifetime
@@ -31,7 +32,6 @@ from vecenv.engine.outcomes import Outcomes
 from vecenv.engine.readiness import Readiness, refuse_bad_actions
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Results
-from vecenv.engine.round_requests import BOOL, mixed_ops, reset_arguments, reset_rows
 from vecenv.engine.statistics import Statistics
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError

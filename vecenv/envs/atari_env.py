@@ -10,7 +10,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
-from vecenv.engine.checks import check_count
+from vecenv.engine.arguments.checks import check_count
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 from vecenv.nest import object_array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vecenv.engine.checks import check_count
+from vecenv.engine.arguments.checks import check_count
 
 
 def check_frame_skip(frame_skip: Any) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
-from vecenv.engine.ids import as_ids
+from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.results import Step
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.engine.checks import check_count
+from vecenv.engine.arguments.checks import check_count
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv

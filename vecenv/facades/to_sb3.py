@@ -15,8 +15,8 @@ from gymnasium.vector import VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
+from vecenv.engine.arguments.seeding import check_seed
 from vecenv.engine.results import OwnStep
-from vecenv.engine.seeding import check_seed
 from vecenv.errors import EnvContractError
 from vecenv.facades.discrete_ints import int_restorer
 from vecenv.facades.driver import Driver

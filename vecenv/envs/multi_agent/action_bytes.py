@@ -10,7 +10,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, space_tree
-from vecenv.engine.actions import batch_actions
+from vecenv.engine.arguments.actions import batch_actions
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.checks import check_env_fns
-from vecenv.engine.ids import as_ids
-from vecenv.engine.seeding import spread_seeds
+from vecenv.engine.arguments.checks import check_env_fns
+from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments.seeding import spread_seeds
 from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, as_env_fns
 from vecenv.errors import ClosedError, Partial
 from vecenv.venvs import BACKENDS

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.engine.seeding import next_seed
+from vecenv.engine.arguments.seeding import next_seed
 
 
 class Episodes:

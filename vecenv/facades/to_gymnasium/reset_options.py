@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.engine.seeding import check_seed, spread_seeds
+from vecenv.engine.arguments.seeding import check_seed, spread_seeds
 
 
 def as_seeds(seed: Any, n: int) -> list[int | None] | None:

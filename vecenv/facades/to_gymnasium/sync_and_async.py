@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.engine.checks import check_env_fns
+from vecenv.engine.arguments.checks import check_env_fns
 from vecenv.facades.to_gymnasium.arguments import check_arguments
 from vecenv.facades.to_gymnasium.space_errors import AS_ASYNC
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv

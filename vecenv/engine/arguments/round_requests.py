@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.engine.ids import as_ids
-from vecenv.engine.seeding import spread_seeds
+from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments.seeding import spread_seeds
 
 BOOL = np.dtype(np.bool_)
 

@@ -1,0 +1,1 @@
+"""What callers pass: ids, actions, seeds, masks of resets, constructor arguments."""
