@@ -1,4 +1,4 @@
-"""The yardstick: W independent processes that step bare environments and talk to nobody.
+"""The yardstick: W independent processes that step bare envs and never communicate.
 
 No vector environment made of Python processes can be faster than this on the same cores, so
 `steps/s divided by bound(W)` says what share of the machine a vector environment leaves to the

@@ -58,7 +58,7 @@ def hidden_work(settings: Settings) -> list[Result]:
 
 
 def idle(settings: Settings) -> list[Result]:
-    """CPU that all processes together burn after a step, when nobody asks them for anything."""
+    """CPU that all processes together burn after a step, when no call is made."""
     seconds = 1.0 if settings.quick else 10.0
     percents = []
     with _lane(_spec(settings)) as lane:

@@ -29,7 +29,7 @@ with AECVectorEnv(["classic/connect_four-v3"] * 8, autoreset_mode="SameStep") as
     while len(finished) < games:
         actions = [policy(agent, mask) for agent, mask in zip(infos["agent"], infos["action_mask"], strict=True)]
         obs, rewards, terminations, truncations, infos = venv.step(actions)
-        returns += rewards  # of both players, whoever moved
+        returns += rewards  # of both players
         finished.extend(returns[infos["done"]])  # these games have begun again
         returns[infos["done"]] = 0
 
