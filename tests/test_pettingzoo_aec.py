@@ -146,12 +146,12 @@ def test_same_step_mode_hands_over_the_last_observation_and_whose_it_is(backend)
 
 def test_stepping_an_env_whose_agents_are_all_dead_is_an_error(backend):
     with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend, autoreset_mode="Disabled") as venv:
-        with pytest.raises(RuntimeError, match="env 0 was not reset"):
+        with pytest.raises(RuntimeError, match=r"env 0 has not been reset.*reset\(0\)"):
             venv.step([0, 0])
         venv.reset(seed=0)
         venv.step([4], [1])
         venv.step([4], [1])
-        with pytest.raises(RuntimeError, match=r"env 1 .*none of its agents \['player_1', 'player_2'\] is alive"):
+        with pytest.raises(RuntimeError, match=r"env 1 .*episode is over.*reset\(1\)"):
             venv.step([0, 0])
         assert venv.step([0], [0])[4]["alive"].all()
 
@@ -159,7 +159,7 @@ def test_stepping_an_env_whose_agents_are_all_dead_is_an_error(backend):
 @pytest.mark.parametrize(
     ("actions", "error", "message"),
     [
-        ({"runner_1": [[0, 0]] * 2}, ValueError, "'runner_0', whose turn it is in env 0"),
+        ({"runner_1": [[0, 0]] * 2}, ValueError, "'runner_0', which acts next in env 0"),
         ({"runner_0": [1, 1], "rabbit": [0, 0]}, ValueError, "'rabbit'"),
         ({"runner_0": [1]}, ValueError, r"'runner_0'.*envs \[0, 1\]"),
         ({"runner_0": [[1, 1], [1, 1]]}, ValueError, "'runner_0' for env 0"),
@@ -218,9 +218,11 @@ def test_the_failure_of_an_env_loses_no_result_of_the_others(backend, mode):
         partial = caught.value.partial
         assert (partial.env_id.tolist(), partial.rew.tolist()) == ([0], [[0.25, 1, 0.25]])
         assert partial.info["agent"].tolist() == [2]
-        with pytest.raises(RuntimeError, match=r"env 1 .*reset\(id=\[1\]\)"):
+        assert venv.failed_id == [1]
+        with pytest.raises(OverflowError, match="fell") as caught:
             venv.step({"runner_2": [0, 0]})
-        assert venv.reset(id=[1])[1]["agent"].tolist() == [0]
+        assert "env 1 failed in an earlier call" in caught.value.__notes__[-1]
+        assert venv.reset([1])[1]["agent"].tolist() == [0]
         assert venv.step({"runner_2": [0, 0], "runner_0": [1, 1]})[4]["agent"].tolist() == [0, 1]
 
 

@@ -87,7 +87,7 @@ class Talkative(Herd):
     [
         ([Herd, Strangers], {}, ValueError, r"env 0 has .*cow_2.*env 1 has .*wolf"),
         ([Herd, Herd, Farsighted], {}, ValueError, "observation space of agent 'cow_1'.*in env 0, but .* in env 2"),
-        ([Herd, Talkative], {}, TypeError, "agent 'cow_2' has no fixed shape"),
+        ([Herd, Talkative], {}, ValueError, "action space of agent 'cow_2'.*in env 0, but Text.* in env 1"),
         ([Nameless], {}, TypeError, r"pass possible_agents=\[\.\.\.\]"),
         ([lambda: pettingzoo.make("aec", "classic/rps-v2")], {}, TypeError, "use AECVectorEnv"),
         ([lambda: 3], {}, TypeError, "takes a ParallelEnv"),

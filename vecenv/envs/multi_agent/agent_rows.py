@@ -8,8 +8,8 @@ This is what the workers of ParallelVectorEnv and AECVectorEnv host. A row of th
     agent       AECRows: the index of the agent to move
     reward      float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
 
-so that the arrays of the engine carry everything. The flag `terminated` of the step itself says that no agent is
-alive; the info holds those of the agents that have something to say.
+so that the arrays of the engine carry everything. The flag `terminated` of the step itself means that no agent is
+alive; the info holds those of the agents that have one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.multi_agent.action_bytes import ActionBytes
 from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, check_kind, possible_agents, zeros
 from vecenv.envs.multi_agent.agent_turns import AgentTurns
 from vecenv.errors import EnvContractError
-
-MOVER = "to move"
-"""The key of the action in `AECRows` where all agents have one action space."""
 
 FLAGS = ("terminated", "truncated", "active", "alive")
 
@@ -46,21 +42,13 @@ class _Rows:
         self.metadata = dict(getattr(self.env, "metadata", None) or {})
         self.spec = None
         self.render_mode = getattr(self.env, "render_mode", None)
-        self._actions = ActionBytes(self._action_parts())
-        self.action_space = spaces.Box(0, 255, (self._actions.size,), np.uint8)
-        n = len(self.agent_spaces.agents)
-        flags = {name: _flags(n) for name in FLAGS}
-        reward = spaces.Box(-np.inf, np.inf, (n,), np.float64)
-        self.observation_space = spaces.Dict({**self._parts(), "reward": reward, **flags})
         self._zeros = {agent: zeros(space) for agent, space in self.agent_spaces.observation.items()}
 
-    def _action_parts(self) -> Mapping[Any, Any]:
-        """The space of each action in a row of actions."""
-        return self.agent_spaces.action
-
-    def _parts(self) -> dict[str, Any]:
-        """The spaces of `obs`, `mask` and `agent`."""
-        raise NotImplementedError
+    def _space(self, **parts: Any) -> spaces.Dict:
+        """The space of a row with these parts, the rewards and the flags."""
+        n = len(self.agent_spaces.agents)
+        reward = spaces.Box(-np.inf, np.inf, (n,), np.float64)
+        return spaces.Dict({**parts, "reward": reward, **{name: _flags(n) for name in FLAGS}})
 
     @property
     def unwrapped(self) -> Any:
@@ -82,20 +70,22 @@ class ParallelRows(_Rows):
     kind = "parallel"
     taker = "ParallelVectorEnv"
 
-    def _parts(self) -> dict[str, Any]:
-        masks: dict[Any, Any] = {agent: _flags(size) for agent, size in self.agent_spaces.mask_size.items()}
-        return {"obs": spaces.Dict(self.agent_spaces.observation), "mask": spaces.Dict(masks)}
+    def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
+        super().__init__(env_fn, agents)
+        known = self.agent_spaces
+        masks = {agent: _flags(size) for agent, size in known.mask_size.items()}
+        self.action_space = _by_agent(known.action)
+        self.observation_space = self._space(obs=_by_agent(known.observation), mask=_by_agent(masks))
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        """Start an episode: nobody was active yet."""
+        """Start an episode: no agent was active yet."""
         obs, infos = self.env.reset(**kwargs)
         return self._row((), obs, {}, {}, {}, infos)
 
-    def step(self, action: np.ndarray) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """All agents that are alive act; `action` is a row of `ActionBytes`."""
+    def step(self, action: Mapping[Any, Any]) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
+        """All agents that are alive act; what `action` has for the others is ignored."""
         active = list(self.env.agents)
-        actions = {agent: self._actions.unpack(action, agent) for agent in active}
-        row, infos = self._row(active, *self.env.step(actions))
+        row, infos = self._row(active, *self.env.step({agent: action[agent] for agent in active}))
         return row, 0.0, not row["alive"].any(), False, infos
 
     def _row(
@@ -104,20 +94,20 @@ class ParallelRows(_Rows):
         known = self.agent_spaces
         events = {"reward": rewards, "terminated": terminated, "truncated": truncated}
         row = self._flags_row(events, active, self.env.agents)
-        row["obs"], row["mask"], told = {}, {}, {}
+        row["obs"], row["mask"], given = {}, {}, {}
         for agent, j in known.index.items():
             if agent in obs and (row["active"][j] or row["alive"][j]):
                 row["obs"][agent], mask, info = known.split(agent, obs[agent], infos.get(agent, {}))
                 if info:
-                    told[agent] = info
+                    given[agent] = info
             elif row["alive"][j]:
                 raise EnvContractError(f"agent {agent!r} is alive, but the env returned no observation for it")
             else:
                 row["obs"][agent], mask = self._zeros[agent], None
             if (size := known.mask_size.get(agent)) is not None:
-                # Of an agent that is not there every action is fine, for policies that cannot do without a legal one.
+                # An agent that is not there may do anything: policies need a legal action for each row.
                 row["mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
-        return row, told
+        return row, given
 
     def _flags_row(self, events: Mapping[str, Any], active: Sequence[Any], alive: Sequence[Any]) -> Row:
         """The rewards and flags; nothing happens to an agent that was not there before and is not there now."""
@@ -144,37 +134,33 @@ class AECRows(_Rows):
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         super().__init__(env_fn, agents)
-        self._turns = AgentTurns(self.env, self.agent_spaces)
-        self._one_obs = self.agent_spaces.equal("observation")
-        self._one_action = self.agent_spaces.equal("action")
-
-    def _action_parts(self) -> Mapping[Any, Any]:
-        return mover_actions(self.agent_spaces)
-
-    def _parts(self) -> dict[str, Any]:
         known = self.agent_spaces
+        self._turns = AgentTurns(self.env, known)
+        self._single_obs, self._single_action = known.equal("observation"), known.equal("action")
         first = known.agents[0]
-        one = known.equal("observation")
-        parts = {"obs": known.observation[first] if one else spaces.Dict(known.observation)}
-        if known.mask_size:
-            parts["mask"] = _flags(max(known.mask_size.values()))
-        return {**parts, "agent": spaces.Discrete(len(known.agents))}
+        parts = {"mask": _flags(max(known.mask_size.values()))} if known.mask_size else {}
+        self.action_space = known.action[first] if self._single_action else _by_agent(known.action)
+        self.observation_space = self._space(
+            obs=known.observation[first] if self._single_obs else _by_agent(known.observation),
+            agent=spaces.Discrete(len(known.agents)),
+            **parts,
+        )
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
         """Start an episode."""
         self._turns.reset(**kwargs)
         return self._row()
 
-    def step(self, action: np.ndarray) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """The agent to move acts; `action` is a row of `ActionBytes`."""
-        self._turns.step(self._actions.unpack(action, MOVER if self._one_action else self._turns.agent))
+    def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
+        """The agent to move acts; where the agents differ, `action` has an entry for each."""
+        self._turns.step(action if self._single_action else action[self._turns.agent])
         row, info = self._row()
         return row, 0.0, self._turns.done, False, info
 
     def _row(self) -> tuple[Row, dict[Any, Any]]:
         turns, known = self._turns, self.agent_spaces
         row: Row = {
-            "obs": turns.obs if self._one_obs else {**self._zeros, turns.agent: turns.obs},
+            "obs": turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs},
             "agent": known.index[turns.agent],
             "reward": turns.rewards,
             "terminated": turns.terminated,
@@ -190,11 +176,9 @@ class AECRows(_Rows):
         return row, {turns.agent: turns.info} if turns.info else {}
 
 
-def mover_actions(agent_spaces: AgentSpaces) -> Mapping[Any, Any]:
-    """The spaces of what a row of actions of AECRows holds: one action, or where the agents differ one for each."""
-    if agent_spaces.equal("action"):
-        return {MOVER: agent_spaces.action[agent_spaces.agents[0]]}
-    return agent_spaces.action
+def _by_agent(agent_spaces: Mapping[Any, Any]) -> spaces.Dict:
+    """A Dict space in the order of the agents: gymnasium sorts the keys of a dict, but not pairs."""
+    return spaces.Dict(list(agent_spaces.items()))
 
 
 def _flags(n: int) -> spaces.Box:

@@ -1,4 +1,4 @@
-"""AgentSpaces: who plays in a PettingZoo env, what each agent sees and does, and where its action mask is."""
+"""AgentSpaces: the agents of a PettingZoo env, their spaces, and where their action masks are."""
 
 from __future__ import annotations
 
@@ -96,6 +96,26 @@ class AgentSpaces:
         return all(space == first for space in others)
 
 
+def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
+    """The spaces of all envs; ValueError, with the env and the agent named, if an env differs from the first."""
+    first = found[0]
+    for i, other in enumerate(found):
+        if other.agents != first.agents:
+            raise ValueError(
+                f"all envs must have the same possible agents in the same order: env 0 has {first.agents}, "
+                f"env {i} has {other.agents}"
+            )
+        for kind in ("observation", "action"):
+            for agent in first.agents:
+                mine, theirs = getattr(first, kind)[agent], getattr(other, kind)[agent]
+                if mine != theirs:
+                    raise ValueError(
+                        f"the {kind} space of agent {agent!r} is {mine} in env 0, but {theirs} in env {i}; "
+                        "all envs must be alike"
+                    )
+    return first
+
+
 def _has_mask(space: Any) -> bool:
     return isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1
 
@@ -108,10 +128,7 @@ def possible_agents(env: Any, given: Sequence[Any] | None) -> list[Any]:
     """All agents that can appear in the env, in a fixed order: those `given`, else the env's `possible_agents`."""
     agents = getattr(env, "possible_agents", None) if given is None else given
     if agents is None:
-        raise TypeError(
-            f"{env} has no possible_agents, so that nobody knows which agents can appear; "
-            "pass possible_agents=[...] with all of them"
-        )
+        raise TypeError(f"{env} has no possible_agents; pass possible_agents=[...] with all agents that can appear")
     agents = list(agents)
     if not agents or len(set(agents)) != len(agents):
         raise ValueError(f"the possible agents must be one or more, no two the same; got {agents}")
