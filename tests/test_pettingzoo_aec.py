@@ -4,6 +4,8 @@ import numpy as np
 import pettingzoo
 import pytest
 from agent_envs import Herd, Relay, herd_in_turns, play_by_hand
+from gymnasium import spaces
+from pettingzoo.utils import parallel_to_aec
 
 from vecenv import AECVectorEnv, EnvContractError
 
@@ -224,6 +226,23 @@ def test_the_failure_of_an_env_loses_no_result_of_the_others(backend, mode):
         assert "env 1 failed in an earlier call" in caught.value.__notes__[-1]
         assert venv.reset([1])[1]["agent"].tolist() == [0]
         assert venv.step({"runner_2": [0, 0], "runner_0": [1, 1]})[4]["agent"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_actions_without_a_fixed_shape_travel_as_objects(backend, alike):
+    class Talkative(Herd):
+        _act = dict.fromkeys(Herd._act, spaces.Text(5)) if alike else {**Herd._act, "cow_1": spaces.Text(5)}
+
+        def step(self, actions):
+            return super().step({agent: len(a) if isinstance(a, str) else a for agent, a in actions.items()})
+
+    with AECVectorEnv([lambda: parallel_to_aec(Talkative())] * 2, backend) as venv:
+        venv.reset(seed=0)
+        for agent in venv.agents:
+            batch = ["m", "moo"] if alike or agent == "cow_1" else [1, 2]
+            _, rewards, _, _, infos = venv.step(batch if alike else {agent: batch})
+        assert rewards.tolist() == ([[2, 2, 2], [4, 4, 4]] if alike else [[2, 2, 2], [3, 4, 3]])
+        assert "action_mask" not in infos if alike else infos["action_mask"].all()
 
 
 def test_a_parallel_env_is_refused():

@@ -308,6 +308,69 @@ def test_dead_agents_need_no_actions_and_what_is_given_is_ignored(backend):
         assert venv.step({})[4]["alive"]["cow_0"].all()  # the step in which they are reset
 
 
+class Talkative(Herd):
+    """The last one says a word of up to 5 letters, and is paid for its length."""
+
+    _act = {**Herd._act, "cow_2": spaces.Text(5)}
+
+    def step(self, actions):
+        return super().step({agent: len(a) if isinstance(a, str) else a for agent, a in actions.items()})
+
+
+def test_actions_without_a_fixed_shape_travel_as_objects(backend):
+    with ParallelVectorEnv([Talkative] * 2, backend, check_legal=True) as venv:
+        venv.reset(seed=0)
+        numbers = {"cow_0": [0, 1], "cow_1": [1, 2]}
+        rewards = venv.step({**numbers, "cow_2": ["moo", "mooo"]})[1]
+        assert {agent: batch.tolist() for agent, batch in rewards.items()} == {
+            "cow_0": [1, 2],
+            "cow_1": [2, 3],
+            "cow_2": [4, 5],
+        }
+        for words, error, message in (
+            (["moo"], ValueError, r"'cow_2'.*1 actions for 2 envs \[0, 1\]"),
+            (["moo", "moooooo"], ValueError, "'cow_2' in env 1 is not in its space"),
+            ("mo", TypeError, "'cow_2'.*the str 'mo'"),
+        ):
+            with pytest.raises(error, match=message):
+                venv.step({**numbers, "cow_2": words})
+        with pytest.raises(ValueError, match="'cow_2', which acts next in env 0"):
+            venv.step(numbers)
+        with pytest.raises(ValueError, match="'cow_0' for env 0 has the shape"):
+            venv.step({"cow_0": [[1, 1]] * 2, "cow_1": [1, 2], "cow_2": ["m", "m"]})
+        venv.step({**numbers, "cow_2": ["m", "m"]})
+        assert venv.step({"cow_1": [0, 0], "cow_2": ["m", "mm"]})[1]["cow_2"].tolist() == [2, 3]  # cow_0 is dead
+        assert venv.step({"cow_2": ["m", "m"]})[4]["done"].all()
+
+
+def test_tuples_of_batches_are_the_actions_of_a_tuple_space(backend):
+    class Pair(Herd):
+        _act = {**Herd._act, "cow_1": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float32)])}
+
+        def step(self, actions):
+            first, second = actions["cow_1"]
+            assert (type(first), second.dtype) == (np.int64, np.float32)
+            return super().step({**actions, "cow_1": first + second.sum()})
+
+    with ParallelVectorEnv([Pair] * 2, backend) as venv:
+        venv.reset(seed=0)
+        rewards = venv.step({"cow_0": [0, 0], "cow_1": ([0, 2], [[0, 1], [1, 1]]), "cow_2": [0, 0]})[1]
+        assert rewards["cow_1"].tolist() == [2, 5]
+        with pytest.raises(ValueError, match=r"'cow_1'.*envs \[0, 1\] must be a tuple of 2"):
+            venv.step({"cow_0": [0, 0], "cow_1": [0, 2], "cow_2": [0, 0]})
+
+
+def test_states_and_counts_are_those_of_the_vector_env_inside(backend):
+    with ParallelVectorEnv([Herd] * 2, backend) as venv:
+        venv.reset()
+        venv.send(all_do(venv, [0]), [1])
+        assert (venv.ready_id, venv.waiting_id, venv.failed_id) == ([0], [1], [])
+        venv.recv()
+        assert (venv.alive(), venv.stats()["steps"]) == ([True, True], 1)
+        venv.set_env_attr("t", 3, [0])
+        assert venv.get_env_attr("t") == [3, 1]
+
+
 def test_possible_agents_can_be_given_where_the_env_has_none(backend):
     with ParallelVectorEnv([Nameless] * 2, backend, possible_agents=["cow_2", "cow_0", "cow_1"]) as venv:
         assert list(venv.reset(seed=0)[0]) == ["cow_2", "cow_0", "cow_1"]

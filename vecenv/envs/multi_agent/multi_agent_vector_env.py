@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -134,7 +134,7 @@ class MultiAgentVectorEnv:
             return self._results(raw, infos)
 
     @contextmanager
-    def _call(self, asked: Iterable[int]) -> Iterator[None]:
+    def _call(self, asked: Sequence[int]) -> Iterator[None]:
         """A call of the envs `asked`: a failure has the others' results, in the form of this class, in its `partial`.
 
         After an interrupt the envs accept only a reset, because what was noted of them may be that of an earlier step.
@@ -152,7 +152,7 @@ class MultiAgentVectorEnv:
                 raise
         except INTERRUPTS as error:
             self.venv.engine.abandon(error, asked)
-            self._actions.forget(list(asked))
+            self._actions.forget(asked)
             raise
 
     def _noted(self, raw: Any, terminated: np.ndarray, truncated: np.ndarray, info: np.ndarray) -> dict[str, Any]:
