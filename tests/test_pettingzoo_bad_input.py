@@ -90,7 +90,7 @@ class Talkative(Herd):
         ([Herd, Talkative], {}, ValueError, "action space of agent 'cow_2'.*in env 0, but Text.* in env 1"),
         ([Nameless], {}, TypeError, r"pass possible_agents=\[\.\.\.\]"),
         ([lambda: pettingzoo.make("aec", "classic/rps-v2")], {}, TypeError, "use AECVectorEnv"),
-        ([lambda: 3], {}, TypeError, "takes a ParallelEnv"),
+        ([lambda: 3], {}, TypeError, "expected a ParallelEnv of PettingZoo, got 3"),
         ([Herd], {"possible_agents": ["cow_0", "cow_0"]}, ValueError, "no two the same"),
         ([Herd], {"possible_agents": []}, ValueError, "one or more"),
         (Herd, {}, TypeError, "sequence of callables"),

@@ -10,7 +10,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, space_tree
 from vecenv.engine.actions import batch_actions
-from vecenv.envs.multi_agent.agent_spaces import AgentSpaces
+from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 
 
 class AgentActions:
@@ -61,7 +61,7 @@ class AgentActions:
             batch = {
                 agent: _fitting(actions[agent], asked, layout, f"action of agent {agent!r}")
                 if agent in actions
-                else nest.map(lambda leaf: _zeros(leaf, len(asked)), layout)
+                else zeros(layout, len(asked))
                 for agent, layout in self._layouts.items()
             }
         if self._check_legal:
@@ -128,7 +128,3 @@ def _fitting_leaf(batch: Any, asked: list[int], leaf: Any) -> Any:
         if shape != leaf.shape:
             raise ValueError(f"{leaf.path} for env {i} has the shape {shape}, expected {leaf.shape}: {action!r}")
     raise TypeError(f"{leaf.path} for envs {asked} cannot be cast to {leaf.dtype.name}: {batch!r}")
-
-
-def _zeros(leaf: Any, k: int) -> Any:
-    return np.zeros((k, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else [None] * k

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, check_kind, possible_agents, zeros
+from vecenv.backends.memory.layout import space_tree
+from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 from vecenv.envs.multi_agent.agent_turns import AgentTurns
 from vecenv.errors import EnvContractError
 
@@ -33,16 +34,14 @@ class _Rows:
     """What both kinds have in common. `env` is the PettingZoo env: attributes of it are found through this name."""
 
     kind: str
-    taker: str
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         self.env = env_fn()
-        check_kind(self.env, self.kind, self.taker)
-        self.agent_spaces = AgentSpaces(self.env, possible_agents(self.env, agents))
+        self.agent_spaces = AgentSpaces(self.env, self.kind, agents)
         self.metadata = dict(getattr(self.env, "metadata", None) or {})
         self.spec = None
         self.render_mode = getattr(self.env, "render_mode", None)
-        self._zeros = {agent: zeros(space) for agent, space in self.agent_spaces.observation.items()}
+        self._zeros = {agent: zeros(space_tree(space, "obs")) for agent, space in self.agent_spaces.observation.items()}
 
     def _space(self, **parts: Any) -> spaces.Dict:
         """The space of a row with these parts, the rewards and the flags."""
@@ -68,7 +67,6 @@ class ParallelRows(_Rows):
     """A ParallelEnv: one step is one step of all agents that are alive."""
 
     kind = "parallel"
-    taker = "ParallelVectorEnv"
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         super().__init__(env_fn, agents)
@@ -91,46 +89,37 @@ class ParallelRows(_Rows):
     def _row(
         self, active: Sequence[Any], obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
     ) -> tuple[Row, dict[Any, Any]]:
-        known = self.agent_spaces
-        events = {"reward": rewards, "terminated": terminated, "truncated": truncated}
-        row = self._flags_row(events, active, self.env.agents)
-        row["obs"], row["mask"], given = {}, {}, {}
-        for agent, j in known.index.items():
-            if agent in obs and (row["active"][j] or row["alive"][j]):
+        known, alive = self.agent_spaces, self.env.agents
+        for agent in {*rewards, *terminated, *truncated, *alive} - known.index.keys():
+            known.position(agent)  # raises
+        row: Row = {"obs": {}, "mask": {}}
+        flags, given = [], {}
+        for agent in known.agents:
+            ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
+            acted, lives = agent in active, agent in alive and not (ended or cut)
+            # Nothing happens to an agent that was not there before and is not there now.
+            reward = float(rewards.get(agent, 0.0)) if acted or lives else 0.0
+            flags.append((reward, acted and ended, acted and cut, acted, lives))
+            mask = None
+            if agent in obs and (acted or lives):
                 row["obs"][agent], mask, info = known.split(agent, obs[agent], infos.get(agent, {}))
                 if info:
                     given[agent] = info
-            elif row["alive"][j]:
+            elif lives:
                 raise EnvContractError(f"agent {agent!r} is alive, but the env returned no observation for it")
             else:
-                row["obs"][agent], mask = self._zeros[agent], None
+                row["obs"][agent] = self._zeros[agent]
             if (size := known.mask_size.get(agent)) is not None:
                 # An agent that is not there may do anything: policies need a legal action for each row.
                 row["mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
+        row |= zip(("reward", *FLAGS), map(np.array, zip(*flags, strict=True)), strict=True)
         return row, given
-
-    def _flags_row(self, events: Mapping[str, Any], active: Sequence[Any], alive: Sequence[Any]) -> Row:
-        """The rewards and flags; nothing happens to an agent that was not there before and is not there now."""
-        known = self.agent_spaces
-        row: Row = {name: np.zeros(len(known.agents), dtype=np.bool_) for name in FLAGS}
-        row["reward"] = np.zeros(len(known.agents))
-        for name, values in events.items():
-            for agent, value in values.items():
-                row[name][known.position(agent)] = value
-        row["active"][[known.position(agent) for agent in active]] = True
-        row["alive"][[known.position(agent) for agent in alive]] = True
-        row["alive"] &= ~(row["terminated"] | row["truncated"])
-        row["terminated"] &= row["active"]
-        row["truncated"] &= row["active"]
-        row["reward"][~(row["active"] | row["alive"])] = 0.0
-        return row
 
 
 class AECRows(_Rows):
     """An AECEnv: one step is one turn of an agent that is alive."""
 
     kind = "aec"
-    taker = "AECVectorEnv"
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         super().__init__(env_fn, agents)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.memory.layout import Leaf, space_tree
+from vecenv.backends.memory.layout import Leaf
 from vecenv.errors import EnvContractError
 
 MASK = "action_mask"
+_CLASSES = {"aec": "an AECEnv", "parallel": "a ParallelEnv"}
+_ADAPTERS = {"aec": "AECVectorEnv or PettingZooEnv", "parallel": "ParallelVectorEnv"}
 
 
 def make_env(kind: str, env_id: str) -> Any:
@@ -28,36 +29,36 @@ def make_env(kind: str, env_id: str) -> Any:
     return make(kind, env_id)
 
 
-def as_env_fns(kind: str, env_fns: Any) -> Any:
-    """The `env_fns` with a function in the place of each id."""
-    if isinstance(env_fns, (list, tuple)):
-        return [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
-    return env_fns
-
-
 class AgentSpaces:
     """The spaces of all agents of an env, in the order of `agents`.
 
     A mask that is part of an agent's observation is taken out of it: `observation` holds what is left, which is the
     entry "observation" if there is no other. Masks belong to Discrete action spaces: `mask_size` has their lengths.
+
+    `kind` is "aec" or "parallel", `agents` all that can appear (None: the env's `possible_agents`). TypeError for an
+    env of another kind or without possible agents.
     """
 
-    def __init__(self, env: Any, agents: Sequence[Any]) -> None:
-        self.agents = list(agents)
+    def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
+        _check_kind(env, kind)
+        self.agents = _possible_agents(env, agents)
         self.index = {agent: j for j, agent in enumerate(self.agents)}
         self.action: dict[Any, Any] = {agent: env.action_space(agent) for agent in self.agents}
         self.mask_size = {
             agent: int(space.n) for agent, space in self.action.items() if isinstance(space, spaces.Discrete)
         }
-        seen = {agent: env.observation_space(agent) for agent in self.agents}
-        self._rest = {agent: _keys_beside_mask(seen[agent]) for agent in self.mask_size if _has_mask(seen[agent])}
-        self.observation = {agent: self._without_mask(agent, space) for agent, space in seen.items()}
+        self.observation: dict[Any, Any] = {agent: env.observation_space(agent) for agent in self.agents}
+        self._rest: dict[Any, list[Any]] = {}
+        """For agents with the mask in their observation: its other keys."""
+        for agent in self.mask_size:
+            space = self.observation[agent]
+            if isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1:
+                self._rest[agent] = [key for key in space.spaces if key != MASK]
+                self.observation[agent] = self._without_mask(agent, space, spaces.Dict)
 
-    def _without_mask(self, agent: Any, space: Any) -> Any:
-        keys = self._rest.get(agent)
-        if keys is None:
-            return space
-        return space["observation"] if keys == ["observation"] else spaces.Dict({key: space[key] for key in keys})
+    def _without_mask(self, agent: Any, whole: Any, make: Callable[[dict[Any, Any]], Any] = dict) -> Any:
+        keys = self._rest[agent]
+        return whole["observation"] if keys == ["observation"] else make({key: whole[key] for key in keys})
 
     def split(self, agent: Any, obs: Any, info: Mapping[str, Any]) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
         """(obs, mask, info) with the mask taken from where the env put it.
@@ -67,10 +68,8 @@ class AgentSpaces:
         size = self.mask_size.get(agent)
         if size is None:
             return obs, None, info
-        keys = self._rest.get(agent)
-        if keys is not None:
-            mask = obs[MASK]
-            obs = obs["observation"] if keys == ["observation"] else {key: obs[key] for key in keys}
+        if agent in self._rest:
+            mask, obs = obs[MASK], self._without_mask(agent, obs)
         elif MASK in info:
             mask, info = info[MASK], {key: value for key, value in info.items() if key != MASK}
         else:
@@ -106,25 +105,16 @@ def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
                 f"env {i} has {other.agents}"
             )
         for kind in ("observation", "action"):
-            for agent in first.agents:
-                mine, theirs = getattr(first, kind)[agent], getattr(other, kind)[agent]
-                if mine != theirs:
+            for agent, mine in getattr(first, kind).items():
+                if mine != (theirs := getattr(other, kind)[agent]):
                     raise ValueError(
-                        f"the {kind} space of agent {agent!r} is {mine} in env 0, but {theirs} in env {i}; "
-                        "all envs must be alike"
+                        f"all envs must be alike: the {kind} space of agent {agent!r} is {mine} in env 0, but {theirs} "
+                        f"in env {i}"
                     )
     return first
 
 
-def _has_mask(space: Any) -> bool:
-    return isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1
-
-
-def _keys_beside_mask(space: spaces.Dict) -> list[Any]:
-    return [key for key in space.spaces if key != MASK]
-
-
-def possible_agents(env: Any, given: Sequence[Any] | None) -> list[Any]:
+def _possible_agents(env: Any, given: Sequence[Any] | None) -> list[Any]:
     """All agents that can appear in the env, in a fixed order: those `given`, else the env's `possible_agents`."""
     agents = getattr(env, "possible_agents", None) if given is None else given
     if agents is None:
@@ -135,21 +125,19 @@ def possible_agents(env: Any, given: Sequence[Any] | None) -> list[Any]:
     return agents
 
 
-def zeros(space: Any) -> Any:
-    """The observation of an agent that is not there: zeros of the space, None where it has no fixed shape."""
-    return nest.map(
-        lambda leaf: np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, Leaf) else None, space_tree(space, "obs")
-    )
-
-
-_CLASSES = {"aec": "an AECEnv", "parallel": "a ParallelEnv"}
-_ADAPTERS = {"aec": "AECVectorEnv or PettingZooEnv", "parallel": "ParallelVectorEnv"}
-
-
-def check_kind(env: Any, kind: str, taker: str) -> None:
-    """TypeError if `env` is not a PettingZoo env of this kind, with the class to use instead of `taker`."""
-    if not callable(getattr(env, "observation_space", None)) or not callable(getattr(env, "step", None)):
-        raise TypeError(f"{taker} takes {_CLASSES[kind]} of PettingZoo, got {env!r}")
-    found = "aec" if callable(getattr(env, "last", None)) else "parallel"
+def _check_kind(env: Any, kind: str) -> None:
+    known = callable(getattr(env, "observation_space", None)) and callable(getattr(env, "step", None))
+    found = None if not known else "aec" if callable(getattr(env, "last", None)) else "parallel"
     if found != kind:
-        raise TypeError(f"{taker} takes {_CLASSES[kind]}, {env} is {_CLASSES[found]}: use {_ADAPTERS[found]}")
+        instead = f", which is {_CLASSES[found]}: use {_ADAPTERS[found]}" if found else ""
+        raise TypeError(f"expected {_CLASSES[kind]} of PettingZoo, got {env}{instead}")
+
+
+def zeros(layout: Any, *batch: int) -> Any:
+    """Zeros in the place of an agent that is not there, one or a batch; None where it has no fixed shape."""
+    return nest.map(
+        lambda leaf: (
+            np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
+        ),
+        layout,
+    )

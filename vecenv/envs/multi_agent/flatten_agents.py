@@ -21,10 +21,10 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
     mode is that of `env`. ValueError if the agents differ in their spaces, or `env` has `wait_num` or `timeout`.
 
     The rows of an env begin and end together, when its episode does. An agent that dies earlier stays as a row of
-    zeros with the reward 0, whose action is ignored, until nobody is alive; its row says then how it had ended,
-    terminated or truncated (terminated if it never came). So returns and value targets are right without a mask, and
-    `infos["active"]`, bool (num_envs,), tells which rows hold a step that an agent really made. `infos["alive"]` tells
-    which agents act next, and `infos["action_mask"]`, bool (num_envs, n), what they may do where actions are Discrete.
+    zeros with the reward 0, whose action is ignored, until no agent is alive; its row reports then how it had ended,
+    terminated or truncated (terminated if it never came). So returns and value targets are right without a mask.
+    `infos["active"]`, bool (num_envs,): the row holds a step that an agent really made. `infos["alive"]`: its agent
+    acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -90,13 +90,13 @@ class AgentRows(VectorEnv):
         batch = nest.map(self._by_env, actions)
         by_agent = {agent: nest.take(batch, (slice(None), j)) for j, agent in enumerate(self._agents)}
         obs, rewards, terminations, truncations, infos = self.env.step(by_agent)
-        self._ended |= np.stack([_columns(terminations), _columns(truncations)])
+        self._ended |= [self._as_rows(flags).reshape(self._shape) for flags in (terminations, truncations)]
         done = infos["done"]
         terminated, truncated = self._ended & done[:, None]
         terminated |= done[:, None] & ~truncated  # those that never came too: nothing follows for them
         self._ended[:, done] = False
-        obs, rows = self._take(obs, infos, np.arange(self._shape[0]))
-        return obs, _columns(rewards).reshape(-1), terminated.reshape(-1), truncated.reshape(-1), rows
+        obs, rows = self._take(obs, infos, np.arange(len(done)))
+        return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def render(self) -> Any:
         """A frame of each env, not of each row."""
@@ -139,38 +139,33 @@ class AgentRows(VectorEnv):
 
     def _take(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """(obs, infos) of all rows, those of the envs `ids` being new."""
-        rows = (ids[:, None] * self._shape[1] + np.arange(self._shape[1])).reshape(-1)
-        new = {"obs": self._as_rows(obs), "active": _columns(infos["active"]), "alive": _columns(infos["alive"])}
-        new |= {name: new[name].reshape(-1) for name in ("active", "alive")}
-        if masks := infos["action_mask"]:
-            new["action_mask"] = self._as_rows(masks)
+        rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
+        by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
+        new = {name: self._as_rows(part) for name, part in by_agent.items() if part}
         if len(ids) == self._shape[0]:
             self._last = new
         else:
             nest.put(self._last, rows, new)
         last = nest.map(np.copy, self._last)
-        told = {}
-        for name in last.keys() - {"obs"}:
-            told[name], told[f"_{name}"] = last[name], np.isin(np.arange(self.num_envs), rows)
-        self._add_env_infos(told, infos, ids)
-        return last["obs"], told
+        obs, is_new = last.pop("obs"), np.isin(np.arange(self.num_envs), rows)
+        row_infos = {**last, **{f"_{name}": is_new.copy() for name in last}}
+        self._add_env_infos(row_infos, infos, ids)
+        return obs, row_infos
 
-    def _add_env_infos(self, told: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
-        """What the envs say of their agents, and the ends of episodes, in gymnasium's form."""
+    def _add_env_infos(self, row_infos: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
+        """The infos of the agents, and the ends of episodes, in gymnasium's form."""
         final = infos.get("_final_obs", np.zeros(len(ids), np.bool_))
         final_obs = self._as_rows(infos["final_obs"]) if final.any() else None
         for at, i in enumerate(ids.tolist()):
             for j in range(self._shape[1]):
-                row = i * self._shape[1] + j
+                found = self._info_of(infos["info"][at], j)
                 if final[at]:
                     last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
-                    info = self._info_of(infos["final_info"][at], j)
-                    self._add_info(told, {"final_obs": last, "final_info": info}, row)
-                if info := self._info_of(infos["info"][at], j):
-                    self._add_info(told, info, row)
+                    found |= {"final_obs": last, "final_info": self._info_of(infos["final_info"][at], j)}
+                self._add_info(row_infos, found, i * self._shape[1] + j)
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
-        """The info of agent j; what concerns the whole env is told for each agent."""
+        """The info of agent j; what concerns the whole env is part of each agent's."""
         shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
         return {**shared, **info.get(self._agents[j], {})}
 
@@ -178,8 +173,3 @@ class AgentRows(VectorEnv):
         """Batches of the agents, each a tree of arrays (k, ...), as one of arrays (k * agents, ...)."""
         stacked = nest.stack([by_agent[agent] for agent in self._agents])
         return nest.map(lambda leaf: leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:]), stacked)
-
-
-def _columns(by_agent: dict[Any, np.ndarray]) -> np.ndarray:
-    """(k, agents)"""
-    return np.stack(list(by_agent.values()), axis=1)

@@ -19,7 +19,8 @@ from vecenv.engine.engine import INTERRUPTS
 from vecenv.engine.ids import as_ids
 from vecenv.engine.seeding import spread_seeds
 from vecenv.envs.multi_agent.agent_actions import AgentActions
-from vecenv.envs.multi_agent.agent_spaces import as_env_fns, common_spaces
+from vecenv.envs.multi_agent.agent_rows import AECRows, ParallelRows
+from vecenv.envs.multi_agent.agent_spaces import common_spaces, make_env
 from vecenv.errors import Partial
 from vecenv.venvs import BACKENDS
 
@@ -37,9 +38,8 @@ class MultiAgentVectorEnv:
     `venv` is the vector env whose envs are the rows; its methods and states that concern whole envs are offered here.
     """
 
-    rows_class: Callable[..., Any]
+    rows_class: type[ParallelRows | AECRows]
     """The env that a worker makes around a PettingZoo env."""
-    kind: str
 
     def __init__(
         self,
@@ -57,7 +57,10 @@ class MultiAgentVectorEnv:
         make = backend if callable(backend) else BACKENDS.get(backend)
         if make is None:
             raise ValueError(f"backend must be one of {sorted(BACKENDS)} or a vector env class, got {backend!r}")
-        fns = [partial(self.rows_class, fn, possible_agents) for fn in check_env_fns(as_env_fns(self.kind, env_fns))]
+        kind = self.rows_class.kind
+        if isinstance(env_fns, (list, tuple)):
+            env_fns = [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
+        fns = [partial(self.rows_class, fn, possible_agents) for fn in check_env_fns(env_fns)]
         self.venv = make(fns, strict=True, **options)
         try:
             self._spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))
@@ -68,7 +71,7 @@ class MultiAgentVectorEnv:
         self.num_envs = n = len(self.venv)
         self.metadata = {**(self.venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = self.venv.get_env_attr("render_mode", 0)[0]
-        single = self.kind == "aec" and self._spaces.equal("action")
+        single = kind == "aec" and self._spaces.equal("action")
         self._actions = AgentActions(self._spaces, n, single, check_legal)
         self._alive = np.zeros((n, len(self.agents)), dtype=np.bool_)
         self._done = np.zeros(n, dtype=np.bool_)

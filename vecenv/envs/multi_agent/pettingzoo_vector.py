@@ -58,7 +58,6 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
     """
 
     rows_class = ParallelRows
-    kind = "parallel"
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
         reward, terminated, truncated, active, alive = (
@@ -104,7 +103,6 @@ class AECVectorEnv(MultiAgentVectorEnv):
     """
 
     rows_class = AECRows
-    kind = "aec"
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
         infos |= {name: raw[name] for name in ("agent", "active", "alive")}
