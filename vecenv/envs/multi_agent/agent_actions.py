@@ -104,15 +104,14 @@ def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
     if not isinstance(layout, (dict, tuple)):
         return _fitting_leaf(batch, asked, layout)
     if isinstance(layout, dict):
-        if isinstance(batch, Mapping) and batch.keys() == layout.keys():
-            return {key: _fitting(batch[key], asked, child, f"{path}[{key!r}]") for key, child in layout.items()}
-        form = f"a dict with the keys {list(layout)}"
+        keys, fits = list(layout), isinstance(batch, Mapping) and batch.keys() == layout.keys()
     else:
-        if isinstance(batch, tuple) and len(batch) == len(layout):
-            pairs = enumerate(zip(batch, layout, strict=True))
-            return tuple(_fitting(part, asked, child, f"{path}[{i}]") for i, (part, child) in pairs)
-        form = f"a tuple of {len(layout)}"
-    raise ValueError(f"{path} for envs {asked} must be {form}, each a batch; got {batch!r}")
+        keys, fits = list(range(len(layout))), isinstance(batch, tuple) and len(batch) == len(layout)
+    if not fits:
+        form = f"a {type(layout).__name__} with the batches {keys}"
+        raise ValueError(f"{path} for envs {asked} must be {form}, got {batch!r}")
+    parts = {key: _fitting(batch[key], asked, layout[key], f"{path}[{key!r}]") for key in keys}
+    return parts if isinstance(layout, dict) else tuple(parts.values())
 
 
 def _fitting_leaf(batch: Any, asked: list[int], leaf: Any) -> Any:

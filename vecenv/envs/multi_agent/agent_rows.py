@@ -6,7 +6,7 @@ This is what the workers of ParallelVectorEnv and AECVectorEnv host. A row of th
                 agents' observation spaces differ
     mask        the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
     agent       AECRows: the index of the agent to move
-    reward      float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
+    rewards     float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
 
 so that the arrays of the engine carry everything. The flag `terminated` of the step itself means that no agent is
 alive; the info holds those of the agents that have one.
@@ -15,6 +15,7 @@ alive; the info holds those of the agents that have one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 from vecenv.envs.multi_agent.agent_turns import AgentTurns
 from vecenv.errors import EnvContractError
 
-FLAGS = ("terminated", "truncated", "active", "alive")
+COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
+"""The parts of a row with one number an agent."""
 
 Row = dict[str, Any]
 
@@ -39,28 +41,19 @@ class _Rows:
         self.env = env_fn()
         self.agent_spaces = AgentSpaces(self.env, self.kind, agents)
         self.metadata = dict(getattr(self.env, "metadata", None) or {})
-        self.spec = None
         self.render_mode = getattr(self.env, "render_mode", None)
         self._zeros = {agent: zeros(space_tree(space, "obs")) for agent, space in self.agent_spaces.observation.items()}
 
     def _space(self, **parts: Any) -> spaces.Dict:
         """The space of a row with these parts, the rewards and the flags."""
         n = len(self.agent_spaces.agents)
-        reward = spaces.Box(-np.inf, np.inf, (n,), np.float64)
-        return spaces.Dict({**parts, "reward": reward, **{name: _flags(n) for name in FLAGS}})
+        columns = {name: _flags(n) for name in COLUMNS} | {"rewards": spaces.Box(-np.inf, np.inf, (n,), np.float64)}
+        return spaces.Dict({**parts, **columns})
 
-    @property
-    def unwrapped(self) -> Any:
-        """The innermost env: two workers that hold the same one are a mistake, which the engine finds by it."""
-        return self.env.unwrapped
-
-    def render(self) -> Any:
-        """The env's own frame."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Close the env."""
-        self.env.close()
+    unwrapped = property(attrgetter("env.unwrapped"))
+    """The innermost env: two workers that hold the same one are a mistake, which the engine finds by it."""
+    render = property(attrgetter("env.render"))
+    close = property(attrgetter("env.close"))
 
 
 class ParallelRows(_Rows):
@@ -93,13 +86,13 @@ class ParallelRows(_Rows):
         for agent in {*rewards, *terminated, *truncated, *alive} - known.index.keys():
             known.position(agent)  # raises
         row: Row = {"obs": {}, "mask": {}}
-        flags, given = [], {}
+        events, given = [], {}
         for agent in known.agents:
             ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
             acted, lives = agent in active, agent in alive and not (ended or cut)
             # Nothing happens to an agent that was not there before and is not there now.
             reward = float(rewards.get(agent, 0.0)) if acted or lives else 0.0
-            flags.append((reward, acted and ended, acted and cut, acted, lives))
+            events.append((reward, acted and ended, acted and cut, acted, lives))
             mask = None
             if agent in obs and (acted or lives):
                 row["obs"][agent], mask, info = known.split(agent, obs[agent], infos.get(agent, {}))
@@ -112,8 +105,7 @@ class ParallelRows(_Rows):
             if (size := known.mask_size.get(agent)) is not None:
                 # An agent that is not there may do anything: policies need a legal action for each row.
                 row["mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
-        row |= zip(("reward", *FLAGS), map(np.array, zip(*flags, strict=True)), strict=True)
-        return row, given
+        return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
 
 
 class AECRows(_Rows):
@@ -148,15 +140,9 @@ class AECRows(_Rows):
 
     def _row(self) -> tuple[Row, dict[Any, Any]]:
         turns, known = self._turns, self.agent_spaces
-        row: Row = {
-            "obs": turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs},
-            "agent": known.index[turns.agent],
-            "reward": turns.rewards,
-            "terminated": turns.terminated,
-            "truncated": turns.truncated,
-            "active": turns.active,
-            "alive": turns.alive,
-        }
+        row: Row = {name: getattr(turns, name) for name in COLUMNS}
+        row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
+        row["agent"] = known.index[turns.agent]
         if known.mask_size:
             # One width for all agents: what an agent does not have is not legal.
             row["mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)

@@ -135,9 +135,8 @@ def _check_kind(env: Any, kind: str) -> None:
 
 def zeros(layout: Any, *batch: int) -> Any:
     """Zeros in the place of an agent that is not there, one or a batch; None where it has no fixed shape."""
-    return nest.map(
-        lambda leaf: (
-            np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
-        ),
-        layout,
-    )
+
+    def zero(leaf: Any) -> Any:
+        return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
+
+    return nest.map(zero, layout)

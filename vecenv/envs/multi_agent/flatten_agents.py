@@ -109,11 +109,9 @@ class AgentRows(VectorEnv):
     def _env_seeds(self, seed: Any) -> list[int | None] | None:
         """A seed for each env: its agents share one."""
         n, agents = self._shape
-        if np.ndim(seed) == 0 or len(seed) == n:
-            return as_seeds(seed, n)
-        if len(seed) != self.num_envs:
+        if np.ndim(seed) and len(seed) not in (n, self.num_envs):
             raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
-        return as_seeds(seed[::agents], n)
+        return as_seeds(seed[::agents] if np.ndim(seed) and len(seed) == self.num_envs else seed, n)
 
     def _picked_envs(self, mask: np.ndarray | None) -> np.ndarray:
         if mask is None:

@@ -164,7 +164,7 @@ class MultiAgentVectorEnv:
         if truncated.any():  # failed under on_error="restart": the agents that were alive are truncated
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
             raw["terminated"][truncated] = raw["alive"][truncated] = False
-            raw["reward"][truncated] = 0.0
+            raw["rewards"][truncated] = 0.0
         self._actions.note(raw, ids)
         self._alive[ids] = raw["alive"]
         self._done[ids] = done = terminated | truncated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vecenv.envs.multi_agent.agent_rows import AECRows, ParallelRows
+from vecenv.envs.multi_agent.agent_rows import COLUMNS, AECRows, ParallelRows
 from vecenv.envs.multi_agent.multi_agent_vector_env import MultiAgentStep, MultiAgentVectorEnv
 
 
@@ -60,12 +60,9 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
     rows_class = ParallelRows
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        reward, terminated, truncated, active, alive = (
-            dict(zip(self.agents, raw[name].T, strict=True))
-            for name in ("reward", "terminated", "truncated", "active", "alive")
-        )
-        infos |= {"active": active, "alive": alive, "action_mask": raw["mask"]}
-        return raw["obs"], reward, terminated, truncated, infos
+        columns = {name: dict(zip(self.agents, raw[name].T, strict=True)) for name in COLUMNS}
+        infos |= {"active": columns["active"], "alive": columns["alive"], "action_mask": raw["mask"]}
+        return raw["obs"], columns["rewards"], columns["terminated"], columns["truncated"], infos
 
 
 class AECVectorEnv(MultiAgentVectorEnv):
@@ -108,4 +105,4 @@ class AECVectorEnv(MultiAgentVectorEnv):
         infos |= {name: raw[name] for name in ("agent", "active", "alive")}
         if "mask" in raw:
             infos["action_mask"] = raw["mask"]
-        return raw["obs"], raw["reward"], raw["terminated"], raw["truncated"], infos
+        return raw["obs"], raw["rewards"], raw["terminated"], raw["truncated"], infos
