@@ -72,9 +72,9 @@ def test_returns_of_knights_that_die_equal_those_of_the_own_loop(backend):
                 break
     assert movers == [agent for agent, _, _ in turns]
     assert total.tolist() == list(returns.values())
-    assert ends.tolist() == [1] * len(ends)  # each end is told once
+    assert ends.tolist() == [1] * len(ends)  # each end is reported once
     counts = [movers.count(agent) for agent in returns]
-    assert min(counts) < max(counts) - 1  # somebody died in mid-episode
+    assert min(counts) < max(counts) - 1  # an agent died in mid-episode
 
 
 def test_agents_with_unequal_spaces_have_dicts_of_batches(backend):
@@ -103,7 +103,7 @@ def act_of(agent):
     return {"runner_0": 3, "runner_1": np.array([0.5, 0.25], np.float32), "runner_2": 2}[agent]
 
 
-def test_ends_are_told_once_and_rewards_pay_everybody(backend):
+def test_ends_are_reported_once_and_every_agent_is_rewarded(backend):
     with AECVectorEnv([Relay], backend) as venv:
         venv.reset(seed=0)
         results = [venv.step({agent: [act_of(agent)]}) for agent in [*venv.agents, "runner_0", "runner_1"]]

@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused_when_it_is_made(env_fns, options, error, m
         ParallelVectorEnv(env_fns, **{"backend": "dummy", **options})
 
 
-def test_an_agent_that_nobody_announced_is_an_error(backend):
+def test_an_agent_that_is_not_a_possible_one_is_an_error(backend):
     with (
         ParallelVectorEnv([Nameless], backend, possible_agents=["cow_2", "cow_0"]) as venv,
         pytest.raises(EnvContractError, match="env 0: the agent 'cow_1' is not one of"),

@@ -18,7 +18,7 @@ KINDS = [(ParallelVectorEnv, Herd), (AECVectorEnv, herd_in_turns)]
 
 @pytest.fixture(autouse=True)
 def ctrl_c():
-    """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
+    """Ctrl-C raises KeyboardInterrupt, also where it is switched off around the tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

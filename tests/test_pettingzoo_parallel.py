@@ -293,7 +293,13 @@ def test_a_failing_reset_in_same_step_mode_does_not_lose_the_step(backend):
         partial = caught.value.partial
         assert partial.rew["cow_2"].tolist() == [1, 1]
         assert partial.info["done"].tolist() == [True, True]
-        assert venv.reset(id=[0])[0]["cow_0"].shape == (1, 2)
+        assert venv.failed_id == [1]
+        obs, _, _, _, infos = venv.step(all_do(venv, [0]), [0])
+        assert (obs["cow_0"].tolist(), infos["active"]["cow_0"].tolist()) == ([[3, 0]], [False])
+        assert venv.step(all_do(venv, [0]), [0])[0]["cow_0"].tolist() == [[3, 1]]
+        with pytest.raises(OSError, match="no second time"):
+            venv.step(all_do(venv, [0, 0]))
+        assert venv.reset(id=[0])[0]["cow_0"].tolist() == [[4, 0]]
 
 
 def test_dead_agents_need_no_actions_and_what_is_given_is_ignored(backend):
@@ -309,7 +315,7 @@ def test_dead_agents_need_no_actions_and_what_is_given_is_ignored(backend):
 
 
 class Talkative(Herd):
-    """The last one says a word of up to 5 letters, and is paid for its length."""
+    """The last one acts by a word of up to 5 letters, and its reward is the length."""
 
     _act = {**Herd._act, "cow_2": spaces.Text(5)}
 

@@ -24,10 +24,7 @@ class AgentActions:
         self._known = known
         self._single = single
         self._check_legal = check_legal
-        self._layouts = {
-            agent: space_tree(space, f"action of agent {agent!r}") for agent, space in known.action.items()
-        }
-        self._mover_layout = space_tree(known.action[known.agents[0]], "action of the agent to move")
+        self._layouts = {agent: space_tree(space, "action") for agent, space in known.action.items()}
         self._all_arrays = all(isinstance(leaf, Leaf) for leaf in nest.leaves(self._layouts))
         self._acts = np.zeros((num_envs, len(known.agents)), dtype=np.bool_)
         """Which agents act in the next step of each env; none in an env that has to be reset."""
@@ -37,11 +34,11 @@ class AgentActions:
         """Remember from rows of the envs `ids` which agents act next, and their masks."""
         acts = raw["alive"]
         self._acts[ids] = acts & (raw["agent"][:, None] == np.arange(acts.shape[1])) if "agent" in raw else acts
-        if self._check_legal and "mask" in raw:
+        if self._check_legal and "action_mask" in raw:
             if self._masks is None:
                 n = len(self._acts)
-                self._masks = nest.map(lambda mask: np.ones((n, *mask.shape[1:]), dtype=np.bool_), raw["mask"])
-            nest.put(self._masks, ids, raw["mask"])
+                self._masks = nest.map(lambda mask: np.ones((n, *mask.shape[1:]), dtype=np.bool_), raw["action_mask"])
+            nest.put(self._masks, ids, raw["action_mask"])
 
     def forget(self, ids: Sequence[int]) -> None:
         """These envs have to be reset: the engine refuses to step them, whatever the actions."""
@@ -55,7 +52,7 @@ class AgentActions:
         """
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:
-            batch = _fitting(actions, asked, self._mover_layout, "action of the agent to move")
+            batch = _fitting(actions, asked, self._layouts[self._known.agents[0]], "action of the agent to move")
         else:
             self._check_agents(actions, asked, acting)
             batch = {
@@ -101,29 +98,25 @@ class AgentActions:
 
 def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
     """The actions of one agent in the envs `asked`: a tree of arrays, with lists for what has no fixed shape."""
-    if not isinstance(layout, (dict, tuple)):
-        return _fitting_leaf(batch, asked, layout)
-    if isinstance(layout, dict):
-        keys, fits = list(layout), isinstance(batch, Mapping) and batch.keys() == layout.keys()
-    else:
-        keys, fits = list(range(len(layout))), isinstance(batch, tuple) and len(batch) == len(layout)
-    if not fits:
-        form = f"a {type(layout).__name__} with the batches {keys}"
-        raise ValueError(f"{path} for envs {asked} must be {form}, got {batch!r}")
-    parts = {key: _fitting(batch[key], asked, layout[key], f"{path}[{key!r}]") for key in keys}
-    return parts if isinstance(layout, dict) else tuple(parts.values())
-
-
-def _fitting_leaf(batch: Any, asked: list[int], leaf: Any) -> Any:
-    is_array = isinstance(leaf, Leaf)
+    if isinstance(layout, (dict, tuple)):
+        if isinstance(layout, dict):
+            keys, fits = list(layout), isinstance(batch, Mapping) and batch.keys() == layout.keys()
+        else:
+            keys, fits = list(range(len(layout))), isinstance(batch, tuple) and len(batch) == len(layout)
+        if not fits:
+            form = f"a {type(layout).__name__} with the batches {keys}"
+            raise ValueError(f"{path} for envs {asked} must be {form}, got {batch!r}")
+        parts = {key: _fitting(batch[key], asked, layout[key], f"{path}[{key!r}]") for key in keys}
+        return parts if isinstance(layout, dict) else tuple(parts.values())
+    is_array = isinstance(layout, Leaf)
     try:
-        fitting = batch_actions(batch, asked, leaf if is_array else None)
+        fitting = batch_actions(batch, asked, layout if is_array else None)
     except (ValueError, TypeError) as error:
-        raise type(error)(f"{leaf.path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
     if not is_array or isinstance(fitting, np.ndarray):
         return fitting
     for i, action in zip(asked, fitting, strict=True):
         shape = np.array(action, dtype=object).shape
-        if shape != leaf.shape:
-            raise ValueError(f"{leaf.path} for env {i} has the shape {shape}, expected {leaf.shape}: {action!r}")
-    raise TypeError(f"{leaf.path} for envs {asked} cannot be cast to {leaf.dtype.name}: {batch!r}")
+        if shape != layout.shape:
+            raise ValueError(f"{path} for env {i} has the shape {shape}, expected {layout.shape}: {action!r}")
+    raise TypeError(f"{path} for envs {asked} cannot be cast to {layout.dtype.name}: {batch!r}")

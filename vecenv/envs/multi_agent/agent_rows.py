@@ -4,7 +4,7 @@ This is what the workers of ParallelVectorEnv and AECVectorEnv host. A row of th
 
     obs         ParallelRows: {agent: what it sees}. AECRows: what the agent to move sees, or such a dict where the
                 agents' observation spaces differ
-    mask        the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
+    action_mask the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
     agent       AECRows: the index of the agent to move
     rewards     float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
 
@@ -66,7 +66,7 @@ class ParallelRows(_Rows):
         known = self.agent_spaces
         masks = {agent: _flags(size) for agent, size in known.mask_size.items()}
         self.action_space = _by_agent(known.action)
-        self.observation_space = self._space(obs=_by_agent(known.observation), mask=_by_agent(masks))
+        self.observation_space = self._space(obs=_by_agent(known.observation), action_mask=_by_agent(masks))
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
         """Start an episode: no agent was active yet."""
@@ -80,12 +80,12 @@ class ParallelRows(_Rows):
         return row, 0.0, not row["alive"].any(), False, infos
 
     def _row(
-        self, active: Sequence[Any], obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
+        self, active: Any, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
     ) -> tuple[Row, dict[Any, Any]]:
-        known, alive = self.agent_spaces, self.env.agents
+        known, active, alive = self.agent_spaces, set(active), set(self.env.agents)
         for agent in {*rewards, *terminated, *truncated, *alive} - known.index.keys():
             known.position(agent)  # raises
-        row: Row = {"obs": {}, "mask": {}}
+        row: Row = {"obs": {}, "action_mask": {}}
         events, given = [], {}
         for agent in known.agents:
             ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
@@ -104,7 +104,7 @@ class ParallelRows(_Rows):
                 row["obs"][agent] = self._zeros[agent]
             if (size := known.mask_size.get(agent)) is not None:
                 # An agent that is not there may do anything: policies need a legal action for each row.
-                row["mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
+                row["action_mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
         return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
 
 
@@ -119,7 +119,7 @@ class AECRows(_Rows):
         self._turns = AgentTurns(self.env, known)
         self._single_obs, self._single_action = known.equal("observation"), known.equal("action")
         first = known.agents[0]
-        parts = {"mask": _flags(max(known.mask_size.values()))} if known.mask_size else {}
+        parts = {"action_mask": _flags(max(known.mask_size.values()))} if known.mask_size else {}
         self.action_space = known.action[first] if self._single_action else _by_agent(known.action)
         self.observation_space = self._space(
             obs=known.observation[first] if self._single_obs else _by_agent(known.observation),
@@ -145,9 +145,9 @@ class AECRows(_Rows):
         row["agent"] = known.index[turns.agent]
         if known.mask_size:
             # One width for all agents: what an agent does not have is not legal.
-            row["mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
+            row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
             if turns.mask is not None:
-                row["mask"][: len(turns.mask)] = turns.mask
+                row["action_mask"][: len(turns.mask)] = turns.mask
         return row, {turns.agent: turns.info} if turns.info else {}
 
 

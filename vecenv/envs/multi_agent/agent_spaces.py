@@ -13,8 +13,7 @@ from vecenv.backends.memory.layout import Leaf
 from vecenv.errors import EnvContractError
 
 MASK = "action_mask"
-_CLASSES = {"aec": "an AECEnv", "parallel": "a ParallelEnv"}
-_ADAPTERS = {"aec": "AECVectorEnv or PettingZooEnv", "parallel": "ParallelVectorEnv"}
+_KINDS = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a ParallelEnv", "ParallelVectorEnv")}
 
 
 def make_env(kind: str, env_id: str) -> Any:
@@ -40,8 +39,7 @@ class AgentSpaces:
     """
 
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
-        _check_kind(env, kind)
-        self.agents = _possible_agents(env, agents)
+        self.agents = _agents_of(env, kind, agents)
         self.index = {agent: j for j, agent in enumerate(self.agents)}
         self.action: dict[Any, Any] = {agent: env.action_space(agent) for agent in self.agents}
         self.mask_size = {
@@ -81,18 +79,24 @@ class AgentSpaces:
 
     def position(self, agent: Any) -> int:
         """The index of an agent; EnvContractError for one that is not in `agents`."""
-        try:
-            return self.index[agent]
-        except KeyError:
+        if agent not in self.index:
             raise EnvContractError(
                 f"the agent {agent!r} is not one of the possible agents {self.agents}; pass possible_agents=[...] with "
                 "all that can appear"
-            ) from None
+            )
+        return self.index[agent]
 
     def equal(self, kind: str) -> bool:
         """Whether all agents have the same space; `kind` is "observation" or "action"."""
         first, *others = getattr(self, kind).values()
         return all(space == first for space in others)
+
+    def shared(self, kind: str, hint: str) -> Any:
+        """The one space of all agents; ValueError with this hint if they differ."""
+        found = getattr(self, kind)
+        if not self.equal(kind):
+            raise ValueError(f"the agents differ in their {kind} space; {hint}. Their spaces: {found}")
+        return found[self.agents[0]]
 
 
 def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
@@ -114,8 +118,13 @@ def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
     return first
 
 
-def _possible_agents(env: Any, given: Sequence[Any] | None) -> list[Any]:
-    """All agents that can appear in the env, in a fixed order: those `given`, else the env's `possible_agents`."""
+def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
+    """All agents that can appear, in a fixed order: those `given`, else the env's `possible_agents`."""
+    known = callable(getattr(env, "observation_space", None)) and callable(getattr(env, "step", None))
+    found = None if not known else "aec" if callable(getattr(env, "last", None)) else "parallel"
+    if found != kind:
+        instead = ", which is {}: use {}".format(*_KINDS[found]) if found else ""
+        raise TypeError(f"expected {_KINDS[kind][0]} of PettingZoo, got {env}{instead}")
     agents = getattr(env, "possible_agents", None) if given is None else given
     if agents is None:
         raise TypeError(f"{env} has no possible_agents; pass possible_agents=[...] with all agents that can appear")
@@ -123,14 +132,6 @@ def _possible_agents(env: Any, given: Sequence[Any] | None) -> list[Any]:
     if not agents or len(set(agents)) != len(agents):
         raise ValueError(f"the possible agents must be one or more, no two the same; got {agents}")
     return agents
-
-
-def _check_kind(env: Any, kind: str) -> None:
-    known = callable(getattr(env, "observation_space", None)) and callable(getattr(env, "step", None))
-    found = None if not known else "aec" if callable(getattr(env, "last", None)) else "parallel"
-    if found != kind:
-        instead = f", which is {_CLASSES[found]}: use {_ADAPTERS[found]}" if found else ""
-        raise TypeError(f"expected {_CLASSES[kind]} of PettingZoo, got {env}{instead}")
 
 
 def zeros(layout: Any, *batch: int) -> Any:

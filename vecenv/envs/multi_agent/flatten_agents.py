@@ -36,13 +36,7 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
     if not isinstance(env, ParallelVectorEnv):
         raise TypeError(f"flatten_agents takes a ParallelVectorEnv, whose agents act at the same time; got {env!r}")
     if env.venv.is_async:
-        raise ValueError(
-            "flatten_agents needs all rows in each step; make the ParallelVectorEnv without wait_num, timeout"
-        )
-    for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
-        found = {agent: space_of(agent) for agent in env.agents}
-        if any(space != found[env.agents[0]] for space in found.values()):
-            raise ValueError(f"rows need one {kind} space, but the agents have different ones: {found}")
+        raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num, timeout")
     return AgentRows(env)
 
 
@@ -54,9 +48,8 @@ class AgentRows(VectorEnv):
         self._agents = env.agents
         self._shape = (env.num_envs, len(env.agents))
         self.num_envs = env.num_envs * len(env.agents)
-        first = env.agents[0]
-        self.single_observation_space = env.observation_space(first)
-        self.single_action_space = env.action_space(first)
+        self.single_observation_space = env.agent_spaces.shared("observation", "rows need one for all")
+        self.single_action_space = env.agent_spaces.shared("action", "rows need one for all")
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
@@ -74,12 +67,9 @@ class AgentRows(VectorEnv):
         those of the first agent count. `options["reset_mask"]`, bool (num_envs,), picks envs: all rows of each, or
         none; `seed` is for all of them nevertheless.
         """
-        seeds = self._env_seeds(seed)
         mask, others = split_options(options, self.num_envs)
         ids = self._picked_envs(mask)
-        obs, infos = self.env.reset(
-            seed=None if seeds is None else [seeds[i] for i in ids], options=others or None, id=ids
-        )
+        obs, infos = self.env.reset(ids, seed=self._env_seeds(seed, ids), options=others or None)
         self._ended[:, ids] = False
         return self._take(obs, infos, ids)
 
@@ -106,26 +96,24 @@ class AgentRows(VectorEnv):
         """Close the ParallelVectorEnv."""
         self.env.close()
 
-    def _env_seeds(self, seed: Any) -> list[int | None] | None:
-        """A seed for each env: its agents share one."""
+    def _env_seeds(self, seed: Any, ids: np.ndarray) -> list[int | None] | None:
+        """A seed for each env of `ids`: its agents share one."""
         n, agents = self._shape
         if np.ndim(seed) and len(seed) not in (n, self.num_envs):
             raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
-        return as_seeds(seed[::agents] if np.ndim(seed) and len(seed) == self.num_envs else seed, n)
+        seeds = as_seeds(seed[::agents] if np.ndim(seed) and len(seed) == self.num_envs else seed, n)
+        return None if seeds is None else [seeds[i] for i in ids]
 
     def _picked_envs(self, mask: np.ndarray | None) -> np.ndarray:
-        if mask is None:
-            return np.arange(self._shape[0])
-        rows = mask.reshape(self._shape)
+        rows = np.ones(self._shape, dtype=np.bool_) if mask is None else mask.reshape(self._shape)
         if (uneven := rows.any(1) & ~rows.all(1)).any():
             raise ValueError(
-                f"reset_mask has some rows of env {int(np.flatnonzero(uneven)[0])} but not all: its agents "
-                f"{self._agents} can only be reset together"
+                f"reset_mask has some rows of env {uneven.argmax()} but not all: its agents {self._agents} can only be "
+                "reset together"
             )
-        ids = np.flatnonzero(rows.all(1))
-        if not self._last and len(ids) < self._shape[0]:
+        if not self._last and not rows.all():
             raise RuntimeError("the first reset must be of all envs, without a reset_mask")
-        return ids
+        return np.flatnonzero(rows[:, 0])
 
     def _by_env(self, actions: Any) -> np.ndarray:
         array = np.asarray(actions)

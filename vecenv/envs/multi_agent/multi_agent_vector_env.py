@@ -26,7 +26,7 @@ from vecenv.venvs import BACKENDS
 
 NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
-NEXT_EPISODE = frozenset({"obs", "mask", "agent", "alive"})
+NEXT_EPISODE = frozenset({"obs", "action_mask", "agent", "alive"})
 """The parts of a row that SAME_STEP mode takes from the reset; the others belong to the step."""
 
 MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -63,16 +63,16 @@ class MultiAgentVectorEnv:
         fns = [partial(self.rows_class, fn, possible_agents) for fn in check_env_fns(env_fns)]
         self.venv = make(fns, strict=True, **options)
         try:
-            self._spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))
+            self.agent_spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))
         except BaseException:
             self.venv.close()
             raise
-        self.possible_agents = self.agents = list(self._spaces.agents)
+        self.possible_agents = self.agents = list(self.agent_spaces.agents)
         self.num_envs = n = len(self.venv)
         self.metadata = {**(self.venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = self.venv.get_env_attr("render_mode", 0)[0]
-        single = kind == "aec" and self._spaces.equal("action")
-        self._actions = AgentActions(self._spaces, n, single, check_legal)
+        single = kind == "aec" and self.agent_spaces.equal("action")
+        self._actions = AgentActions(self.agent_spaces, n, single, check_legal)
         self._alive = np.zeros((n, len(self.agents)), dtype=np.bool_)
         self._done = np.zeros(n, dtype=np.bool_)
 
@@ -80,17 +80,13 @@ class MultiAgentVectorEnv:
         """The rows of the engine in the form of this class; adds to `infos`."""
         raise NotImplementedError
 
-    # Spaces.
-
     def observation_space(self, agent: Any) -> Any:
         """What the agent sees in one env, its action mask taken out."""
-        return self._spaces.observation[agent]
+        return self.agent_spaces.observation[agent]
 
     def action_space(self, agent: Any) -> Any:
         """What the agent does in one env; sampling from it is seeded by `seed`."""
-        return self._spaces.action[agent]
-
-    # Stepping.
+        return self.agent_spaces.action[agent]
 
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in the envs `id` (default all) and return (obs, infos), rows in the order of `id`.
@@ -98,12 +94,11 @@ class MultiAgentVectorEnv:
         `seed`: an int s gives env i the seed s + i, a list has one seed for each env of `id`. `options` go to every
         env. An env that failed is started again. RuntimeError for an env that is still stepping.
         """
-        given = {"seed": seed, "options": options}
+        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         with self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist()):
-            raw, info = self.venv.reset(id, **{name: value for name, value in given.items() if value is not None})
-            no_ends = np.zeros(len(info), dtype=np.bool_)
-            obs, _, _, _, infos = self._results(raw, self._noted(raw, no_ends, no_ends, info))
-        return obs, infos
+            raw, info = self.venv.reset(id, **given)
+            obs, _, _, _, infos = self._results(raw, self._noted(raw, info))
+            return obs, infos
 
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
         """Step the envs `id` (default all): `send`, then `recv`. None as actions only waits for what is in flight."""
@@ -120,18 +115,18 @@ class MultiAgentVectorEnv:
         self.venv.engine.check_open()
         ids = np.arange(self.num_envs) if id is None else as_ids(id, self.num_envs)
         batch = self._actions.batch(actions, ids)
-        over = ids[self._done[ids]] if self.autoreset_mode == AutoresetMode.NEXT_STEP else ()
+        over = () if self.autoreset_mode == AutoresetMode.DISABLED else ids[self._done[ids]]
         self.venv.send(batch, None if id is None else ids, reset=over if len(over) else None)
 
     def recv(self) -> MultiAgentStep:
-        """The second half of `step`: wait for what is in flight, or as much of it as `wait_num` and `timeout` say.
+        """The second half of `step`: wait for what is in flight, or as much of it as `wait_num` and `timeout` ask for.
 
         RuntimeError if nothing is in flight. The error of an env that failed is raised with the results of the others
         in its `partial`.
         """
         with self._call(self.venv.waiting_id):
             raw, _, terminated, truncated, info = self.venv.recv()
-            infos = self._noted(raw, terminated, truncated, info)
+            infos = self._noted(raw, info, terminated, truncated)
             if self.autoreset_mode == AutoresetMode.SAME_STEP and infos["done"].any():
                 self._begin_next(raw, infos)
             return self._results(raw, infos)
@@ -149,7 +144,7 @@ class MultiAgentVectorEnv:
                 if not self.venv.is_closed:
                     self._actions.forget(self.venv.failed_id)
                 if isinstance(partial := getattr(error, "partial", None), Partial):
-                    infos = self._noted(partial.obs, partial.terminated, partial.truncated, partial.info)
+                    infos = self._noted(partial.obs, partial.info, partial.terminated, partial.truncated)
                     results = self._results(partial.obs, infos)
                     error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
                 raise
@@ -158,34 +153,32 @@ class MultiAgentVectorEnv:
             self._actions.forget(asked)
             raise
 
-    def _noted(self, raw: Any, terminated: np.ndarray, truncated: np.ndarray, info: np.ndarray) -> dict[str, Any]:
+    def _noted(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
         """Note what rows of the engine report of their envs; returns the infos that all kinds have."""
         ids = np.array([row["env_id"] for row in info], dtype=np.int64)
-        if truncated.any():  # failed under on_error="restart": the agents that were alive are truncated
+        if np.any(truncated):  # failed under on_error="restart": the agents that were alive are truncated
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
             raw["terminated"][truncated] = raw["alive"][truncated] = False
             raw["rewards"][truncated] = 0.0
         self._actions.note(raw, ids)
         self._alive[ids] = raw["alive"]
-        self._done[ids] = done = terminated | truncated
-        return {"env_id": ids, "done": done, "info": info}
+        self._done[ids] = terminated | truncated
+        return {"env_id": ids, "done": self._done[ids], "info": info}
 
     def _begin_next(self, raw: Any, infos: dict[str, Any]) -> None:
         """Put the first observations of the next episodes into the rows of those that ended."""
         ids, done, info = infos["env_id"], infos["done"], infos["info"]
         try:
             first, first_info = self.venv.reset(ids[done])
-        except Exception as error:  # what the step returned is not lost
-            no_ends = np.zeros_like(done)
-            error.partial = Partial(ids, raw, None, done, no_ends, info)  # type: ignore[attr-defined]
+        except Exception as error:  # what the step returned is not lost, and the next step resets these envs
+            error.partial = Partial(ids, raw, None, done, False, info)  # type: ignore[attr-defined]
             raise
         infos |= {"_final_obs": done.copy(), "final_info": np.where(done, info, None)}
         for name in NEXT_EPISODE & raw.keys():
             if name in ("obs", "agent"):
                 infos[f"final_{name}"] = nest.map(np.copy, raw[name])
             nest.put(raw[name], done, first[name])
-        self._actions.note(first, ids[done])
-        self._alive[ids[done]] = first["alive"]
+        self._noted(first, first_info)
         info[done] = first_info
 
     # Seeds, attributes and life.
@@ -200,7 +193,7 @@ class MultiAgentVectorEnv:
         if seed is not None:
             self.reset(seed=seeds)
             for j, agent in enumerate(self.agents):
-                self._spaces.action[agent].seed(None if seeds[0] is None else seeds[0] + j)
+                self.agent_spaces.action[agent].seed(None if seeds[0] is None else seeds[0] + j)
         return seeds
 
     get_env_attr = property(attrgetter("venv.get_env_attr"), doc=BaseVectorEnv.get_env_attr.__doc__)

@@ -60,22 +60,17 @@ class PettingZooEnv(gymnasium.Env):
             raise TypeError(
                 f"agents must be named by strings to be part of an observation, got {odd}; use AECVectorEnv"
             )
-        for kind in ("observation", "action"):
-            if not self._spaces.equal(kind):
-                listed = "; ".join(f"{agent}: {space}" for agent, space in getattr(self._spaces, kind).items())
-                raise ValueError(f"the agents differ in their {kind} space; use AECVectorEnv. {listed}")
         self.agent_idx = dict(self._spaces.index)
         self._turns = AgentTurns(env, self._spaces)
         self.metadata = dict(getattr(env, "metadata", {}))
         self.render_mode = getattr(env, "render_mode", None)
-        first = self.agents[0]
-        self.action_space = self._spaces.action[first]
+        self.action_space = self._spaces.shared("action", "use AECVectorEnv")
         letters = "".join(sorted({letter for agent in self.agents for letter in agent}))
         parts = {
             "agent_id": spaces.Text(max(map(len, self.agents)), charset=letters),
-            "obs": self._spaces.observation[first],
+            "obs": self._spaces.shared("observation", "use AECVectorEnv"),
         }
-        if (size := self._spaces.mask_size.get(first)) is not None:
+        if size := self._spaces.mask_size.get(self.agents[0]):
             parts["mask"] = spaces.Box(0, 1, (size,), np.bool_)
         self.observation_space = TurnSpace(parts)
 

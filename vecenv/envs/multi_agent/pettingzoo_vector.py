@@ -61,7 +61,7 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
         columns = {name: dict(zip(self.agents, raw[name].T, strict=True)) for name in COLUMNS}
-        infos |= {"active": columns["active"], "alive": columns["alive"], "action_mask": raw["mask"]}
+        infos |= {"active": columns["active"], "alive": columns["alive"], "action_mask": raw["action_mask"]}
         return raw["obs"], columns["rewards"], columns["terminated"], columns["truncated"], infos
 
 
@@ -87,7 +87,7 @@ class AECVectorEnv(MultiAgentVectorEnv):
             the env names last). `action_mask`, bool (k, n): its legal actions, where actions are Discrete; n is that
             of the largest space. `active`, `alive`: bool (k, num_agents): was alive before this step, is alive now.
             `done`, `env_id`, `info`, `final_obs`, `_final_obs` and `final_info` as in ParallelVectorEnv; beside
-            `final_obs`, `final_agent` says whose it is.
+            `final_obs`, `final_agent` is the agent that sees it.
 
     An illegal move ends the episode where the env is made so (the classic games: -1 for the offender), and is the
     env's error elsewhere; `check_legal=True` refuses it before anything is sent.
@@ -102,7 +102,5 @@ class AECVectorEnv(MultiAgentVectorEnv):
     rows_class = AECRows
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        infos |= {name: raw[name] for name in ("agent", "active", "alive")}
-        if "mask" in raw:
-            infos["action_mask"] = raw["mask"]
+        infos |= {name: raw[name] for name in ("agent", "active", "alive", "action_mask") if name in raw}
         return raw["obs"], raw["rewards"], raw["terminated"], raw["truncated"], infos
