@@ -123,7 +123,7 @@ class Herd(Zoo):
 
 
 class Nameless(Herd):
-    """Does not say which agents can appear."""
+    """Has no `possible_agents`."""
 
     @property
     def possible_agents(self):

@@ -4,6 +4,8 @@ import numpy as np
 import pettingzoo
 import pytest
 from agent_envs import Herd, Relay, herd_in_turns, play_by_hand
+from gymnasium import spaces
+from pettingzoo.utils import parallel_to_aec
 
 from vecenv import AECVectorEnv, EnvContractError
 
@@ -70,9 +72,9 @@ def test_returns_of_knights_that_die_equal_those_of_the_own_loop(backend):
                 break
     assert movers == [agent for agent, _, _ in turns]
     assert total.tolist() == list(returns.values())
-    assert ends.tolist() == [1] * len(ends)  # each end is told once
+    assert ends.tolist() == [1] * len(ends)  # each end is reported once
     counts = [movers.count(agent) for agent in returns]
-    assert min(counts) < max(counts) - 1  # somebody died in mid-episode
+    assert min(counts) < max(counts) - 1  # an agent died in mid-episode
 
 
 def test_agents_with_unequal_spaces_have_dicts_of_batches(backend):
@@ -101,7 +103,7 @@ def act_of(agent):
     return {"runner_0": 3, "runner_1": np.array([0.5, 0.25], np.float32), "runner_2": 2}[agent]
 
 
-def test_ends_are_told_once_and_rewards_pay_everybody(backend):
+def test_ends_are_reported_once_and_every_agent_is_rewarded(backend):
     with AECVectorEnv([Relay], backend) as venv:
         venv.reset(seed=0)
         results = [venv.step({agent: [act_of(agent)]}) for agent in [*venv.agents, "runner_0", "runner_1"]]
@@ -146,12 +148,12 @@ def test_same_step_mode_hands_over_the_last_observation_and_whose_it_is(backend)
 
 def test_stepping_an_env_whose_agents_are_all_dead_is_an_error(backend):
     with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend, autoreset_mode="Disabled") as venv:
-        with pytest.raises(RuntimeError, match="env 0 was not reset"):
+        with pytest.raises(RuntimeError, match=r"env 0 has not been reset.*reset\(0\)"):
             venv.step([0, 0])
         venv.reset(seed=0)
         venv.step([4], [1])
         venv.step([4], [1])
-        with pytest.raises(RuntimeError, match=r"env 1 .*none of its agents \['player_1', 'player_2'\] is alive"):
+        with pytest.raises(RuntimeError, match=r"env 1 .*episode is over.*reset\(1\)"):
             venv.step([0, 0])
         assert venv.step([0], [0])[4]["alive"].all()
 
@@ -159,7 +161,7 @@ def test_stepping_an_env_whose_agents_are_all_dead_is_an_error(backend):
 @pytest.mark.parametrize(
     ("actions", "error", "message"),
     [
-        ({"runner_1": [[0, 0]] * 2}, ValueError, "'runner_0', whose turn it is in env 0"),
+        ({"runner_1": [[0, 0]] * 2}, ValueError, "'runner_0', which acts next in env 0"),
         ({"runner_0": [1, 1], "rabbit": [0, 0]}, ValueError, "'rabbit'"),
         ({"runner_0": [1]}, ValueError, r"'runner_0'.*envs \[0, 1\]"),
         ({"runner_0": [[1, 1], [1, 1]]}, ValueError, "'runner_0' for env 0"),
@@ -218,10 +220,29 @@ def test_the_failure_of_an_env_loses_no_result_of_the_others(backend, mode):
         partial = caught.value.partial
         assert (partial.env_id.tolist(), partial.rew.tolist()) == ([0], [[0.25, 1, 0.25]])
         assert partial.info["agent"].tolist() == [2]
-        with pytest.raises(RuntimeError, match=r"env 1 .*reset\(id=\[1\]\)"):
+        assert venv.failed_id == [1]
+        with pytest.raises(OverflowError, match="fell") as caught:
             venv.step({"runner_2": [0, 0]})
-        assert venv.reset(id=[1])[1]["agent"].tolist() == [0]
+        assert "env 1 failed in an earlier call" in caught.value.__notes__[-1]
+        assert venv.reset([1])[1]["agent"].tolist() == [0]
         assert venv.step({"runner_2": [0, 0], "runner_0": [1, 1]})[4]["agent"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_actions_without_a_fixed_shape_travel_as_objects(backend, alike):
+    class Talkative(Herd):
+        _act = dict.fromkeys(Herd._act, spaces.Text(5)) if alike else {**Herd._act, "cow_1": spaces.Text(5)}
+
+        def step(self, actions):
+            return super().step({agent: len(a) if isinstance(a, str) else a for agent, a in actions.items()})
+
+    with AECVectorEnv([lambda: parallel_to_aec(Talkative())] * 2, backend) as venv:
+        venv.reset(seed=0)
+        for agent in venv.agents:
+            batch = ["m", "moo"] if alike or agent == "cow_1" else [1, 2]
+            _, rewards, _, _, infos = venv.step(batch if alike else {agent: batch})
+        assert rewards.tolist() == ([[2, 2, 2], [4, 4, 4]] if alike else [[2, 2, 2], [3, 4, 3]])
+        assert "action_mask" not in infos if alike else infos["action_mask"].all()
 
 
 def test_a_parallel_env_is_refused():

@@ -89,7 +89,7 @@ def test_dead_knights_have_no_turn_and_the_game_ends_with_the_last_one(backend):
     assert movers == [agent for agent, _, _ in turns]
     assert total.tolist() == list(returns.values())
     counts = [movers.count(agent) for agent in returns]
-    assert min(counts) < max(counts) - 1  # somebody died in mid-episode
+    assert min(counts) < max(counts) - 1  # an agent died in mid-episode
 
 
 def test_an_illegal_move_ends_the_game_and_the_offender_pays(backend):
@@ -163,8 +163,8 @@ def test_there_is_no_mask_where_actions_are_not_discrete():
     ("make", "error", "message"),
     [
         (Herd, TypeError, "is a ParallelEnv: use ParallelVectorEnv"),
-        (Relay, ValueError, "differ in their observation space; use AECVectorEnv"),
-        (lambda: gymnasium.make("CartPole-v1"), TypeError, "takes an AECEnv of PettingZoo"),
+        (Relay, ValueError, "differ in their action space; use AECVectorEnv"),
+        (lambda: gymnasium.make("CartPole-v1"), TypeError, "expected an AECEnv of PettingZoo, got .*CartPole"),
         (lambda: pettingzoo.utils.parallel_to_aec(Nameless()), TypeError, "pass possible_agents="),
         (lambda: "classic/no_such_game-v0", pettingzoo.env_registry.exceptions.NameNotFound, "no_such_game"),
     ],

@@ -178,7 +178,10 @@ def test_real_knights_run_with_gymnasiums_wrappers(backend):
 
 
 def test_what_cannot_be_rows_is_refused():
-    with ParallelVectorEnv([Zoo], "dummy") as venv, pytest.raises(ValueError, match=r"one observation space.*ant"):
+    with (
+        ParallelVectorEnv([Zoo], "dummy") as venv,
+        pytest.raises(ValueError, match=r"observation space; rows need one.*ant"),
+    ):
         flatten_agents(venv)
     with AECVectorEnv(["classic/rps-v2"], "dummy") as venv, pytest.raises(TypeError, match="takes a ParallelVectorEnv"):
         flatten_agents(venv)

@@ -181,7 +181,7 @@ def test_disabled_mode_leaves_the_reset_to_the_caller(backend):
         for _ in range(4):
             infos = venv.step(actions)[4]
         assert infos["done"].all()
-        with pytest.raises(RuntimeError, match=r"env 0 .*cow_0.*reset\(id=\[0\]\)"):
+        with pytest.raises(RuntimeError, match=r"env 0 .*episode is over.*reset\(0\)"):
             venv.step(actions)
         venv.reset(id=[0])
         with pytest.raises(RuntimeError, match="env 1"):
@@ -251,8 +251,10 @@ def test_the_failure_of_an_env_loses_no_result_of_the_others(backend, mode):
         assert partial.env_id.tolist() == [0, 2]
         assert partial.obs["dog"].tolist() == [2, 4]
         assert partial.info["alive"]["dog"].tolist() == [True, True]
-        with pytest.raises(RuntimeError, match=r"env 1 .*reset\(id=\[1\]\)"):
+        assert venv.failed_id == [1]
+        with pytest.raises(ValueError, match="the zoo is closed") as caught:
             venv.step(acts[2])
+        assert "env 1 failed in an earlier call" in caught.value.__notes__[-1]
         venv.reset(id=[1])
         assert venv.step(acts[2])[4]["active"]["dog"].tolist() == [True, False, True]
 
@@ -291,7 +293,13 @@ def test_a_failing_reset_in_same_step_mode_does_not_lose_the_step(backend):
         partial = caught.value.partial
         assert partial.rew["cow_2"].tolist() == [1, 1]
         assert partial.info["done"].tolist() == [True, True]
-        assert venv.reset(id=[0])[0]["cow_0"].shape == (1, 2)
+        assert venv.failed_id == [1]
+        obs, _, _, _, infos = venv.step(all_do(venv, [0]), [0])
+        assert (obs["cow_0"].tolist(), infos["active"]["cow_0"].tolist()) == ([[3, 0]], [False])
+        assert venv.step(all_do(venv, [0]), [0])[0]["cow_0"].tolist() == [[3, 1]]
+        with pytest.raises(OSError, match="no second time"):
+            venv.step(all_do(venv, [0, 0]))
+        assert venv.reset(id=[0])[0]["cow_0"].tolist() == [[4, 0]]
 
 
 def test_dead_agents_need_no_actions_and_what_is_given_is_ignored(backend):
@@ -304,6 +312,69 @@ def test_dead_agents_need_no_actions_and_what_is_given_is_ignored(backend):
         assert (rewards["cow_0"].tolist(), rewards["cow_1"].tolist()) == ([0, 0], [3, 3])
         assert venv.step({"cow_0": [7, 7], "cow_2": [1, 1]})[4]["done"].all()
         assert venv.step({})[4]["alive"]["cow_0"].all()  # the step in which they are reset
+
+
+class Talkative(Herd):
+    """The last one acts by a word of up to 5 letters, and its reward is the length."""
+
+    _act = {**Herd._act, "cow_2": spaces.Text(5)}
+
+    def step(self, actions):
+        return super().step({agent: len(a) if isinstance(a, str) else a for agent, a in actions.items()})
+
+
+def test_actions_without_a_fixed_shape_travel_as_objects(backend):
+    with ParallelVectorEnv([Talkative] * 2, backend, check_legal=True) as venv:
+        venv.reset(seed=0)
+        numbers = {"cow_0": [0, 1], "cow_1": [1, 2]}
+        rewards = venv.step({**numbers, "cow_2": ["moo", "mooo"]})[1]
+        assert {agent: batch.tolist() for agent, batch in rewards.items()} == {
+            "cow_0": [1, 2],
+            "cow_1": [2, 3],
+            "cow_2": [4, 5],
+        }
+        for words, error, message in (
+            (["moo"], ValueError, r"'cow_2'.*1 actions for 2 envs \[0, 1\]"),
+            (["moo", "moooooo"], ValueError, "'cow_2' in env 1 is not in its space"),
+            ("mo", TypeError, "'cow_2'.*the str 'mo'"),
+        ):
+            with pytest.raises(error, match=message):
+                venv.step({**numbers, "cow_2": words})
+        with pytest.raises(ValueError, match="'cow_2', which acts next in env 0"):
+            venv.step(numbers)
+        with pytest.raises(ValueError, match="'cow_0' for env 0 has the shape"):
+            venv.step({"cow_0": [[1, 1]] * 2, "cow_1": [1, 2], "cow_2": ["m", "m"]})
+        venv.step({**numbers, "cow_2": ["m", "m"]})
+        assert venv.step({"cow_1": [0, 0], "cow_2": ["m", "mm"]})[1]["cow_2"].tolist() == [2, 3]  # cow_0 is dead
+        assert venv.step({"cow_2": ["m", "m"]})[4]["done"].all()
+
+
+def test_tuples_of_batches_are_the_actions_of_a_tuple_space(backend):
+    class Pair(Herd):
+        _act = {**Herd._act, "cow_1": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float32)])}
+
+        def step(self, actions):
+            first, second = actions["cow_1"]
+            assert (type(first), second.dtype) == (np.int64, np.float32)
+            return super().step({**actions, "cow_1": first + second.sum()})
+
+    with ParallelVectorEnv([Pair] * 2, backend) as venv:
+        venv.reset(seed=0)
+        rewards = venv.step({"cow_0": [0, 0], "cow_1": ([0, 2], [[0, 1], [1, 1]]), "cow_2": [0, 0]})[1]
+        assert rewards["cow_1"].tolist() == [2, 5]
+        with pytest.raises(ValueError, match=r"'cow_1'.*envs \[0, 1\] must be a tuple"):
+            venv.step({"cow_0": [0, 0], "cow_1": [0, 2], "cow_2": [0, 0]})
+
+
+def test_states_and_counts_are_those_of_the_vector_env_inside(backend):
+    with ParallelVectorEnv([Herd] * 2, backend) as venv:
+        venv.reset()
+        venv.send(all_do(venv, [0]), [1])
+        assert (venv.ready_id, venv.waiting_id, venv.failed_id) == ([0], [1], [])
+        venv.recv()
+        assert (venv.alive(), venv.stats()["steps"]) == ([True, True], 1)
+        venv.set_env_attr("t", 3, [0])
+        assert venv.get_env_attr("t") == [3, 1]
 
 
 def test_possible_agents_can_be_given_where_the_env_has_none(backend):
@@ -329,14 +400,14 @@ def test_agents_may_be_named_by_anything_hashable(backend):
 
 def test_before_the_first_reset_and_after_close_nothing_can_be_stepped(backend):
     venv = ParallelVectorEnv([Herd] * 2, backend)
-    with pytest.raises(RuntimeError, match=r"env 0 was not reset yet.*reset\(id=\[0\]\)"):
+    with pytest.raises(RuntimeError, match=r"env 0 has not been reset.*reset\(0\)"):
         venv.step(all_do(venv, [0, 0]))
     assert (len(venv), venv.is_closed) == (2, False)
     assert repr(venv).startswith("ParallelVectorEnv(3 agents")
     venv.close()
     venv.close()
     for call in (venv.reset, venv.recv, venv.seed, lambda: venv.step({})):
-        with pytest.raises(ClosedError, match="ParallelVectorEnv cannot be called after close"):
+        with pytest.raises(ClosedError, match="cannot be called after close"):
             call()
 
 

@@ -4,31 +4,30 @@ This is what the workers of ParallelVectorEnv and AECVectorEnv host. A row of th
 
     obs         ParallelRows: {agent: what it sees}. AECRows: what the agent to move sees, or such a dict where the
                 agents' observation spaces differ
-    mask        the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
+    action_mask the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
     agent       AECRows: the index of the agent to move
-    reward      float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
+    rewards     float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
 
-so that the arrays of the engine carry everything. The flag `terminated` of the step itself says that no agent is
-alive; the info holds those of the agents that have something to say.
+so that the arrays of the engine carry everything. The flag `terminated` of the step itself means that no agent is
+alive; the info holds those of the agents that have one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.multi_agent.action_bytes import ActionBytes
-from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, check_kind, possible_agents, zeros
+from vecenv.backends.memory.layout import space_tree
+from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 from vecenv.envs.multi_agent.agent_turns import AgentTurns
 from vecenv.errors import EnvContractError
 
-MOVER = "to move"
-"""The key of the action in `AECRows` where all agents have one action space."""
-
-FLAGS = ("terminated", "truncated", "active", "alive")
+COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
+"""The parts of a row with one number an agent."""
 
 Row = dict[str, Any]
 
@@ -37,164 +36,124 @@ class _Rows:
     """What both kinds have in common. `env` is the PettingZoo env: attributes of it are found through this name."""
 
     kind: str
-    taker: str
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         self.env = env_fn()
-        check_kind(self.env, self.kind, self.taker)
-        self.agent_spaces = AgentSpaces(self.env, possible_agents(self.env, agents))
+        self.agent_spaces = AgentSpaces(self.env, self.kind, agents)
         self.metadata = dict(getattr(self.env, "metadata", None) or {})
-        self.spec = None
         self.render_mode = getattr(self.env, "render_mode", None)
-        self._actions = ActionBytes(self._action_parts())
-        self.action_space = spaces.Box(0, 255, (self._actions.size,), np.uint8)
+        self._zeros = {agent: zeros(space_tree(space, "obs")) for agent, space in self.agent_spaces.observation.items()}
+
+    def _space(self, **parts: Any) -> spaces.Dict:
+        """The space of a row with these parts, the rewards and the flags."""
         n = len(self.agent_spaces.agents)
-        flags = {name: _flags(n) for name in FLAGS}
-        reward = spaces.Box(-np.inf, np.inf, (n,), np.float64)
-        self.observation_space = spaces.Dict({**self._parts(), "reward": reward, **flags})
-        self._zeros = {agent: zeros(space) for agent, space in self.agent_spaces.observation.items()}
+        columns = {name: _flags(n) for name in COLUMNS} | {"rewards": spaces.Box(-np.inf, np.inf, (n,), np.float64)}
+        return spaces.Dict({**parts, **columns})
 
-    def _action_parts(self) -> Mapping[Any, Any]:
-        """The space of each action in a row of actions."""
-        return self.agent_spaces.action
-
-    def _parts(self) -> dict[str, Any]:
-        """The spaces of `obs`, `mask` and `agent`."""
-        raise NotImplementedError
-
-    @property
-    def unwrapped(self) -> Any:
-        """The innermost env: two workers that hold the same one are a mistake, which the engine finds by it."""
-        return self.env.unwrapped
-
-    def render(self) -> Any:
-        """The env's own frame."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Close the env."""
-        self.env.close()
+    unwrapped = property(attrgetter("env.unwrapped"))
+    """The innermost env: two workers that hold the same one are a mistake, which the engine finds by it."""
+    render = property(attrgetter("env.render"))
+    close = property(attrgetter("env.close"))
 
 
 class ParallelRows(_Rows):
     """A ParallelEnv: one step is one step of all agents that are alive."""
 
     kind = "parallel"
-    taker = "ParallelVectorEnv"
 
-    def _parts(self) -> dict[str, Any]:
-        masks: dict[Any, Any] = {agent: _flags(size) for agent, size in self.agent_spaces.mask_size.items()}
-        return {"obs": spaces.Dict(self.agent_spaces.observation), "mask": spaces.Dict(masks)}
+    def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
+        super().__init__(env_fn, agents)
+        known = self.agent_spaces
+        masks = {agent: _flags(size) for agent, size in known.mask_size.items()}
+        self.action_space = _by_agent(known.action)
+        self.observation_space = self._space(obs=_by_agent(known.observation), action_mask=_by_agent(masks))
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        """Start an episode: nobody was active yet."""
+        """Start an episode: no agent was active yet."""
         obs, infos = self.env.reset(**kwargs)
         return self._row((), obs, {}, {}, {}, infos)
 
-    def step(self, action: np.ndarray) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """All agents that are alive act; `action` is a row of `ActionBytes`."""
+    def step(self, action: Mapping[Any, Any]) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
+        """All agents that are alive act; what `action` has for the others is ignored."""
         active = list(self.env.agents)
-        actions = {agent: self._actions.unpack(action, agent) for agent in active}
-        row, infos = self._row(active, *self.env.step(actions))
+        row, infos = self._row(active, *self.env.step({agent: action[agent] for agent in active}))
         return row, 0.0, not row["alive"].any(), False, infos
 
     def _row(
-        self, active: Sequence[Any], obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
+        self, active: Any, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
     ) -> tuple[Row, dict[Any, Any]]:
-        known = self.agent_spaces
-        events = {"reward": rewards, "terminated": terminated, "truncated": truncated}
-        row = self._flags_row(events, active, self.env.agents)
-        row["obs"], row["mask"], told = {}, {}, {}
-        for agent, j in known.index.items():
-            if agent in obs and (row["active"][j] or row["alive"][j]):
+        known, active, alive = self.agent_spaces, set(active), set(self.env.agents)
+        for agent in {*rewards, *terminated, *truncated, *alive} - known.index.keys():
+            known.position(agent)  # raises
+        row: Row = {"obs": {}, "action_mask": {}}
+        events, given = [], {}
+        for agent in known.agents:
+            ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
+            acted, lives = agent in active, agent in alive and not (ended or cut)
+            # Nothing happens to an agent that was not there before and is not there now.
+            reward = float(rewards.get(agent, 0.0)) if acted or lives else 0.0
+            events.append((reward, acted and ended, acted and cut, acted, lives))
+            mask = None
+            if agent in obs and (acted or lives):
                 row["obs"][agent], mask, info = known.split(agent, obs[agent], infos.get(agent, {}))
                 if info:
-                    told[agent] = info
-            elif row["alive"][j]:
+                    given[agent] = info
+            elif lives:
                 raise EnvContractError(f"agent {agent!r} is alive, but the env returned no observation for it")
             else:
-                row["obs"][agent], mask = self._zeros[agent], None
+                row["obs"][agent] = self._zeros[agent]
             if (size := known.mask_size.get(agent)) is not None:
-                # Of an agent that is not there every action is fine, for policies that cannot do without a legal one.
-                row["mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
-        return row, told
-
-    def _flags_row(self, events: Mapping[str, Any], active: Sequence[Any], alive: Sequence[Any]) -> Row:
-        """The rewards and flags; nothing happens to an agent that was not there before and is not there now."""
-        known = self.agent_spaces
-        row: Row = {name: np.zeros(len(known.agents), dtype=np.bool_) for name in FLAGS}
-        row["reward"] = np.zeros(len(known.agents))
-        for name, values in events.items():
-            for agent, value in values.items():
-                row[name][known.position(agent)] = value
-        row["active"][[known.position(agent) for agent in active]] = True
-        row["alive"][[known.position(agent) for agent in alive]] = True
-        row["alive"] &= ~(row["terminated"] | row["truncated"])
-        row["terminated"] &= row["active"]
-        row["truncated"] &= row["active"]
-        row["reward"][~(row["active"] | row["alive"])] = 0.0
-        return row
+                # An agent that is not there may do anything: policies need a legal action for each row.
+                row["action_mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
+        return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
 
 
 class AECRows(_Rows):
     """An AECEnv: one step is one turn of an agent that is alive."""
 
     kind = "aec"
-    taker = "AECVectorEnv"
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         super().__init__(env_fn, agents)
-        self._turns = AgentTurns(self.env, self.agent_spaces)
-        self._one_obs = self.agent_spaces.equal("observation")
-        self._one_action = self.agent_spaces.equal("action")
-
-    def _action_parts(self) -> Mapping[Any, Any]:
-        return mover_actions(self.agent_spaces)
-
-    def _parts(self) -> dict[str, Any]:
         known = self.agent_spaces
+        self._turns = AgentTurns(self.env, known)
+        self._single_obs, self._single_action = known.equal("observation"), known.equal("action")
         first = known.agents[0]
-        one = known.equal("observation")
-        parts = {"obs": known.observation[first] if one else spaces.Dict(known.observation)}
-        if known.mask_size:
-            parts["mask"] = _flags(max(known.mask_size.values()))
-        return {**parts, "agent": spaces.Discrete(len(known.agents))}
+        parts = {"action_mask": _flags(max(known.mask_size.values()))} if known.mask_size else {}
+        self.action_space = known.action[first] if self._single_action else _by_agent(known.action)
+        self.observation_space = self._space(
+            obs=known.observation[first] if self._single_obs else _by_agent(known.observation),
+            agent=spaces.Discrete(len(known.agents)),
+            **parts,
+        )
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
         """Start an episode."""
         self._turns.reset(**kwargs)
         return self._row()
 
-    def step(self, action: np.ndarray) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """The agent to move acts; `action` is a row of `ActionBytes`."""
-        self._turns.step(self._actions.unpack(action, MOVER if self._one_action else self._turns.agent))
+    def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
+        """The agent to move acts; where the agents differ, `action` has an entry for each."""
+        self._turns.step(action if self._single_action else action[self._turns.agent])
         row, info = self._row()
         return row, 0.0, self._turns.done, False, info
 
     def _row(self) -> tuple[Row, dict[Any, Any]]:
         turns, known = self._turns, self.agent_spaces
-        row: Row = {
-            "obs": turns.obs if self._one_obs else {**self._zeros, turns.agent: turns.obs},
-            "agent": known.index[turns.agent],
-            "reward": turns.rewards,
-            "terminated": turns.terminated,
-            "truncated": turns.truncated,
-            "active": turns.active,
-            "alive": turns.alive,
-        }
+        row: Row = {name: getattr(turns, name) for name in COLUMNS}
+        row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
+        row["agent"] = known.index[turns.agent]
         if known.mask_size:
             # One width for all agents: what an agent does not have is not legal.
-            row["mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
+            row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
             if turns.mask is not None:
-                row["mask"][: len(turns.mask)] = turns.mask
+                row["action_mask"][: len(turns.mask)] = turns.mask
         return row, {turns.agent: turns.info} if turns.info else {}
 
 
-def mover_actions(agent_spaces: AgentSpaces) -> Mapping[Any, Any]:
-    """The spaces of what a row of actions of AECRows holds: one action, or where the agents differ one for each."""
-    if agent_spaces.equal("action"):
-        return {MOVER: agent_spaces.action[agent_spaces.agents[0]]}
-    return agent_spaces.action
+def _by_agent(agent_spaces: Mapping[Any, Any]) -> spaces.Dict:
+    """A Dict space in the order of the agents: gymnasium sorts the keys of a dict, but not pairs."""
+    return spaces.Dict(list(agent_spaces.items()))
 
 
 def _flags(n: int) -> spaces.Box:

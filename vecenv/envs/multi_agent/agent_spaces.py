@@ -1,19 +1,19 @@
-"""AgentSpaces: who plays in a PettingZoo env, what each agent sees and does, and where its action mask is."""
+"""AgentSpaces: the agents of a PettingZoo env, their spaces, and where their action masks are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.memory.layout import Leaf, space_tree
+from vecenv.backends.memory.layout import Leaf
 from vecenv.errors import EnvContractError
 
 MASK = "action_mask"
+_KINDS = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a ParallelEnv", "ParallelVectorEnv")}
 
 
 def make_env(kind: str, env_id: str) -> Any:
@@ -28,36 +28,35 @@ def make_env(kind: str, env_id: str) -> Any:
     return make(kind, env_id)
 
 
-def as_env_fns(kind: str, env_fns: Any) -> Any:
-    """The `env_fns` with a function in the place of each id."""
-    if isinstance(env_fns, (list, tuple)):
-        return [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
-    return env_fns
-
-
 class AgentSpaces:
     """The spaces of all agents of an env, in the order of `agents`.
 
     A mask that is part of an agent's observation is taken out of it: `observation` holds what is left, which is the
     entry "observation" if there is no other. Masks belong to Discrete action spaces: `mask_size` has their lengths.
+
+    `kind` is "aec" or "parallel", `agents` all that can appear (None: the env's `possible_agents`). TypeError for an
+    env of another kind or without possible agents.
     """
 
-    def __init__(self, env: Any, agents: Sequence[Any]) -> None:
-        self.agents = list(agents)
+    def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
+        self.agents = _agents_of(env, kind, agents)
         self.index = {agent: j for j, agent in enumerate(self.agents)}
         self.action: dict[Any, Any] = {agent: env.action_space(agent) for agent in self.agents}
         self.mask_size = {
             agent: int(space.n) for agent, space in self.action.items() if isinstance(space, spaces.Discrete)
         }
-        seen = {agent: env.observation_space(agent) for agent in self.agents}
-        self._rest = {agent: _keys_beside_mask(seen[agent]) for agent in self.mask_size if _has_mask(seen[agent])}
-        self.observation = {agent: self._without_mask(agent, space) for agent, space in seen.items()}
+        self.observation: dict[Any, Any] = {agent: env.observation_space(agent) for agent in self.agents}
+        self._rest: dict[Any, list[Any]] = {}
+        """For agents with the mask in their observation: its other keys."""
+        for agent in self.mask_size:
+            space = self.observation[agent]
+            if isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1:
+                self._rest[agent] = [key for key in space.spaces if key != MASK]
+                self.observation[agent] = self._without_mask(agent, space, spaces.Dict)
 
-    def _without_mask(self, agent: Any, space: Any) -> Any:
-        keys = self._rest.get(agent)
-        if keys is None:
-            return space
-        return space["observation"] if keys == ["observation"] else spaces.Dict({key: space[key] for key in keys})
+    def _without_mask(self, agent: Any, whole: Any, make: Callable[[dict[Any, Any]], Any] = dict) -> Any:
+        keys = self._rest[agent]
+        return whole["observation"] if keys == ["observation"] else make({key: whole[key] for key in keys})
 
     def split(self, agent: Any, obs: Any, info: Mapping[str, Any]) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
         """(obs, mask, info) with the mask taken from where the env put it.
@@ -67,10 +66,8 @@ class AgentSpaces:
         size = self.mask_size.get(agent)
         if size is None:
             return obs, None, info
-        keys = self._rest.get(agent)
-        if keys is not None:
-            mask = obs[MASK]
-            obs = obs["observation"] if keys == ["observation"] else {key: obs[key] for key in keys}
+        if agent in self._rest:
+            mask, obs = obs[MASK], self._without_mask(agent, obs)
         elif MASK in info:
             mask, info = info[MASK], {key: value for key, value in info.items() if key != MASK}
         else:
@@ -82,57 +79,65 @@ class AgentSpaces:
 
     def position(self, agent: Any) -> int:
         """The index of an agent; EnvContractError for one that is not in `agents`."""
-        try:
-            return self.index[agent]
-        except KeyError:
+        if agent not in self.index:
             raise EnvContractError(
                 f"the agent {agent!r} is not one of the possible agents {self.agents}; pass possible_agents=[...] with "
                 "all that can appear"
-            ) from None
+            )
+        return self.index[agent]
 
     def equal(self, kind: str) -> bool:
         """Whether all agents have the same space; `kind` is "observation" or "action"."""
         first, *others = getattr(self, kind).values()
         return all(space == first for space in others)
 
+    def shared(self, kind: str, hint: str) -> Any:
+        """The one space of all agents; ValueError with this hint if they differ."""
+        found = getattr(self, kind)
+        if not self.equal(kind):
+            raise ValueError(f"the agents differ in their {kind} space; {hint}. Their spaces: {found}")
+        return found[self.agents[0]]
 
-def _has_mask(space: Any) -> bool:
-    return isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1
+
+def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
+    """The spaces of all envs; ValueError, with the env and the agent named, if an env differs from the first."""
+    first = found[0]
+    for i, other in enumerate(found):
+        if other.agents != first.agents:
+            raise ValueError(
+                f"all envs must have the same possible agents in the same order: env 0 has {first.agents}, "
+                f"env {i} has {other.agents}"
+            )
+        for kind in ("observation", "action"):
+            for agent, mine in getattr(first, kind).items():
+                if mine != (theirs := getattr(other, kind)[agent]):
+                    raise ValueError(
+                        f"all envs must be alike: the {kind} space of agent {agent!r} is {mine} in env 0, but {theirs} "
+                        f"in env {i}"
+                    )
+    return first
 
 
-def _keys_beside_mask(space: spaces.Dict) -> list[Any]:
-    return [key for key in space.spaces if key != MASK]
-
-
-def possible_agents(env: Any, given: Sequence[Any] | None) -> list[Any]:
-    """All agents that can appear in the env, in a fixed order: those `given`, else the env's `possible_agents`."""
+def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
+    """All agents that can appear, in a fixed order: those `given`, else the env's `possible_agents`."""
+    known = callable(getattr(env, "observation_space", None)) and callable(getattr(env, "step", None))
+    found = None if not known else "aec" if callable(getattr(env, "last", None)) else "parallel"
+    if found != kind:
+        instead = ", which is {}: use {}".format(*_KINDS[found]) if found else ""
+        raise TypeError(f"expected {_KINDS[kind][0]} of PettingZoo, got {env}{instead}")
     agents = getattr(env, "possible_agents", None) if given is None else given
     if agents is None:
-        raise TypeError(
-            f"{env} has no possible_agents, so that nobody knows which agents can appear; "
-            "pass possible_agents=[...] with all of them"
-        )
+        raise TypeError(f"{env} has no possible_agents; pass possible_agents=[...] with all agents that can appear")
     agents = list(agents)
     if not agents or len(set(agents)) != len(agents):
         raise ValueError(f"the possible agents must be one or more, no two the same; got {agents}")
     return agents
 
 
-def zeros(space: Any) -> Any:
-    """The observation of an agent that is not there: zeros of the space, None where it has no fixed shape."""
-    return nest.map(
-        lambda leaf: np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, Leaf) else None, space_tree(space, "obs")
-    )
+def zeros(layout: Any, *batch: int) -> Any:
+    """Zeros in the place of an agent that is not there, one or a batch; None where it has no fixed shape."""
 
+    def zero(leaf: Any) -> Any:
+        return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
 
-_CLASSES = {"aec": "an AECEnv", "parallel": "a ParallelEnv"}
-_ADAPTERS = {"aec": "AECVectorEnv or PettingZooEnv", "parallel": "ParallelVectorEnv"}
-
-
-def check_kind(env: Any, kind: str, taker: str) -> None:
-    """TypeError if `env` is not a PettingZoo env of this kind, with the class to use instead of `taker`."""
-    if not callable(getattr(env, "observation_space", None)) or not callable(getattr(env, "step", None)):
-        raise TypeError(f"{taker} takes {_CLASSES[kind]} of PettingZoo, got {env!r}")
-    found = "aec" if callable(getattr(env, "last", None)) else "parallel"
-    if found != kind:
-        raise TypeError(f"{taker} takes {_CLASSES[kind]}, {env} is {_CLASSES[found]}: use {_ADAPTERS[found]}")
+    return nest.map(zero, layout)

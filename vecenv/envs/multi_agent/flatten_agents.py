@@ -21,10 +21,10 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
     mode is that of `env`. ValueError if the agents differ in their spaces, or `env` has `wait_num` or `timeout`.
 
     The rows of an env begin and end together, when its episode does. An agent that dies earlier stays as a row of
-    zeros with the reward 0, whose action is ignored, until nobody is alive; its row says then how it had ended,
-    terminated or truncated (terminated if it never came). So returns and value targets are right without a mask, and
-    `infos["active"]`, bool (num_envs,), tells which rows hold a step that an agent really made. `infos["alive"]` tells
-    which agents act next, and `infos["action_mask"]`, bool (num_envs, n), what they may do where actions are Discrete.
+    zeros with the reward 0, whose action is ignored, until no agent is alive; its row reports then how it had ended,
+    terminated or truncated (terminated if it never came). So returns and value targets are right without a mask.
+    `infos["active"]`, bool (num_envs,): the row holds a step that an agent really made. `infos["alive"]`: its agent
+    acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -36,13 +36,7 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
     if not isinstance(env, ParallelVectorEnv):
         raise TypeError(f"flatten_agents takes a ParallelVectorEnv, whose agents act at the same time; got {env!r}")
     if env.venv.is_async:
-        raise ValueError(
-            "flatten_agents needs all rows in each step; make the ParallelVectorEnv without wait_num, timeout"
-        )
-    for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
-        found = {agent: space_of(agent) for agent in env.agents}
-        if any(space != found[env.agents[0]] for space in found.values()):
-            raise ValueError(f"rows need one {kind} space, but the agents have different ones: {found}")
+        raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num, timeout")
     return AgentRows(env)
 
 
@@ -54,9 +48,8 @@ class AgentRows(VectorEnv):
         self._agents = env.agents
         self._shape = (env.num_envs, len(env.agents))
         self.num_envs = env.num_envs * len(env.agents)
-        first = env.agents[0]
-        self.single_observation_space = env.observation_space(first)
-        self.single_action_space = env.action_space(first)
+        self.single_observation_space = env.agent_spaces.shared("observation", "rows need one for all")
+        self.single_action_space = env.agent_spaces.shared("action", "rows need one for all")
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
@@ -74,12 +67,9 @@ class AgentRows(VectorEnv):
         those of the first agent count. `options["reset_mask"]`, bool (num_envs,), picks envs: all rows of each, or
         none; `seed` is for all of them nevertheless.
         """
-        seeds = self._env_seeds(seed)
         mask, others = split_options(options, self.num_envs)
         ids = self._picked_envs(mask)
-        obs, infos = self.env.reset(
-            seed=None if seeds is None else [seeds[i] for i in ids], options=others or None, id=ids
-        )
+        obs, infos = self.env.reset(ids, seed=self._env_seeds(seed, ids), options=others or None)
         self._ended[:, ids] = False
         return self._take(obs, infos, ids)
 
@@ -90,13 +80,13 @@ class AgentRows(VectorEnv):
         batch = nest.map(self._by_env, actions)
         by_agent = {agent: nest.take(batch, (slice(None), j)) for j, agent in enumerate(self._agents)}
         obs, rewards, terminations, truncations, infos = self.env.step(by_agent)
-        self._ended |= np.stack([_columns(terminations), _columns(truncations)])
+        self._ended |= [self._as_rows(flags).reshape(self._shape) for flags in (terminations, truncations)]
         done = infos["done"]
         terminated, truncated = self._ended & done[:, None]
         terminated |= done[:, None] & ~truncated  # those that never came too: nothing follows for them
         self._ended[:, done] = False
-        obs, rows = self._take(obs, infos, np.arange(self._shape[0]))
-        return obs, _columns(rewards).reshape(-1), terminated.reshape(-1), truncated.reshape(-1), rows
+        obs, rows = self._take(obs, infos, np.arange(len(done)))
+        return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def render(self) -> Any:
         """A frame of each env, not of each row."""
@@ -106,28 +96,24 @@ class AgentRows(VectorEnv):
         """Close the ParallelVectorEnv."""
         self.env.close()
 
-    def _env_seeds(self, seed: Any) -> list[int | None] | None:
-        """A seed for each env: its agents share one."""
+    def _env_seeds(self, seed: Any, ids: np.ndarray) -> list[int | None] | None:
+        """A seed for each env of `ids`: its agents share one."""
         n, agents = self._shape
-        if np.ndim(seed) == 0 or len(seed) == n:
-            return as_seeds(seed, n)
-        if len(seed) != self.num_envs:
+        if np.ndim(seed) and len(seed) not in (n, self.num_envs):
             raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
-        return as_seeds(seed[::agents], n)
+        seeds = as_seeds(seed[::agents] if np.ndim(seed) and len(seed) == self.num_envs else seed, n)
+        return None if seeds is None else [seeds[i] for i in ids]
 
     def _picked_envs(self, mask: np.ndarray | None) -> np.ndarray:
-        if mask is None:
-            return np.arange(self._shape[0])
-        rows = mask.reshape(self._shape)
+        rows = np.ones(self._shape, dtype=np.bool_) if mask is None else mask.reshape(self._shape)
         if (uneven := rows.any(1) & ~rows.all(1)).any():
             raise ValueError(
-                f"reset_mask has some rows of env {int(np.flatnonzero(uneven)[0])} but not all: its agents "
-                f"{self._agents} can only be reset together"
+                f"reset_mask has some rows of env {uneven.argmax()} but not all: its agents {self._agents} can only be "
+                "reset together"
             )
-        ids = np.flatnonzero(rows.all(1))
-        if not self._last and len(ids) < self._shape[0]:
+        if not self._last and not rows.all():
             raise RuntimeError("the first reset must be of all envs, without a reset_mask")
-        return ids
+        return np.flatnonzero(rows[:, 0])
 
     def _by_env(self, actions: Any) -> np.ndarray:
         array = np.asarray(actions)
@@ -139,38 +125,33 @@ class AgentRows(VectorEnv):
 
     def _take(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """(obs, infos) of all rows, those of the envs `ids` being new."""
-        rows = (ids[:, None] * self._shape[1] + np.arange(self._shape[1])).reshape(-1)
-        new = {"obs": self._as_rows(obs), "active": _columns(infos["active"]), "alive": _columns(infos["alive"])}
-        new |= {name: new[name].reshape(-1) for name in ("active", "alive")}
-        if masks := infos["action_mask"]:
-            new["action_mask"] = self._as_rows(masks)
+        rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
+        by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
+        new = {name: self._as_rows(part) for name, part in by_agent.items() if part}
         if len(ids) == self._shape[0]:
             self._last = new
         else:
             nest.put(self._last, rows, new)
         last = nest.map(np.copy, self._last)
-        told = {}
-        for name in last.keys() - {"obs"}:
-            told[name], told[f"_{name}"] = last[name], np.isin(np.arange(self.num_envs), rows)
-        self._add_env_infos(told, infos, ids)
-        return last["obs"], told
+        obs, is_new = last.pop("obs"), np.isin(np.arange(self.num_envs), rows)
+        row_infos = {**last, **{f"_{name}": is_new.copy() for name in last}}
+        self._add_env_infos(row_infos, infos, ids)
+        return obs, row_infos
 
-    def _add_env_infos(self, told: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
-        """What the envs say of their agents, and the ends of episodes, in gymnasium's form."""
+    def _add_env_infos(self, row_infos: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
+        """The infos of the agents, and the ends of episodes, in gymnasium's form."""
         final = infos.get("_final_obs", np.zeros(len(ids), np.bool_))
         final_obs = self._as_rows(infos["final_obs"]) if final.any() else None
         for at, i in enumerate(ids.tolist()):
             for j in range(self._shape[1]):
-                row = i * self._shape[1] + j
+                found = self._info_of(infos["info"][at], j)
                 if final[at]:
                     last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
-                    info = self._info_of(infos["final_info"][at], j)
-                    self._add_info(told, {"final_obs": last, "final_info": info}, row)
-                if info := self._info_of(infos["info"][at], j):
-                    self._add_info(told, info, row)
+                    found |= {"final_obs": last, "final_info": self._info_of(infos["final_info"][at], j)}
+                self._add_info(row_infos, found, i * self._shape[1] + j)
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
-        """The info of agent j; what concerns the whole env is told for each agent."""
+        """The info of agent j; what concerns the whole env is part of each agent's."""
         shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
         return {**shared, **info.get(self._agents[j], {})}
 
@@ -178,8 +159,3 @@ class AgentRows(VectorEnv):
         """Batches of the agents, each a tree of arrays (k, ...), as one of arrays (k * agents, ...)."""
         stacked = nest.stack([by_agent[agent] for agent in self._agents])
         return nest.map(lambda leaf: leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:]), stacked)
-
-
-def _columns(by_agent: dict[Any, np.ndarray]) -> np.ndarray:
-    """(k, agents)"""
-    return np.stack(list(by_agent.values()), axis=1)

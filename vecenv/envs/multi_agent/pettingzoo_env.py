@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, check_kind, make_env, possible_agents
+from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, make_env
 from vecenv.envs.multi_agent.agent_turns import AgentTurns
 
 _OTHER_NAMES = {"observation": "obs", "action_mask": "mask"}
@@ -37,12 +37,12 @@ class PettingZooEnv(gymnasium.Env):
     Dead agents never have a turn: they are taken out of the env between the steps. `terminated` and `truncated` become
     true only when no agent is alive; the observation, the flags and the info are then those of the agent that the env
     names last. An illegal move ends the episode where the env is made so (PettingZoo's TerminateIllegalWrapper, which
-    all its classic games have: the offender pays); otherwise it is the env's error.
+    all its classic games have: -1 for the offender); otherwise it is the env's error.
 
     Arguments:
         env: an AECEnv, or the id of one in PettingZoo's registry. All its agents need the same spaces: ValueError if
             they differ, see AECVectorEnv. TypeError for a ParallelEnv.
-        possible_agents: all agents that can appear, for an env that does not say.
+        possible_agents: all agents that can appear, for an env without `possible_agents`.
 
     >>> from vecenv import DummyVectorEnv
     >>> with DummyVectorEnv([lambda: PettingZooEnv("classic/tictactoe-v3")] * 2) as venv:
@@ -53,48 +53,43 @@ class PettingZooEnv(gymnasium.Env):
     """
 
     def __init__(self, env: Any, *, possible_agents: Sequence[str] | None = None) -> None:
-        if isinstance(env, str):
-            env = make_env("aec", env)
-        check_kind(env, "aec", "PettingZooEnv")
-        self.env = env
-        self.agents = _agents_of(env, possible_agents)
-        self.agent_idx = {agent: j for j, agent in enumerate(self.agents)}
-        self._spaces = AgentSpaces(env, self.agents)
+        self.env = env = make_env("aec", env) if isinstance(env, str) else env
+        self._spaces = AgentSpaces(env, "aec", possible_agents)
+        self.agents = self._spaces.agents
+        if odd := [agent for agent in self.agents if not isinstance(agent, str) or not agent]:
+            raise TypeError(
+                f"agents must be named by strings to be part of an observation, got {odd}; use AECVectorEnv"
+            )
+        self.agent_idx = dict(self._spaces.index)
         self._turns = AgentTurns(env, self._spaces)
-        self.rewards = self._turns.rewards.copy()
         self.metadata = dict(getattr(env, "metadata", {}))
         self.render_mode = getattr(env, "render_mode", None)
-        for kind in ("observation", "action"):
-            if not self._spaces.equal(kind):
-                listed = "; ".join(f"{agent}: {space}" for agent, space in getattr(self._spaces, kind).items())
-                raise ValueError(f"the agents differ in their {kind} space; use AECVectorEnv. {listed}")
-        first = self.agents[0]
-        self.action_space = self._spaces.action[first]
-        self.observation_space = self._observation_space(first)
-
-    def _observation_space(self, first: str) -> TurnSpace:
+        self.action_space = self._spaces.shared("action", "use AECVectorEnv")
         letters = "".join(sorted({letter for agent in self.agents for letter in agent}))
         parts = {
             "agent_id": spaces.Text(max(map(len, self.agents)), charset=letters),
-            "obs": self._spaces.observation[first],
+            "obs": self._spaces.shared("observation", "use AECVectorEnv"),
         }
-        if (size := self._spaces.mask_size.get(first)) is not None:
+        if size := self._spaces.mask_size.get(self.agents[0]):
             parts["mask"] = spaces.Box(0, 1, (size,), np.bool_)
-        return TurnSpace(parts)
+        self.observation_space = TurnSpace(parts)
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """What each agent got in the last step."""
+        return self._turns.rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
         """Start an episode: (obs, info) of the agent that moves first."""
         self._turns.reset(seed=seed, options=options)
-        self.rewards = self._turns.rewards.copy()
         return self._obs(), self._turns.info
 
     def step(self, action: Any) -> tuple[dict[str, Any], np.ndarray, bool, bool, Any]:
-        """The agent `agent_id` acts: (obs, rewards, terminated, truncated, info). RuntimeError if nobody is alive."""
+        """The agent `agent_id` acts: (obs, rewards, terminated, truncated, info). RuntimeError if none is alive."""
         turns = self._turns
         turns.step(action)
-        self.rewards = turns.rewards.copy()
         terminated, truncated = turns.last_flags if turns.done else (False, False)
-        return self._obs(), self.rewards, terminated, truncated, turns.info
+        return self._obs(), turns.rewards, terminated, truncated, turns.info
 
     def _obs(self) -> dict[str, Any]:
         obs = {"agent_id": self._turns.agent, "obs": self._turns.obs}
@@ -109,10 +104,3 @@ class PettingZooEnv(gymnasium.Env):
     def close(self) -> None:
         """Close the env."""
         self.env.close()
-
-
-def _agents_of(env: Any, given: Sequence[str] | None) -> list[str]:
-    agents = possible_agents(env, given)
-    if odd := [agent for agent in agents if not isinstance(agent, str) or not agent]:
-        raise TypeError(f"agents must be named by strings to be part of an observation, got {odd}; use AECVectorEnv")
-    return agents

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from vecenv.envs.multi_agent.action_bytes import ActionBytes
-from vecenv.envs.multi_agent.agent_rows import MOVER, AECRows, ParallelRows, mover_actions
+from vecenv.envs.multi_agent.agent_rows import COLUMNS, AECRows, ParallelRows
 from vecenv.envs.multi_agent.multi_agent_vector_env import MultiAgentStep, MultiAgentVectorEnv
 
 
@@ -40,14 +36,18 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
             (k,)}: it acts in the next one. `action_mask`, {agent: bool (k, n)}, for agents with Discrete actions: from
             the observation or the info of the env, else all True. `done`, bool (k,): no agent is alive, the episode of
             the env is over. `env_id`, int (k,). `info`, object (k,): a dict {agent: info, "env_id": id} of those that
-            have something to say. In SAME_STEP mode, when an episode ended: `final_obs` as `obs`, with the mask
+            have one. In SAME_STEP mode, when an episode ended: `final_obs` as `obs`, with the mask
             `_final_obs`, and `final_info`.
     The row of an agent that is not there, because it died or has not come yet, is zeros with the reward 0, `active`
     False and every action legal; the action for it is ignored.
 
     Rejected before anything is sent, with the env and the agent named: an unknown agent, no actions for an agent that
-    is alive (ValueError), a wrong shape (ValueError) or dtype (TypeError), an env that was not reset or has nobody
-    alive (RuntimeError). The failure of an env is raised with the others' results as its `partial`.
+    is alive (ValueError), a wrong shape (ValueError) or dtype (TypeError), an env that was not reset or whose episode
+    is over (RuntimeError), one that failed since (its error once more). The failure of an env is raised with the
+    others' results as its `partial`. A call that Ctrl-C interrupts discards its results, and its envs have to be reset.
+
+    `venv` is the vector env that runs them all; `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats` and
+    the lists `ready_id`, `waiting_id` and `failed_id` are its.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)
@@ -58,45 +58,11 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
     """
 
     rows_class = ParallelRows
-    kind = "parallel"
-
-    def _prepare(self) -> None:
-        self._actions = ActionBytes(self._spaces.action)
-
-    def _packed(self, actions: Any, ids: np.ndarray, stepped: np.ndarray) -> np.ndarray:
-        _check_agents(actions, self.agents, ids)
-        rows, needed = self._actions.empty(len(ids)), self._alive[ids] & stepped[:, None]
-        for j, agent in enumerate(self.agents):
-            if agent in actions:
-                self._actions.pack(rows, agent, actions[agent], ids.tolist())
-            elif needed[:, j].any():
-                raise ValueError(
-                    f"no actions for agent {agent!r}, which is alive in env {int(ids[needed[:, j]][0])}; got those of "
-                    f"{list(actions)}"
-                )
-        if self._check_legal:
-            for j, agent in enumerate(self.agents):
-                for row in np.flatnonzero(needed[:, j]).tolist():
-                    mask = self._masks[agent][ids[row]] if agent in self._masks else None
-                    self._check_action(self._actions.unpack(rows[row], agent), agent, mask, ids[row])
-        return rows
-
-    def _note(self, raw: Any, ids: np.ndarray) -> None:
-        super()._note(raw, ids)
-        if self._check_legal:
-            for agent, mask in raw["mask"].items():
-                self._masks.setdefault(agent, np.ones((self.num_envs, mask.shape[1]), np.bool_))[ids] = mask
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        reward, terminated, truncated, active, alive = (
-            {agent: raw[name][:, j] for j, agent in enumerate(self.agents)}
-            for name in ("reward", "terminated", "truncated", "active", "alive")
-        )
-        masks = {agent: raw["mask"][agent] for agent in self.agents if agent in raw["mask"]}
-        infos |= {"active": active, "alive": alive, "action_mask": masks}
-        if "final_obs" in infos:
-            infos["final_obs"] = self._in_order(infos["final_obs"])
-        return self._in_order(raw["obs"]), reward, terminated, truncated, infos
+        columns = {name: dict(zip(self.agents, raw[name].T, strict=True)) for name in COLUMNS}
+        infos |= {"active": columns["active"], "alive": columns["alive"], "action_mask": raw["action_mask"]}
+        return raw["obs"], columns["rewards"], columns["terminated"], columns["truncated"], infos
 
 
 class AECVectorEnv(MultiAgentVectorEnv):
@@ -121,7 +87,7 @@ class AECVectorEnv(MultiAgentVectorEnv):
             the env names last). `action_mask`, bool (k, n): its legal actions, where actions are Discrete; n is that
             of the largest space. `active`, `alive`: bool (k, num_agents): was alive before this step, is alive now.
             `done`, `env_id`, `info`, `final_obs`, `_final_obs` and `final_info` as in ParallelVectorEnv; beside
-            `final_obs`, `final_agent` says whose it is.
+            `final_obs`, `final_agent` is the agent that sees it.
 
     An illegal move ends the episode where the env is made so (the classic games: -1 for the offender), and is the
     env's error elsewhere; `check_legal=True` refuses it before anything is sent.
@@ -134,62 +100,7 @@ class AECVectorEnv(MultiAgentVectorEnv):
     """
 
     rows_class = AECRows
-    kind = "aec"
-
-    def _prepare(self) -> None:
-        self._mover = np.zeros(self.num_envs, dtype=np.int64)
-        self._one_obs, self._one_action = self._spaces.equal("observation"), self._spaces.equal("action")
-        self._actions = ActionBytes(mover_actions(self._spaces))
-
-    def _packed(self, actions: Any, ids: np.ndarray, stepped: np.ndarray) -> np.ndarray:
-        rows = self._actions.empty(len(ids))
-        movers = [self.agents[j] for j in self._mover[ids]]
-        if self._one_action:
-            self._actions.pack(rows, MOVER, actions, ids.tolist())
-        else:
-            _check_agents(actions, self.agents, ids)
-            for agent, batch in actions.items():
-                self._actions.pack(rows, agent, batch, ids.tolist())
-            for row in np.flatnonzero(stepped).tolist():
-                if movers[row] not in actions:
-                    raise ValueError(
-                        f"no action for agent {movers[row]!r}, whose turn it is in env {ids[row]}; got those of "
-                        f"{list(actions)}"
-                    )
-        if self._check_legal:
-            for row in np.flatnonzero(stepped).tolist():
-                action = self._actions.unpack(rows[row], MOVER if self._one_action else movers[row])
-                mask = self._masks["mask"][ids[row]] if self._masks else None
-                self._check_action(action, movers[row], mask, ids[row])
-        return rows
-
-    def _note(self, raw: Any, ids: np.ndarray) -> None:
-        super()._note(raw, ids)
-        self._mover[ids] = raw["agent"]
-        if self._check_legal and "mask" in raw:
-            self._masks.setdefault("mask", np.ones((self.num_envs, raw["mask"].shape[1]), np.bool_))[ids] = raw["mask"]
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        infos |= {name: raw[name] for name in ("agent", "active", "alive")}
-        if "mask" in raw:
-            infos["action_mask"] = raw["mask"]
-        obs = raw["obs"]
-        if not self._one_obs:
-            obs = self._in_order(obs)
-            if "final_obs" in infos:
-                infos["final_obs"] = self._in_order(infos["final_obs"])
-        return obs, raw["reward"], raw["terminated"], raw["truncated"], infos
-
-
-def _check_agents(actions: Any, agents: Sequence[Any], ids: np.ndarray) -> None:
-    """TypeError if `actions` is not a dict, ValueError for an agent that does not exist."""
-    if not isinstance(actions, Mapping):
-        raise TypeError(
-            f"actions for envs {ids.tolist()} must be a dict with a batch for each agent of {list(agents)}, got a "
-            f"{type(actions).__name__}"
-        )
-    for agent in actions:
-        if agent not in agents:
-            raise ValueError(
-                f"actions for envs {ids.tolist()} has the unknown agent {agent!r}; there are {list(agents)}"
-            )
+        infos |= {name: raw[name] for name in ("agent", "active", "alive", "action_mask") if name in raw}
+        return raw["obs"], raw["rewards"], raw["terminated"], raw["truncated"], infos

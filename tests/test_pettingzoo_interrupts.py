@@ -1,0 +1,112 @@
+"""Ctrl-C during a call of ParallelVectorEnv and AECVectorEnv: a reset makes every env usable, and no row is stale."""
+
+import gc
+import random
+import signal
+
+import numpy as np
+import pytest
+from agent_envs import Herd, herd_in_turns
+from gymnasium.vector import AutoresetMode
+
+from tests.test_interrupts import interrupted
+from vecenv import AECVectorEnv, ParallelVectorEnv, VectorEnvError
+from vecenv.envs.multi_agent.agent_actions import AgentActions
+
+KINDS = [(ParallelVectorEnv, Herd), (AECVectorEnv, herd_in_turns)]
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt, also where it is switched off around the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def any_actions(venv):
+    zeros = np.zeros(len(venv), int)
+    return zeros if isinstance(venv, AECVectorEnv) else dict.fromkeys(venv.agents, zeros)
+
+
+def usable(venv):
+    """A reset makes every env usable."""
+    obs, infos = venv.reset(seed=0)
+    assert infos["alive"]["cow_0"].all() if isinstance(obs, dict) else not infos["agent"].any()
+    for t in (1, 2, 3):
+        obs, _, _, _, infos = venv.step(any_actions(venv))
+        seen = obs["cow_2"][:, 1] if isinstance(obs, dict) else obs[:, 1]
+        assert seen.tolist() == [t if isinstance(obs, dict) else t // 3] * len(venv)
+        assert infos["env_id"].tolist() == list(range(len(venv)))
+    assert (venv.waiting_id, venv.failed_id) == ([], [])
+
+
+@pytest.mark.parametrize("moment", ["wait", "note"])
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+@pytest.mark.parametrize(("kind", "make"), KINDS)
+def test_after_an_interrupted_step_the_envs_accept_only_a_reset(kind, make, mode, moment, backend, monkeypatch):
+    with kind([make] * 2, backend, autoreset_mode=mode, num_workers=2) as venv:
+        venv.reset()
+        for _ in range(2):
+            owner = AgentActions if moment == "note" else venv.venv.engine.backend
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, moment, interrupted(getattr(owner, moment)))
+                with pytest.raises(KeyboardInterrupt):
+                    venv.step(any_actions(venv))
+            assert (venv.waiting_id, venv.failed_id) == ([], [0, 1])
+            with pytest.raises(VectorEnvError, match=r"KeyboardInterrupt interrupted.*reset\(0\)"):
+                venv.step(any_actions(venv))
+            usable(venv)
+
+
+@pytest.mark.parametrize("moment", ["send", "wait", "take", "note"])
+def test_an_interrupted_step_of_one_env_leaves_the_other_as_it_is(moment, backend, monkeypatch):
+    with ParallelVectorEnv([Herd] * 2, backend) as venv:
+        venv.reset(seed=0)
+        one = dict.fromkeys(venv.agents, (0,))
+        owner = AgentActions if moment == "note" else venv.venv.engine.backend
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, moment, interrupted(getattr(owner, moment)))
+            with pytest.raises(KeyboardInterrupt):
+                venv.step(one, [1])
+        assert venv.failed_id == [1]
+        assert venv.step(one, [0])[0]["cow_2"].tolist() == [[1, 1]]
+        usable(venv)
+
+
+def test_an_interrupt_while_the_next_episodes_begin_in_same_step_mode(backend, monkeypatch):
+    with ParallelVectorEnv([Herd] * 2, backend, autoreset_mode="SameStep") as venv:
+        venv.reset()
+        for _ in range(3):
+            venv.step(any_actions(venv))
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.venv, "reset", interrupted(venv.venv.reset))
+            with pytest.raises(KeyboardInterrupt):
+                venv.step(any_actions(venv))
+        assert venv.failed_id == [0, 1]
+        usable(venv)
+
+
+@pytest.mark.parametrize(("kind", "make"), KINDS)
+def test_interrupts_at_random_moments(kind, make):
+    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+    interrupts = 0
+    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
+    try:
+        with kind([make] * 4, "dummy") as venv:
+            for _ in range(100):
+                try:
+                    try:
+                        venv.reset()
+                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
+                        for _ in range(1000):
+                            venv.step(any_actions(venv))
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                usable(venv)
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupts == 100
