@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.backends.pool import start_methods
 
-BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
-PROCESS_BACKENDS = BACKENDS[1:]
+PROCESS_BACKENDS = [SubprocVectorEnv, ShmemVectorEnv]
+BACKENDS = [DummyVectorEnv, *PROCESS_BACKENDS, ThreadVectorEnv]
 PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
 
