@@ -120,9 +120,7 @@ class Watchdog:
             env_id = next(iter(ids), env_id)
         stack = self._stack(worker)
         if self._kill is None:
-            warn_caller(
-                f"env {env_id} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}"
-            )
+            warn_caller(f"env {env_id} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}")
         else:
             self._kill(worker, Hung(worker.ending, env_id, self._limit, stack))
 

@@ -89,8 +89,8 @@ class BlockThread:
     def ending(self) -> str:
         """What becomes of it if one of its envs hangs."""
         return (
-            f"threads cannot be killed: {self.thread.name} (envs {list(self.ids)}) is abandoned, and goes on until that "
-            "env returns"
+            f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
+            "that env returns"
         )
 
     def abandon(self) -> None:
