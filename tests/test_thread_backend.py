@@ -197,14 +197,20 @@ def hangs(gate: Gate, **options: Any) -> ThreadVectorEnv:
     return ThreadVectorEnv(fns, **{"num_workers": 2, "step_timeout": LIMIT, **options})
 
 
+def goes_on(venv: Any) -> None:
+    """Steps what is ready, for ever."""
+    while True:
+        ready = venv.ready_id
+        venv.step([0] * len(ready) if ready else None, ready or None)
+
+
 @pytest.mark.parametrize("wait_num", [None, 2])
 def test_a_hung_env_is_given_up_with_its_stack_and_the_others_go_on(gate: Gate, wait_num: int | None) -> None:
     with hangs(gate, wait_num=wait_num) as venv:
         venv.reset()
         begin = time.monotonic()
         with pytest.raises(WorkerTimeoutError) as caught:
-            while True:  # in async mode the others go on meanwhile
-                venv.step([0] * len(ready) if (ready := venv.ready_id) else None, ready or None)
+            goes_on(venv)
         assert LIMIT <= time.monotonic() - begin < LIMIT + 5
         text = str(caught.value)
         assert f"env 1 has been busy for more than step_timeout={LIMIT} s" in text
@@ -240,8 +246,8 @@ def test_nothing_is_ever_seen_of_a_step_that_returns_after_its_env_was_reset(gat
         with pytest.raises(WorkerTimeoutError):
             venv.step([6, 6])
         old = block_threads()[0]
-        obs, _ = venv.reset()
-        for t in (1, 2, 3):
+        venv.reset()
+        for _ in range(3):
             row = venv.step([7, 7])
         kept = [np.copy(leaf) for leaf in row[:4]]
         gate.open()
@@ -286,10 +292,10 @@ def test_without_a_limit_a_warning_shows_where_an_env_is(gate: Gate, monkeypatch
     monkeypatch.setattr(watchdog, "SILENCE", 0.3)
     with hangs(gate, step_timeout=None, num_workers=4) as venv:
         venv.reset()
+        venv.step([0] * 4)
         threading.Timer(1.0, gate.open).start()
         with pytest.warns(RuntimeWarning, match=r"(?s)env 1 \(thread vecenv-block-1\) has been busy.*in stay"):
-            for _ in range(3):
-                venv.step([0] * 4)
+            venv.step([0] * 4)
 
 
 def test_an_env_that_does_not_return_from_an_interrupted_step_is_made_anew(
@@ -407,7 +413,7 @@ def test_a_thread_that_ends_by_itself_is_a_loss(monkeypatch: pytest.MonkeyPatch)
         venv.reset()
         with monkeypatch.context() as patch:
             patch.setattr(venv.engine.backend._pool.blocks[1], "_measured", lambda *args: 1 / 0)
-            with pytest.raises(VectorEnvError, match="env 1 is lost because|env 1 is lost: its thread") as caught:
+            with pytest.raises(VectorEnvError, match="env 1 is lost: its thread vecenv-block-1 has ended") as caught:
                 venv.step([0, 0])
         assert "ZeroDivisionError" in str(caught.value)
         venv.reset([1])
