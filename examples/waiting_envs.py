@@ -3,9 +3,9 @@
 python examples/waiting_envs.py [--fast]
 """
 
+import multiprocessing
 import socket
 import socketserver
-import subprocess
 import sys
 import time
 
@@ -44,22 +44,16 @@ class ToolEnv(gym.Env):
 
 def steps_per_second(kind, port):
     with kind([lambda: ToolEnv(port)] * n, wait_num=n // 4, timeout=1.0) as venv:
-        info, steps, begin = venv.reset()[1], 0, time.perf_counter()
+        info, begin = venv.reset()[1], time.perf_counter()
         for _ in range(calls):
             ids = [row["env_id"] for row in info]  # the ones that are ready
             info = venv.step([f"look up {i}" for i in ids], ids)[-1]
-            steps += len(info)
-        return steps / (time.perf_counter() - begin)
+        return venv.stats()["steps"] / (time.perf_counter() - begin)
 
 
-if "--serve" in sys.argv:
-    socketserver.ThreadingTCPServer.request_queue_size = 256
-    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tool)
-    print(server.server_address[1], flush=True)
-    server.serve_forever()
-
-with subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE) as server:
-    port = int(server.stdout.readline())
+socketserver.ThreadingTCPServer.request_queue_size = 256
+with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tool) as server:
+    multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
     rates = {kind.__name__: steps_per_second(kind, port) for kind in (ThreadVectorEnv, ShmemVectorEnv)}
-    server.terminate()
 print(", ".join(f"{name} {rate:.0f} steps/s" for name, rate in rates.items()))

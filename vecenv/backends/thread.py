@@ -20,10 +20,10 @@ from vecenv.backends.base import Answers, Backend, Call, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import died_failure
 from vecenv.backends.host.row_writer import Extra
-from vecenv.backends.ipc import opcodes
 from vecenv.backends.ipc.control_block import BUSY_NS
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
+from vecenv.backends.pool.block_rows import BlockRows
 from vecenv.backends.pool.thread_pool import ThreadPool, stack_of_thread
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.system_limits import usable_cpus
@@ -31,26 +31,6 @@ from vecenv.backends.worker.block_thread import BlockThread
 from vecenv.backends.worker.blocking_envs import advice
 from vecenv.caller_warnings import warn_caller
 from vecenv.errors import ConcurrentCallError, VectorEnvError, WorkerDiedError
-
-
-class _Rows:
-    """Copies what the envs of a block return from its own arena into its rows of the caller's."""
-
-    def __init__(self, rows: Arena, own: Arena, start: int, answers: Answers) -> None:
-        self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
-        self._finals = list(zip(rows.finals(), own.finals(), strict=True))
-        self._status, self._start, self._answers = rows.status, start, answers
-
-    def take(self, places: list[int] | None, extras: dict[int, Extra]) -> None:
-        """The envs at these places (None: all) have answered. Once more, after an interrupt, does no harm."""
-        rows: Any = ... if places is None else places
-        for to, own in self._outputs:
-            to[rows] = own[rows]
-        for j, extra in extras.items():
-            self._answers.extras[self._start + j] = extra
-            for to, own in () if extra.final is None else self._finals:
-                to[j] = own[j]
-        self._status[rows] = opcodes.DONE
 
 
 class _ThreadCall(Call):
@@ -106,7 +86,7 @@ class ThreadBackend(Backend):
     def _bind(self, block: BlockThread) -> None:
         assert self._answers is not None
         rows, own = self.arena.block(block.start, block.ids.stop), Arena.build(self._layout, len(block.ids))
-        take_rows = _Rows(rows, own, block.start, self._answers).take
+        take_rows = BlockRows(rows, own, block.start, self._answers).take
         block.bind(self._layout, own, rows.action, take_rows, self._warnings.append)
 
     # Rounds and calls.
@@ -214,6 +194,6 @@ class ThreadBackend(Backend):
     def close(self, timeout: float) -> list[str]:
         problems = self._pool.close(timeout)
         # The memory goes with the last view of it that the caller holds, not with this object.
-        for name in ("arena", "_answers"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("arena", None)
+        self._answers = None
         return problems

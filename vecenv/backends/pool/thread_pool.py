@@ -100,7 +100,8 @@ class ThreadPool:
     def close(self, timeout: float) -> list[str]:
         """Have all threads close their envs and end; returns a line for each problem."""
         deadline = time.monotonic() + timeout
-        blocks, self.blocks, self._closing = [block for block in self.blocks if block.alive], [], True
+        blocks, self._closing = [block for block in self.blocks if block.alive], True
+        self.blocks, self.block_of = [], []
         self._wakeups.put(None)
         for block in blocks:
             block.abandon()
