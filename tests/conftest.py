@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -17,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.backends.pool import start_methods
 
-BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
-PROCESS_BACKENDS = BACKENDS[1:]
+PROCESS_BACKENDS = [SubprocVectorEnv, ShmemVectorEnv]
+BACKENDS = [DummyVectorEnv, *PROCESS_BACKENDS, ThreadVectorEnv]
 PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
 
@@ -75,6 +76,12 @@ def process_backend(request: pytest.FixtureRequest) -> type:
     return request.param
 
 
+@pytest.fixture(params=BACKENDS[1:], ids=lambda cls: cls.__name__)
+def waiting_backend(request: pytest.FixtureRequest) -> type:
+    """Each vector env class whose calls wait for envs that run elsewhere."""
+    return request.param
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cuda_has_started() -> None:
     """What CUDA opens when it starts stays open for the life of the process: no test has left it behind."""
@@ -88,19 +95,21 @@ def cuda_has_started() -> None:
 
 @pytest.fixture(autouse=True)
 def no_leaks(cuda_has_started: None) -> Iterator[None]:
-    """Fails a test that leaves a process, a file descriptor or shared memory behind."""
-    files, memory, processes = descriptors(), shared_memory(), children()
+    """Fails a test that leaves a process, a file descriptor, shared memory or thread of ours behind."""
+    files, memory, processes, threads = descriptors(), shared_memory(), children(), block_threads()
     yield
-    left = leaks(files, memory, processes)
+    left = leaks(files, memory, processes, threads)
     deadline = time.monotonic() + PATIENCE
     while left and time.monotonic() < deadline:
         gc.collect()  # a test may end with its vector env in the cycle of a traceback
         psutil.wait_procs([child for child in children() if child not in processes], timeout=0.05)
-        left = leaks(files, memory, processes)
+        left = leaks(files, memory, processes, threads)
     assert not left, "the test left behind: " + "; ".join(left)
 
 
-def leaks(files: dict[int, str], memory: set[str], processes: set[psutil.Process]) -> list[str]:
+def leaks(
+    files: dict[int, str], memory: set[str], processes: set[psutil.Process], threads: set[threading.Thread]
+) -> list[str]:
     """One line for each thing that is there now and was not then."""
     kept = kept_descriptors()
     new_files = {fd: name for fd, name in descriptors().items() if files.get(fd) != name and fd not in kept}
@@ -108,8 +117,14 @@ def leaks(files: dict[int, str], memory: set[str], processes: set[psutil.Process
     return [
         *(f"process {child}" for child in children() - processes),
         *(f"descriptor {fd} ({name})" for fd, name in new_files.items()),
+        *(f"thread {thread.name}" for thread in block_threads() - threads),
         *(f"/dev/shm/{name}" for name in sorted(shared_memory() - memory) if not used_elsewhere(name)),
     ]
+
+
+def block_threads() -> set[threading.Thread]:
+    """The threads of ThreadVectorEnv."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("vecenv-block-")}
 
 
 def descriptors() -> dict[int, str]:

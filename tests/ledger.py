@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 N = 4
 SEEN = 2.0
@@ -48,7 +48,7 @@ class Column(NamedTuple):
 
     @property
     def remote(self) -> bool:
-        return self.backend is not DummyVectorEnv
+        return self.backend not in (DummyVectorEnv, ThreadVectorEnv)
 
 
 _MODES = {
@@ -60,6 +60,7 @@ _MODES = {
 _PROCESS = [
     Column(backend, mode, options) for backend in (SubprocVectorEnv, ShmemVectorEnv) for mode, options in _MODES.items()
 ]
+_THREAD = [Column(ThreadVectorEnv, mode, options) for mode, options in _MODES.items()]
 _DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
 
 
@@ -69,12 +70,15 @@ def _fits(column: Column, modes: Sequence[str]) -> bool:
 
 
 def columns(*modes: str, dummy: bool = True, only: type | None = None) -> pytest.MarkDecorator:
-    """Runs a test in each column: all modes or those named, all classes or the one named."""
-    known = _PROCESS if not dummy else [*_DUMMY, *_PROCESS]
+    """Runs a test in each column: all modes or those named, all classes or the one named.
+
+    `dummy`: also in this process, by Dummy and in threads.
+    """
+    known = _PROCESS if not dummy else [*_DUMMY, *_PROCESS, *_THREAD]
     if only is not None:
         known = [column for column in known if column.backend is only]
     if modes:
-        known = [column for column in known if column.mode in modes or (not column.remote and _fits(column, modes))]
+        known = [column for column in known if column.mode in modes or (column in _DUMMY and _fits(column, modes))]
     # The first tier runs one mode with blocks and one with a worker for each env, where a test has them.
     first = {column.mode for column in known} & {"blocks", "async", "sync"}
     return pytest.mark.parametrize("column", [_param(c, slow=bool(first) and c.mode not in first) for c in known])

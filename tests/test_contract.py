@@ -11,7 +11,7 @@ import pytest
 from cases import Records, counting, custom
 from gymnasium import spaces
 
-from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.testing import CountingEnv
 from vecenv.testing.model import Twins
 
@@ -23,7 +23,7 @@ ARRANGEMENTS = {
     "custom workers": custom,
     **{
         f"{cls.__name__} {workers} workers": functools.partial(cls, num_workers=workers)
-        for cls in (SubprocVectorEnv, ShmemVectorEnv)
+        for cls in (SubprocVectorEnv, ShmemVectorEnv, ThreadVectorEnv)
         for workers in (1, 3, N)
     },
 }
@@ -279,10 +279,10 @@ class TestLife:
                     repr(venv) == f"{backend.__name__}(4 envs, 4 workers, wait_num={wait_num}, timeout={venv.timeout})"
                 )
 
-    def test_the_default_number_of_workers_is_that_of_the_usable_cpus(self, process_backend):
+    def test_the_default_number_of_workers_is_that_of_the_usable_cpus(self, waiting_backend):
         from vecenv.backends.system_limits import usable_cpus
 
-        with process_backend(counting(3)) as venv:
+        with waiting_backend(counting(3)) as venv:
             assert venv.num_workers == min(3, usable_cpus())
 
     def test_closing_twice_is_nothing_and_all_else_is_refused_after_it(self, make):

@@ -10,11 +10,13 @@ from cases import LocalWorker, counting
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from programs import TEAMS, described, log_of, program, team
 
-from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.testing import Gates
 
 PROCESSES = [SubprocVectorEnv, ShmemVectorEnv]
-ARRANGEMENTS = [functools.partial(cls, num_workers=workers) for cls in PROCESSES for workers in (1, 2, 3)]
+ARRANGEMENTS = [
+    functools.partial(cls, num_workers=workers) for cls in (*PROCESSES, ThreadVectorEnv) for workers in (1, 2, 3)
+]
 
 
 def assert_same_logs(one, other, who):

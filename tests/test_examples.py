@@ -46,6 +46,12 @@ def test_async_wait_num(tmp_path):
     assert 1 <= fewest <= steps / 8 <= most
 
 
+def test_waiting_envs(tmp_path):
+    output = run(str(ROOT / "examples/waiting_envs.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"ThreadVectorEnv \d+ steps/s, ShmemVectorEnv \d+ steps/s\n", output)
+    assert all(rate > 20 for rate in numbers(output))
+
+
 def test_pettingzoo_game(tmp_path):
     output = run(str(ROOT / "examples/pettingzoo_game.py"), "--fast", cwd=tmp_path)
     assert re.fullmatch(r"\d+ games: \d+ won by the middle, \d+ at random\n", output)

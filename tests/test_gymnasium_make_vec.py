@@ -8,6 +8,7 @@ from gymnasium_cases import Tells
 
 import vecenv
 from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, SyncVectorEnv
+from vecenv.facades.to_gymnasium.sync_and_async import ThreadedVectorEnv
 
 SAME_STEP = {"autoreset_mode": "SameStep"}
 
@@ -40,6 +41,7 @@ def steps_to_the_end(envs):
         ("dummy", SyncVectorEnv, "DummyVectorEnv"),
         ("subproc", AsyncVectorEnv, "SubprocVectorEnv"),
         ("shmem", AsyncVectorEnv, "ShmemVectorEnv"),
+        ("thread", ThreadedVectorEnv, "ThreadVectorEnv"),
     ],
 )
 def test_make_vec_makes_each_backend(backend, facade, engine):
@@ -123,7 +125,7 @@ def ends_of_an_episode(envs):
     return "SameStep" if envs.step(actions)[1].all() else "NextStep"
 
 
-@pytest.mark.parametrize("backend", ["dummy", "subproc", "shmem"])
+@pytest.mark.parametrize("backend", ["dummy", "subproc", "shmem", "thread"])
 @pytest.mark.parametrize("make", [vecenv.make_vec, gym.make_vec])
 def test_venv_kwargs_pass_gymnasium_and_stay_in_the_spec(make, backend):
     """gym.make_vec refuses vector_kwargs for what is made by an entry point."""
@@ -189,7 +191,9 @@ def test_envs_registered_in_the_program_are_known_to_the_workers():
 
 
 def test_what_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"backend must be one of \['dummy', 'subproc', 'shmem'\], got 'ray'"):
+    with pytest.raises(
+        ValueError, match=r"backend must be one of \['dummy', 'subproc', 'shmem', 'thread'\], got 'ray'"
+    ):
         vecenv.make_vec("CartPole-v1", 2, backend="ray")
     with pytest.raises(gym.error.Error, match="Nothing"):
         vecenv.make_vec("Nothing-v0", 2)

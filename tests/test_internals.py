@@ -231,7 +231,9 @@ class TestWatchdog:
         worker = WorkerHandle(0, 0, 1)
         worker.alive = True
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        dog = watchdog.Watchdog(SimpleNamespace(line=lambda index: line), 0, 10.0, lambda worker, reason: None)
+        dog = watchdog.Watchdog(
+            SimpleNamespace(line=lambda index: line), lambda worker: "", 10.0, lambda worker, reason: None
+        )
         monkeypatch.setattr(dog, "_hung", lambda worker, ids, seen: told.append(clock[0]))
 
         def seen(at, doing=A_ROUND):

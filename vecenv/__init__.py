@@ -20,7 +20,7 @@ from vecenv.errors import (
     WorkerTimeoutError,
 )
 from vecenv.running_mean_std import RunningMeanStd
-from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ __all__ = [
     "ShmemVectorEnv",
     "SubprocVectorEnv",
     "SyncVectorEnv",
+    "ThreadVectorEnv",
     "TruncatedAsTerminated",
     "VectorEnvError",
     "VectorEnvNormObs",

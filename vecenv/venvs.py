@@ -9,6 +9,7 @@ from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
+from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_timeout
 
@@ -134,9 +135,53 @@ class ShmemVectorEnv(ProcessVectorEnv):
     backend_class = ShmemBackend
 
 
+class ThreadVectorEnv(BaseVectorEnv):
+    """Envs in threads of this process: for envs that wait (for a socket, a sandbox, a language model, a simulator
+    behind a port), or that compute without the interpreter lock, as MuJoCo does. Nothing is pickled.
+
+    Each env is made, stepped, called, rendered and closed in one and the same thread. Envs share the global generators
+    of `random` and `numpy.random` with the program: only those with generators of their own repeat themselves.
+
+    Arguments besides those of BaseVectorEnv:
+        num_workers: the number of threads. By default one an env with `wait_num` or `timeout`, else one a CPU; envs
+            that wait should have one each.
+        start_timeout: seconds that the constructors of the envs may take, all together (120).
+        step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with
+            its stack. Threads cannot be killed: the old one goes on until that step returns, closes its envs and ends,
+            and nothing that they still do is seen. None waits, with a warning that shows the stack each minute.
+
+    >>> import gymnasium as gym
+    >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:
+    ...     obs, info = venv.reset(seed=0)
+    ...     venv.send([1] * 4)
+    ...     len(venv.recv()[0]) >= 2
+    True
+    """
+
+    def __init__(
+        self,
+        env_fns: EnvFns,
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        *,
+        num_workers: int | None = None,
+        start_timeout: float = START_TIMEOUT,
+        step_timeout: float | None = None,
+        **options: Any,
+    ) -> None:
+        backend = ThreadBackend(
+            start_timeout=check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
+            step_timeout=check_timeout(step_timeout, "step_timeout"),
+        )
+        super().__init__(
+            env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
+        )
+
+
 BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {
     "dummy": DummyVectorEnv,
     "subproc": SubprocVectorEnv,
     "shmem": ShmemVectorEnv,
+    "thread": ThreadVectorEnv,
 }
 """The vector env class of each name that arguments called `backend` take."""

@@ -47,7 +47,7 @@ class JobConfig:
     """End once whole episodes with this many steps are collected."""
     num_envs: int = 8
     backend: str = "shmem"
-    """"dummy" (in this process), "subproc" or "shmem" (in worker processes)."""
+    """"dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes)."""
     workers: int | None = None
     """Worker processes; None: the backend's own choice."""
     policy: str = "mlp"

@@ -10,7 +10,7 @@ import numpy as np
 
 from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.copies import own_copy, plain_copy
-from vecenv.backends.host.env_host import EnvHost, EnvReport
+from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
@@ -39,7 +39,7 @@ class DummyBackend(Backend):
         reports = host.construct()
         if isinstance(reports, Failure):
             raise reports.exception()
-        _check_distinct(host.envs)
+        check_distinct(host.envs)
         return reports
 
     def bind(self, layout: Layout) -> Arena:
@@ -76,15 +76,3 @@ class DummyBackend(Backend):
 
     def close(self, timeout: float) -> list[str]:
         return [] if self._host is None else self._host.close()
-
-
-def _check_distinct(envs: Sequence[Any]) -> None:
-    """ValueError for one env object behind two ids (`lambda: env`), which would be stepped twice a round."""
-    seen: dict[int, int] = {}
-    for i, env in enumerate(envs):
-        first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)
-        if first != i:
-            raise ValueError(
-                f"env_fns[{first}] and env_fns[{i}] returned the same env object; each must make a new one: "
-                "lambda: gym.make(...), not lambda: env"
-            )

@@ -29,12 +29,13 @@ from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pickle_codec import PickleCodec
 from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
-from vecenv.backends.pool.watchdog import Watchdog
+from vecenv.backends.pool.watchdog import Watchdog, stack_of_process
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import START_TIMEOUT, WorkerPool
 from vecenv.backends.process_calls import ProcessCall, Request
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.backends.transport import Transport
+from vecenv.backends.worker.blocking_envs import advice
 from vecenv.caller_warnings import warn_caller
 from vecenv.errors import ClosedError, ConcurrentCallError
 from vecenv.portability import IN_ORDER, binds_to_cpus
@@ -84,7 +85,10 @@ class ProcessBackend(Backend):
             num_workers = n if eager else min(n, usable_cpus())
         self.num_workers, self._eager = num_workers, eager
         self.pool.open(num_workers, n, eager)
-        self._watchdog = Watchdog(self.pool.control, self.pool.stacks, self._step_timeout, self.pool.kill)
+        stacks = self.pool.stacks
+        self._watchdog = Watchdog(
+            self.pool.control, lambda worker: stack_of_process(stacks, worker.pid), self._step_timeout, self.pool.kill
+        )
         spreads = num_workers > 1 and not eager and not self._affinity and binds_to_cpus()
         self._placement = Placement(self.pool.control) if spreads else None
         self._transport.open(self.pool, n)
@@ -210,10 +214,7 @@ class ProcessBackend(Backend):
             if (request := self._requests.pop(frame.number, None)) is not None:
                 request.reply = frame.payload
         elif frame.kind == messages.WARNING:
-            more = min(self._n, self.num_workers * len(worker.ids))
-            self._warnings.append(
-                f"{pickle.loads(frame.payload)}. Pass num_workers={more} to give each its own worker."
-            )
+            self._warnings.append(pickle.loads(frame.payload) + advice(self._n, self.num_workers * len(worker.ids)))
 
     def _load_extras(self, worker: WorkerHandle, payload: bytes | memoryview) -> None:
         """Take the extras of a worker's round. One that cannot be read fails its env."""

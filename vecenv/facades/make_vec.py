@@ -20,13 +20,14 @@ from gymnasium.envs.registration import EnvSpec
 
 from vecenv.engine.arguments.checks import check_count
 from vecenv.envs.gym_env import find_spec
-from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
+from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv, ThreadedVectorEnv
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 
 BACKENDS: dict[str, Callable[..., GymnasiumVectorEnv]] = {
     "dummy": SyncVectorEnv,
     "subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
     "shmem": AsyncVectorEnv,
+    "thread": ThreadedVectorEnv,
 }
 MODE = "vector_entry_point"
 
@@ -45,10 +46,11 @@ def make_vec(
 
     `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
     or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
-    it refuses. `backend`: "shmem", "subproc" or "dummy". `wrappers`, a sequence, are put around each environment.
-    `vector_kwargs` go to AsyncVectorEnv or, for "dummy", SyncVectorEnv; `venv_kwargs` is another name for them, which
-    `gym.make_vec` lets through to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown backend,
-    TypeError for arguments of another kind and for both names at once, gymnasium's errors for an unknown id.
+    it refuses. `backend`: "shmem", "subproc", "thread" or "dummy". `wrappers`, a sequence, are put around each
+    environment. `vector_kwargs` go to AsyncVectorEnv or, for "dummy" and "thread", are those of SyncVectorEnv;
+    `venv_kwargs` is another name for them, which `gym.make_vec` lets through to an entry point. `kwargs` go to
+    `gym.make`. ValueError for an unknown backend, TypeError for arguments of another kind and for both names at once,
+    gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", vector_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
@@ -56,7 +58,9 @@ def make_vec(
     >>> envs.close()
     """
     if "vectorization_mode" in kwargs:
-        raise TypeError("make_vec has no argument 'vectorization_mode': pass backend='shmem', 'subproc' or 'dummy'")
+        raise TypeError(
+            "make_vec has no argument 'vectorization_mode': pass backend='shmem', 'subproc', 'thread' or 'dummy'"
+        )
     spec = _find_spec(id)
     kept, spec.kwargs = spec.kwargs, {}  # all of them are arguments of gym.make
     kept.pop("vectorization_mode", None)

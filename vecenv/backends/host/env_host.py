@@ -42,7 +42,7 @@ class EnvHost:
     observations are copied, because envs go on living with the original; so are those of envs that share a worker.
     `interruptible` says that a KeyboardInterrupt in an env is the user's own Ctrl-C, which passes through. Before an
     env is used, `progress[0]` becomes a new number that is its index modulo the size of the block: a watchdog sees
-    which env is running, and that the host gets on.
+    which env is running, and that the host gets on. What `progress` raises then ends the round or call.
     """
 
     def __init__(
@@ -256,6 +256,18 @@ def _check_env(env: Any, origin: str) -> None:
         raise TypeError(f"{origin} returned the vector env {env!r}, expected one env; use lambda: gym.make(...)")
     if not is_env(env):
         raise TypeError(f"{origin} returned {env!r}, expected an env with step and reset")
+
+
+def check_distinct(envs: Sequence[Any]) -> None:
+    """ValueError for one env object behind two ids (`lambda: env`), which would be stepped twice a round."""
+    seen: dict[int, int] = {}
+    for i, env in enumerate(envs):
+        first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)
+        if first != i:
+            raise ValueError(
+                f"env_fns[{first}] and env_fns[{i}] returned the same env object; each must make a new one: "
+                "lambda: gym.make(...), not lambda: env"
+            )
 
 
 def _report(env: Any) -> EnvReport:

@@ -7,9 +7,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from vecenv.backends.ipc.control_block import DOING, NOTHING, PROGRESS, Control
-from vecenv.backends.pool.worker_handle import Hung, WorkerHandle
+from vecenv.backends.ipc.control_block import DOING, NOTHING, PROGRESS
+from vecenv.backends.pool.worker_handle import Hung
 from vecenv.caller_warnings import warn_caller
 
 SILENCE = 60.0
@@ -17,8 +18,36 @@ SILENCE = 60.0
 STACK_PATIENCE = 0.3
 """Seconds to wait for a worker to write its stack."""
 
-Owing = Mapping[WorkerHandle, Sequence[int]]
-"""The workers that owe an answer, each with the ids of the envs whose answers are missing."""
+
+class Watched(Protocol):
+    """A worker: a process or a thread."""
+
+    index: int
+    start: int
+    ids: range
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is still to be watched."""
+
+    @property
+    def title(self) -> str:
+        """What it is, for a warning."""
+
+    @property
+    def ending(self) -> str:
+        """What becomes of it if one of its envs hangs."""
+
+
+class Lines(Protocol):
+    """The numbers that workers keep."""
+
+    def line(self, worker: int, /) -> Any:
+        """Those of one worker (see `control_block`)."""
+
+
+Owing = Mapping[Any, Sequence[int]]
+"""The workers that owe an answer (`Watched`), each with the ids of the envs whose answers are missing."""
 
 
 @dataclass
@@ -34,15 +63,19 @@ class _Seen:
 class Watchdog:
     """Adds up, for each worker, how long it has not got on while an answer was owed. `limit` is `step_timeout`.
 
-    Waits may be short, one after another: what was seen in one counts in the next. `kill(worker, reason)` ends a
-    worker.
+    Waits may be short, one after another: what was seen in one counts in the next. `stack(worker)` is where a worker
+    is, `kill(worker, reason)` ends it.
     """
 
     def __init__(
-        self, control: Control, stacks: int, limit: float | None, kill: Callable[[WorkerHandle, Hung], None]
+        self,
+        control: Lines,
+        stack: Callable[[Any], str],
+        limit: float | None,
+        kill: Callable[[Any, Hung], None],
     ) -> None:
         self._control = control
-        self._stacks = stacks
+        self._stack = stack
         self._kill = None if limit is None else kill
         self._limit = SILENCE if limit is None else limit
         self._interval = self._limit / 10
@@ -53,8 +86,8 @@ class Watchdog:
         """Whether it is time to look."""
         return time.monotonic() >= self._next
 
-    def forget(self, worker: WorkerHandle) -> None:
-        """A new process takes the place of the worker: it has done nothing yet."""
+    def forget(self, worker: Watched) -> None:
+        """Another takes the place of the worker: it has done nothing yet."""
         self._seen.pop(worker.index, None)
 
     def start(self) -> float:
@@ -81,34 +114,32 @@ class Watchdog:
         self._next = now + self._interval
         return self._next
 
-    def _hung(self, worker: WorkerHandle, ids: Sequence[int], seen: _Seen) -> None:
+    def _hung(self, worker: Watched, ids: Sequence[int], seen: _Seen) -> None:
         env_id = worker.start + seen.progress % len(worker.ids)
         if seen.doing == NOTHING:  # it has not begun: what it used last may be another one
             env_id = next(iter(ids), env_id)
         stack = self._stack(worker)
         if self._kill is None:
-            warn_caller(
-                f"env {env_id} (worker pid {worker.pid}) has been busy for {self._limit:.0f} s; it is at\n{stack}"
-            )
+            warn_caller(f"env {env_id} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}")
         else:
-            self._kill(worker, Hung(worker, env_id, self._limit, stack))
+            self._kill(worker, Hung(worker.ending, env_id, self._limit, stack))
 
-    def _stack(self, worker: WorkerHandle) -> str:
-        """The Python stack of the worker, which it writes by itself even while it is stuck in native code."""
-        fd = self._stacks
-        before = os.fstat(fd).st_size
-        try:
-            os.kill(worker.pid, signal.SIGUSR1)
-        except ProcessLookupError:
-            return "(the worker has ended)"
-        deadline = time.monotonic() + STACK_PATIENCE
-        size = before
-        while time.monotonic() < deadline:
-            # A file gives no notice that it has grown: a short look now and then, for a moment, only once an env hangs.
-            time.sleep(0.01)
-            grown = os.fstat(fd).st_size
-            if grown == size > before:
-                break
-            size = grown
-        text = os.pread(fd, size - before, before).decode(errors="replace")
-        return text or "(the worker did not answer: stopped?)"
+
+def stack_of_process(stacks: int, pid: int) -> str:
+    """The Python stack of a worker, which it writes to `stacks` by itself even while it is stuck in native code."""
+    before = os.fstat(stacks).st_size
+    try:
+        os.kill(pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        return "(the worker has ended)"
+    deadline = time.monotonic() + STACK_PATIENCE
+    size = before
+    while time.monotonic() < deadline:
+        # A file gives no notice that it has grown: a short look now and then, for a moment, only once an env hangs.
+        time.sleep(0.01)
+        grown = os.fstat(stacks).st_size
+        if grown == size > before:
+            break
+        size = grown
+    text = os.pread(stacks, size - before, before).decode(errors="replace")
+    return text or "(the worker did not answer: stopped?)"

@@ -64,6 +64,16 @@ class WorkerHandle:
     def pid(self) -> int:
         return int(self.process.pid)
 
+    @property
+    def title(self) -> str:
+        """What it is, for a warning."""
+        return f"worker pid {self.pid}"
+
+    @property
+    def ending(self) -> str:
+        """What becomes of it if one of its envs hangs."""
+        return f"the worker (pid {self.pid}, envs {list(self.ids)}) was killed"
+
     def launch(self, args: WorkerArgs) -> None:
         """Start the process, with a new channel."""
         ours, theirs = socket.socketpair()
@@ -153,17 +163,16 @@ def enlarge_buffers(*ends: socket.socket) -> None:
 
 
 class Hung:
-    """Why a worker was killed: its env `env_id` did not return for `limit` seconds."""
+    """Why a worker was lost: its env `env_id` did not return for `limit` seconds. `ending` says what became of it."""
 
-    def __init__(self, worker: WorkerHandle, env_id: int, limit: float, stack: str) -> None:
-        self._env_id, self._limit, self._stack = env_id, limit, stack
-        self._worker = f"the worker (pid {worker.pid}, envs {list(worker.ids)})"
+    def __init__(self, ending: str, env_id: int, limit: float, stack: str) -> None:
+        self._env_id, self._limit, self._stack, self._ending = env_id, limit, stack, ending
 
     def error(self, env_id: int) -> WorkerTimeoutError:
         """The error for one of the envs of the worker."""
         subject = f"env {env_id}" if env_id == self._env_id else f"env {env_id} is lost because env {self._env_id}"
         error = WorkerTimeoutError(
-            f"{subject} has been busy for more than step_timeout={self._limit} s; {self._worker} was killed, "
+            f"{subject} has been busy for more than step_timeout={self._limit} s; {self._ending}, "
             f"reset({env_id}) starts it again. Env {self._env_id} was at\n{self._stack}"
         )
         error.bystander = env_id != self._env_id

@@ -6,6 +6,11 @@ import resource
 import time
 
 
+def advice(n: int, workers: int) -> str:
+    """The end of the warning that `BlockingMeter` gives: how many workers the `n` envs should have."""
+    return f". Pass num_workers={min(n, workers)} to give each its own worker."
+
+
 class BlockingMeter:
     """Looks at the first rounds for envs that wait (sockets, sleep) but share a worker.
 

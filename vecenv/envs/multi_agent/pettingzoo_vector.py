@@ -19,7 +19,7 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
 
     Arguments:
         env_fns: for each env a callable that makes it, or an id of PettingZoo's registry.
-        backend: "shmem", "subproc", "dummy", or a vector env class such as ShmemVectorEnv.
+        backend: "shmem", "subproc", "thread", "dummy", or a vector env class such as ShmemVectorEnv.
         possible_agents: all agents that can appear, in the order that is wanted; default: the envs' own
             `possible_agents`. TypeError if there are neither.
         autoreset_mode: gymnasium's AutoresetMode. NEXT_STEP (default): the step after the end of an episode resets the

@@ -12,7 +12,7 @@ from vecenv.engine.arguments.checks import check_env_fns
 from vecenv.facades.to_gymnasium.arguments import check_arguments
 from vecenv.facades.to_gymnasium.space_errors import AS_ASYNC
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
-from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 EnvFns = Sequence[Callable[[], Any]]
 FACADE_OPTIONS = ("final_info_format", "seed_episodes", "random_initial_steps")
@@ -128,6 +128,22 @@ class AsyncVectorEnv(_OwningVectorEnv):
         arguments = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
         kind = ShmemVectorEnv if shared_memory else SubprocVectorEnv
         self._open(kind, fns, {**options, "context": context}, **arguments)
+
+
+class ThreadedVectorEnv(_OwningVectorEnv):
+    """Envs in threads of this process, with the arguments of SyncVectorEnv and the options of ThreadVectorEnv."""
+
+    def __init__(
+        self,
+        env_fns: EnvFns,
+        copy: bool = True,
+        observation_mode: Any = "same",
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        **options: Any,
+    ) -> None:
+        self.env_fns = env_fns
+        arguments = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
+        self._open(ThreadVectorEnv, check_env_fns(env_fns), options, **arguments)
 
 
 def _noted_in(envs: list[Any], env_fn: Callable[[], Any]) -> Callable[[], Any]:

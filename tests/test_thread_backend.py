@@ -1,0 +1,584 @@
+"""ThreadVectorEnv: what is true of threads alone. What all backends promise is tested with the others."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import vecenv.engine.interrupts
+import vecenv.engine.lifetime
+from tests.faulty import Counter, RaisesOnStep, TakesLong, counters
+from tests.ledger import CLOSED
+from vecenv import (
+    ConcurrentCallError,
+    DummyVectorEnv,
+    EnvStepError,
+    ThreadVectorEnv,
+    VectorEnvError,
+    WorkerTimeoutError,
+)
+
+LIMIT = 0.3
+ASKS = 20.0
+"""Seconds after which a test has failed."""
+
+
+class Gate:
+    """Where steps, calls, resets or constructors stay until it is opened. `notes` are what its envs noted."""
+
+    def __init__(self) -> None:
+        self._open, self.entered = threading.Event(), threading.Event()
+        self.shut = True
+        self.notes: list[tuple[Any, ...]] = []
+
+    def stay(self) -> None:
+        if self.shut:
+            self.entered.set()
+            assert self._open.wait(ASKS)
+
+    def open(self) -> None:
+        """What stays goes on, and nothing stays any more."""
+        self.shut = False
+        self._open.set()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open()
+    for thread in block_threads():
+        thread.join(ASKS)
+    assert block_threads() == []
+
+
+def block_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("vecenv-block-")]
+
+
+class Stays(Counter):
+    """The first to be made stays at the gate in step `at`; those that are made later do not."""
+
+    def __init__(self, id: int, gate: Gate, at: int = 2) -> None:
+        super().__init__(id)
+        self.gate, self.at = gate, at
+        self.gate.notes.append(("made", id))
+        self.first = self.gate.notes.count(("made", id)) == 1
+
+    def on_step(self) -> None:
+        if self.first and self.t == self.at:
+            self.gate.stay()
+        self.gate.notes.append(("stepped", self.id, self.first, self.t))
+
+    def method(self) -> str:
+        if self.first:
+            self.gate.stay()
+            return "old"
+        return "new"
+
+    def close(self) -> None:
+        self.gate.notes.append(("closed", self.id, self.first))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + ASKS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# The thread of an env.
+
+
+class Notes(Counter):
+    """Notes the thread of everything that is done to it."""
+
+    def __init__(self, id: int, notes: dict[int, list[tuple[str, Any]]]) -> None:
+        super().__init__(id)
+        self.notes = notes.setdefault(id, [])
+        self.note("init")
+
+    def note(self, what: str) -> None:
+        self.notes.append((what, threading.current_thread()))
+
+    def on_reset(self) -> None:
+        self.note("reset")
+
+    def on_step(self) -> None:
+        self.note("step")
+
+    def render(self) -> None:
+        self.note("render")
+
+    def method(self) -> None:
+        self.note("method")
+
+    @property
+    def prop(self) -> int:
+        self.note("prop")
+        return 1
+
+    @prop.setter
+    def prop(self, value: int) -> None:
+        self.note("set")
+
+    def seed(self, seed: int) -> None:
+        self.note("seed")
+
+    def close(self) -> None:
+        self.note("close")
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 1}, {"wait_num": 1, "num_workers": 2}])
+def test_an_env_is_made_used_and_closed_in_one_thread(options: dict[str, Any]) -> None:
+    notes: dict[int, list[tuple[str, Any]]] = {}
+    with ThreadVectorEnv([partial(Notes, i, notes) for i in range(3)], **options) as venv:
+        venv.reset()
+        venv.send([0] * 3)
+        while venv.waiting_id:
+            venv.recv()
+        venv.render()
+        venv.call("method")
+        venv.get_env_attr("prop")
+        venv.set_env_attr("prop", 2)
+        venv.seed(1)
+        assert all(thread.daemon for thread in block_threads())
+        assert len(block_threads()) == venv.num_workers
+    whats = {"init", "reset", "step", "render", "method", "prop", "set", "seed", "close"}
+    threads = set()
+    for own in notes.values():
+        assert {what for what, _ in own} == whats
+        assert len({thread for _, thread in own}) == 1
+        threads.add(own[0][1])
+    assert len(threads) == venv.num_workers
+    assert threading.current_thread() not in threads
+
+
+def test_trajectories_are_those_of_dummy() -> None:
+    fns = [partial(gymnasium.make, "CartPole-v1")] * 5
+    actions = np.random.default_rng(0).integers(2, size=(100, 5))
+    rows = []
+    for make in (DummyVectorEnv, ThreadVectorEnv, partial(ThreadVectorEnv, num_workers=3)):
+        with make(fns) as venv:
+            seen = [venv.reset(seed=3)[0], *(leaf for a in actions for leaf in venv.step(a, autoreset=True)[:4])]
+            rows.append([leaf.tobytes() for leaf in seen])
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_the_default_is_a_thread_an_env_where_each_has_its_own_pace() -> None:
+    with ThreadVectorEnv(counters(5), wait_num=2) as venv:
+        assert venv.num_workers == 5
+    with ThreadVectorEnv(counters(5), timeout=1.0) as venv:
+        assert venv.num_workers == 5
+
+
+# Hung envs.
+
+
+def hangs(gate: Gate, **options: Any) -> ThreadVectorEnv:
+    """Four envs in two threads, of which env 1 stays at the gate in its second step."""
+    fns = [partial(Counter, 0), partial(Stays, 1, gate), partial(Counter, 2), partial(Counter, 3)]
+    return ThreadVectorEnv(fns, **{"num_workers": 2, "step_timeout": LIMIT, **options})
+
+
+def goes_on(venv: Any) -> None:
+    """Steps what is ready, for ever."""
+    while True:
+        ready = venv.ready_id
+        venv.step([0] * len(ready) if ready else None, ready or None)
+
+
+@pytest.mark.parametrize("wait_num", [None, 2])
+def test_a_hung_env_is_given_up_with_its_stack_and_the_others_go_on(gate: Gate, wait_num: int | None) -> None:
+    with hangs(gate, wait_num=wait_num) as venv:
+        venv.reset()
+        begin = time.monotonic()
+        with pytest.raises(WorkerTimeoutError) as caught:
+            goes_on(venv)
+        assert LIMIT <= time.monotonic() - begin < LIMIT + 5
+        text = str(caught.value)
+        assert f"env 1 has been busy for more than step_timeout={LIMIT} s" in text
+        assert "threads cannot be killed" in text
+        assert "vecenv-block-0 (envs [0, 1])" in text
+        assert "in stay" in text
+        assert (caught.value.env_id, caught.value.env_ids, caught.value.pid) == (1, (0, 1), None)
+        assert not caught.value.bystander
+        while venv.waiting_id:
+            venv.recv()
+        assert venv.failed_id == [0, 1]
+        assert venv.alive() == [False, False, True, True]
+        with pytest.raises(WorkerTimeoutError, match="env 0 is lost because env 1 has been busy") as mate:
+            venv.step([0], [0])
+        assert mate.value.bystander
+        t = venv.get_env_attr("t", [2, 3])
+        venv.send([0, 0], [2, 3])
+        while venv.waiting_id:
+            venv.recv()
+        assert venv.get_env_attr("t", [2, 3]) == [t[0] + 1, t[1] + 1]
+        obs, _ = venv.reset([0, 1])
+        assert obs[:, :3].tolist() == [[0, 1, 0], [1, 1, 0]]
+        assert venv.stats()["restarts"] == 1
+        assert len(block_threads()) == 3  # with the old one
+
+
+def test_nothing_is_ever_seen_of_a_step_that_returns_after_its_env_was_reset(gate: Gate) -> None:
+    """Nor does its thread use another env: it closes them and ends."""
+    fns = [partial(Stays, 0, gate), partial(Stays, 1, gate, at=99)]
+    with ThreadVectorEnv(fns, num_workers=1, step_timeout=LIMIT, copy=False) as venv:
+        venv.reset()
+        venv.step([5, 5])
+        with pytest.raises(WorkerTimeoutError):
+            venv.step([6, 6])
+        old = block_threads()[0]
+        venv.reset()
+        for _ in range(3):
+            row = venv.step([7, 7])
+        kept = [np.copy(leaf) for leaf in row[:4]]
+        gate.open()
+        old.join(ASKS)
+        assert not old.is_alive()
+        assert ("stepped", 0, True, 2) in gate.notes  # the old step has returned
+        assert ("stepped", 1, True, 2) not in gate.notes
+        assert gate.notes[-2:] == [("closed", 0, True), ("closed", 1, True)]
+        assert venv.alive() == [True, True]
+        assert all(np.array_equal(leaf, then) for leaf, then in zip(row[:4], kept, strict=True))
+        assert row[0].tolist() == [[0, 1, 3, 7], [1, 1, 3, 7]]
+        assert venv.step([8, 8])[0].tolist() == [[0, 1, 4, 8], [1, 1, 4, 8]]
+        assert venv.failed_id == []
+
+
+def test_nothing_is_ever_seen_of_a_call_that_returns_after_its_env_was_reset(gate: Gate) -> None:
+    with ThreadVectorEnv([partial(Stays, 0, gate)], step_timeout=LIMIT) as venv:
+        venv.reset()
+        with pytest.raises(WorkerTimeoutError, match="env 0 has been busy"):
+            venv.call("method")
+        old = block_threads()[0]
+        venv.reset()
+        gate.open()
+        old.join(ASKS)
+        assert venv.call("method") == ["new"]
+
+
+def test_a_hang_is_a_truncated_row_with_on_error_restart(gate: Gate) -> None:
+    with hangs(gate, on_error="restart") as venv:
+        venv.reset()
+        venv.step([0] * 4)
+        *_, truncated, info = venv.step([0] * 4)
+        assert truncated.tolist() == [True, True, False, False]
+        assert "WorkerTimeoutError" in info[1]["error"]
+        venv.reset([0, 1])
+        assert venv.step([0] * 4)[0][:, 2].tolist() == [1, 1, 3, 3]
+
+
+def test_without_a_limit_a_warning_shows_where_an_env_is(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vecenv.backends.pool import watchdog
+
+    monkeypatch.setattr(watchdog, "SILENCE", 0.3)
+    with hangs(gate, step_timeout=None, num_workers=4) as venv:
+        venv.reset()
+        venv.step([0] * 4)
+        threading.Timer(1.0, gate.open).start()
+        with pytest.warns(RuntimeWarning, match=r"(?s)env 1 \(thread vecenv-block-1\) has been busy.*in stay"):
+            venv.step([0] * 4)
+
+
+def test_an_env_that_does_not_return_from_an_interrupted_step_is_made_anew(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vecenv.engine.interrupts, "DRAIN_TIMEOUT", 0.3)
+    with hangs(gate, step_timeout=None) as venv:
+        venv.reset()
+        venv.step([0] * 4)
+        interrupt_when(gate.entered.is_set)
+        with pytest.raises(KeyboardInterrupt):
+            venv.step([0] * 4)
+        assert venv.reset()[0][:, 1:3].tolist() == [[1, 0], [1, 0], [2, 0], [2, 0]]
+        gate.open()
+        assert venv.step([0] * 4)[0][:, 2].tolist() == [1] * 4
+
+
+# Constructors.
+
+
+def test_a_constructor_that_does_not_return_is_given_up(gate: Gate) -> None:
+    class StaysInInit(Counter):
+        def __init__(self, id: int) -> None:
+            super().__init__(id)
+            gate.stay()
+
+        def close(self) -> None:
+            gate.notes.append(("closed",))
+
+    fns = [partial(Counter, 0), partial(Counter, 1), partial(StaysInInit, 2), partial(StaysInInit, 3)]
+    begin = time.monotonic()
+    with pytest.raises(WorkerTimeoutError, match=r"envs \[2, 3\] were not constructed within start_timeout=0.3 s"):
+        ThreadVectorEnv(fns, start_timeout=0.3, num_workers=2)
+    assert time.monotonic() - begin < 2
+    gate.open()
+    wait_until(lambda: block_threads() == [])
+    assert gate.notes == [("closed",)]  # the second was not made any more
+
+
+def test_the_failure_of_a_constructor_is_raised_once_all_threads_have_ended() -> None:
+    closed = []
+
+    class Closes(Counter):
+        def close(self) -> None:
+            closed.append(self.id)
+
+    def fails() -> Any:
+        raise ZeroDivisionError("in the constructor")
+
+    with pytest.raises(ZeroDivisionError, match="in the constructor") as caught:
+        ThreadVectorEnv([partial(Closes, 0), partial(Closes, 1), fails], num_workers=3)
+    assert "fails" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert sorted(closed) == [0, 1]
+    assert block_threads() == []
+
+
+def test_a_restart_raises_what_the_constructor_raises(gate: Gate) -> None:
+    made: list[int] = []
+
+    def make() -> Any:
+        made.append(1)
+        if len(made) == 2:
+            raise ZeroDivisionError
+        return Stays(0, gate, at=1)
+
+    with ThreadVectorEnv([make], step_timeout=LIMIT) as venv:
+        venv.reset()
+        with pytest.raises(WorkerTimeoutError):
+            venv.step([0])
+        with pytest.raises(ZeroDivisionError):
+            venv.reset()
+        assert venv.alive() == [False]
+        venv.reset()
+        assert venv.alive() == [True]
+        assert len(made) == 3
+
+
+def test_one_env_behind_two_ids_is_refused() -> None:
+    env = Counter(0)
+    with pytest.raises(ValueError, match=r"env_fns\[0\] and env_fns\[1\] returned the same env object"):
+        ThreadVectorEnv([lambda: env, lambda: env], num_workers=2)
+    assert block_threads() == []
+
+
+# Errors.
+
+
+def test_an_error_of_an_env_is_the_object_that_it_raised() -> None:
+    error = ValueError("its own")
+    with ThreadVectorEnv([partial(Counter, 0), partial(RaisesOnStep, 1, error=lambda: error)]) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(ValueError, match="its own") as caught:
+            venv.step([0, 0])
+        assert caught.value is error
+        assert "on_step" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        assert error.partial.env_id.tolist() == [0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_would_end_a_program_is_the_failure_of_its_env(kind: type[BaseException]) -> None:
+    with ThreadVectorEnv([partial(Counter, 0), partial(RaisesOnStep, 1, error=kind)]) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(EnvStepError, match=kind.__name__) as caught:
+            venv.step([0, 0])
+        assert isinstance(caught.value.__cause__, kind)
+        venv.reset([1])
+        assert venv.step([0, 0])[0][:, 2].tolist() == [3, 1]
+
+
+def test_a_thread_that_ends_by_itself_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never should; no call may hang if it does."""
+    with ThreadVectorEnv(counters(2), num_workers=2) as venv:
+        venv.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(venv.engine.backend._pool.blocks[1], "_measured", lambda *args: 1 / 0)
+            with pytest.raises(VectorEnvError, match="env 1 is lost: its thread vecenv-block-1 has ended") as caught:
+                venv.step([0, 0])
+        assert "ZeroDivisionError" in str(caught.value)
+        venv.reset([1])
+        assert venv.step([0, 0])[0][:, 2].tolist() == [2, 1]
+
+
+# Interrupts, and other threads.
+
+
+def interrupt_when(true: Callable[[], bool]) -> None:
+    """Ctrl-C as soon as it is so."""
+
+    def wait() -> None:
+        wait_until(true)
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait).start()
+
+
+def test_an_interrupted_wait_loses_no_env(gate: Gate) -> None:
+    with hangs(gate, step_timeout=None) as venv:
+        venv.reset()
+        venv.step([0] * 4)
+        interrupt_when(gate.entered.is_set)
+        with pytest.raises(KeyboardInterrupt):
+            venv.step([0] * 4)
+        assert venv.failed_id == [0, 1, 2, 3]
+        gate.open()
+        assert venv.reset()[0][:, 1:3].tolist() == [[2, 0]] * 4  # the same envs
+        assert venv.stats()["restarts"] == 0
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 2}])
+def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> None:
+    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+    envs, interrupts = 4, 0
+    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
+    try:
+        with ThreadVectorEnv(counters(envs), **options) as venv:
+            venv.reset()
+            for _ in range(100):
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))
+                        for _ in range(1000):
+                            venv.step([0] * len(venv.ready_id), venv.ready_id)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                while venv.waiting_id:  # it fell between two calls
+                    venv.recv()
+                assert venv.reset()[0][:, 2].tolist() == [0] * envs
+                for t in (1, 2):
+                    venv.send([0] * envs)
+                    while venv.waiting_id:
+                        obs = venv.recv()[0]
+                        assert obs[:, 2].tolist() == [t] * len(obs)
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupts == 100
+
+
+def test_one_call_at_a_time_may_wait(gate: Gate) -> None:
+    with hangs(gate, step_timeout=None, wait_num=4) as venv:
+        venv.reset()
+        venv.step([0] * 4)
+        thread = threading.Thread(target=lambda: venv.step([0] * 4))
+        thread.start()
+        assert gate.entered.wait(ASKS)
+        wait_until(lambda: venv.engine.backend.sleeps)
+        assert venv.alive() == [True] * 4
+        with pytest.raises(ConcurrentCallError):
+            venv.recv()
+        gate.open()
+        thread.join(ASKS)
+
+
+# Close.
+
+
+def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
+    venv = hangs(gate, step_timeout=None)
+    venv.reset()
+    venv.step([0] * 4)
+    venv.send([0] * 4)
+    assert gate.entered.wait(ASKS)
+    begin = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"(?s)the thread of envs \[0, 1\].*did not close in time.*in stay") as said:
+        venv.close()
+    assert time.monotonic() - begin < CLOSED
+    assert len(said) == 1
+    assert "threads cannot be killed" in str(said[0].message)
+    assert len(block_threads()) == 1
+    venv.close()
+    gate.open()
+    wait_until(lambda: block_threads() == [])
+    assert gate.notes[-1] == ("closed", 1, True)
+
+
+def test_close_does_not_wait_for_what_was_given_up(gate: Gate) -> None:
+    venv = hangs(gate)
+    venv.reset()
+    venv.step([0] * 4)
+    with pytest.raises(WorkerTimeoutError):
+        venv.step([0] * 4)
+    begin = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        venv.close()
+    assert time.monotonic() - begin < 2
+
+
+def test_a_program_ends_though_an_env_hangs(tmp_path: Any) -> None:
+    program = """
+import threading, gymnasium as gym
+from vecenv import ThreadVectorEnv
+class Hangs(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None): return 0, {}
+    def step(self, action): threading.Event().wait()
+venv = ThreadVectorEnv([Hangs] * 2, num_workers=2, step_timeout=0.2)
+venv.reset()
+try:
+    venv.step([0, 0])
+except TimeoutError:
+    print("given up")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")
+
+
+# Envs that wait.
+
+
+def test_envs_that_wait_in_a_shared_thread_are_reported_once() -> None:
+    fns = [partial(TakesLong, i, seconds=0.05) for i in range(4)]
+    with warnings.catch_warnings(record=True) as warned, ThreadVectorEnv(fns, num_workers=2) as venv:
+        warnings.simplefilter("always")
+        venv.reset()
+        for _ in range(8):
+            venv.step([0] * 4)
+    told = [warning for warning in warned if warning.category is RuntimeWarning]
+    assert len(told) == 1
+    assert "they wait more than they compute, one after the other. Pass num_workers=4" in str(told[0].message)
+    assert told[0].filename == __file__
+
+
+def test_waiting_envs_wait_at_the_same_time() -> None:
+    class Waits(Counter):
+        observation_space = spaces.Text(10)
+
+        def on_step(self) -> None:
+            time.sleep(0.1)
+
+        def observe(self, action: Any) -> Any:
+            return str(self.t)
+
+    with ThreadVectorEnv([partial(Waits, i) for i in range(32)], wait_num=32, timeout=5.0) as venv:
+        assert venv.num_workers == 32
+        venv.reset()
+        begin = time.monotonic()
+        obs = venv.step([0] * 32)[0]
+        assert time.monotonic() - begin < 1.6
+        assert obs.tolist() == ["1"] * 32

@@ -1,0 +1,169 @@
+"""ThreadPool: starts, replaces and ends the threads of blocks, and takes in what they deliver; it knows no rounds."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.host.env_host import EnvReport, check_distinct
+from vecenv.backends.host.failure import Failure, describe, died_failure
+from vecenv.backends.worker.block_thread import BlockThread
+from vecenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
+
+LONGEST_SLEEP = 60.0
+"""Seconds after which a wait looks again: the system takes no wait of a month."""
+
+
+class ThreadPool:
+    """The threads of one vector env. `start_timeout` bounds the constructors of envs."""
+
+    def __init__(self, start_timeout: float) -> None:
+        self._start_timeout = start_timeout
+        self.blocks: list[BlockThread] = []
+        self.block_of: list[BlockThread] = []
+        """The block of each env."""
+        self.on_death: Callable[[BlockThread, str], None]
+        """What is to be done when a thread has ended by itself, and why it has."""
+        self._unsent: deque[tuple[BlockThread, Callable[[], None]]] = deque()
+        self._inbox: deque[tuple[BlockThread, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._drowsy = False
+        """Whether the caller's thread sleeps, or is about to, and needs a wakeup."""
+        self._closing = False
+
+    def line(self, worker: int) -> Any:
+        """The numbers of a block that the watchdog reads."""
+        return self.blocks[worker].line
+
+    # Start and end of threads.
+
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
+        """Start all threads, and return the report of each env."""
+        self._env_fns, self._eager = env_fns, eager
+        bounds = np.linspace(0, len(env_fns), num_workers + 1).round().astype(int).tolist()
+        for k in range(num_workers):
+            self.blocks.append(self._block(k, range(bounds[k], bounds[k + 1])))
+            self.blocks[k].thread.start()
+        self.block_of = [block for block in self.blocks for _ in block.ids]
+        reports = self._await_reports(self.blocks)
+        check_distinct([env for block in self.blocks for env in block.envs])
+        return reports
+
+    def restart(self, old: BlockThread) -> BlockThread:
+        """Start a new block in the place of one that was abandoned, until its envs are made."""
+        new = self._block(old.index, old.ids)
+        try:
+            new.thread.start()
+            self._await_reports([new])
+        except BaseException:
+            new.abandon()
+            raise
+        self.blocks[new.index] = new
+        self.block_of[new.start : new.ids.stop] = [new] * len(new.ids)
+        return new
+
+    def _block(self, index: int, ids: range) -> BlockThread:
+        return BlockThread(index, ids, self._env_fns, self._eager, self._deliver, self._on_end)
+
+    def _on_end(self, block: BlockThread, error: BaseException) -> None:
+        reason = f"its {block.title} has ended by {describe(error)}"
+        if block.reports is None:
+            block.reports = died_failure(block.start, "__init__", WorkerDiedError(f"env {block.start}: {reason}"))
+        self.on_death(block, reason)
+
+    def _await_reports(self, blocks: Sequence[BlockThread]) -> list[EnvReport]:
+        """Wait until all have reported; raises for the first constructor that failed or is late."""
+        deadline = time.monotonic() + self._start_timeout
+        while late := [block for block in blocks if block.reports is None]:
+            if time.monotonic() >= deadline:
+                for block in late:
+                    block.abandon()
+                ids = [i for block in late for i in block.ids]
+                raise WorkerTimeoutError(
+                    f"envs {ids} were not constructed within start_timeout={self._start_timeout} s; threads cannot be "
+                    f"killed: {late[0].thread.name} goes on, abandoned, and is at\n{stack_of_thread(late[0])}"
+                )
+            self.sleep(deadline)
+            failures = [block.reports for block in blocks if isinstance(block.reports, Failure)]
+            if failures:
+                raise failures[0].exception()
+        return [report for block in blocks for report in block.reports]  # type: ignore[union-attr]
+
+    def close(self, timeout: float) -> list[str]:
+        """Have all threads close their envs and end; returns a line for each problem."""
+        deadline = time.monotonic() + timeout
+        blocks, self._closing = [block for block in self.blocks if block.alive], True
+        self.blocks, self.block_of = [], []
+        self._wakeups.put(None)
+        for block in blocks:
+            block.abandon()
+        problems = []
+        for block in blocks:
+            if block.thread.ident is not None:  # an interrupt may have come before it was started
+                block.thread.join(max(0.0, deadline - time.monotonic()))
+            if block.thread.is_alive():
+                problems.append(
+                    f"the thread of envs {list(block.ids)} ({block.thread.name}) did not close in time and goes on: "
+                    f"threads cannot be killed. It is at\n{stack_of_thread(block)}"
+                )
+            problems += block.problems
+        return problems
+
+    # Work, and what threads deliver.
+
+    def blocks_of(self, ids: Iterable[int] | None) -> Sequence[BlockThread]:
+        """The blocks of these envs (None: all)."""
+        return self.blocks if ids is None else list(dict.fromkeys(self.block_of[i] for i in ids))
+
+    def put(self, works: Sequence[tuple[BlockThread, Callable[[], None]]]) -> None:
+        """Have each thread do its work. What an interrupt leaves unsent goes out in the next wait."""
+        self._unsent.extend(works)
+        self._put_unsent()
+
+    def _put_unsent(self) -> None:
+        while self._unsent:
+            block, work = self._unsent[0]
+            block.work.put(work)
+            self._unsent.popleft()
+
+    def _deliver(self, block: BlockThread, take_in: Callable[..., None], *args: Any) -> None:
+        """In the thread of a block: have the caller's thread call `take_in(*args)`, and wake it if it sleeps."""
+        self._inbox.append((block, take_in, args))
+        if self._drowsy:
+            self._drowsy = False
+            self._wakeups.put(None)
+
+    def sleep(self, until: float) -> None:
+        """Take in what arrives until then (of time.monotonic); returns as soon as something did."""
+        self._drowsy = True
+        if not self._inbox and not self._closing:
+            with suppress(Empty):
+                self._wakeups.get(timeout=min(max(0.0, until - time.monotonic()), LONGEST_SLEEP))
+        self._drowsy = False
+        self.take_in()
+
+    def take_in(self) -> None:
+        """Take in what has arrived. Each stays in the inbox until it is done with, so that no interrupt loses it."""
+        if self._unsent:
+            self._put_unsent()
+        while self._inbox:
+            block, take_in, args = self._inbox[0]
+            if block.alive:
+                take_in(*args)
+            self._inbox.popleft()
+        if self._closing:  # by another thread, or by the handler of a signal
+            raise ClosedError("the vector env was closed while this call waited for its envs")
+
+
+def stack_of_thread(block: BlockThread) -> str:
+    """The Python stack of the thread of a block."""
+    frame = sys._current_frames().get(block.thread.ident or 0)
+    return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
