@@ -133,7 +133,7 @@ class Nameless(Herd):
 class Relay(AECEnv):
     """Three runners with unequal spaces take turns, and one that gets tired (in its second turn) drops out.
 
-    Each turn pays the runner what it does and everybody else 0.25. The second runner's actions are a Box.
+    The reward of the runner is its action, that of the others 0.25. The second runner's actions are a Box.
     """
 
     metadata = {"name": "relay_v0", "render_modes": [], "is_parallelizable": False}

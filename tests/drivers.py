@@ -1,6 +1,6 @@
 """Programs that the tests start, interrupt and kill: `python -m tests.drivers <name> <folder>`. There is no main guard.
 
-A driver tells where it is by files in its folder: `<name>.ready` before it waits to be disturbed, `<name>.json` for
+A driver reports where it is by files in its folder: `<name>.ready` before it waits to be disturbed, `<name>.json` for
 what it found.
 """
 

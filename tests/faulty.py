@@ -226,8 +226,8 @@ class HugeInfo(Counter):
 
 def hold_interpreter_lock() -> None:
     """Sleep in C without giving the lock back: no other Python thread of the process runs. Signals do not end it."""
-    nobody_writes, _ = os.pipe()
-    ctypes.PyDLL(None).read(nobody_writes, ctypes.create_string_buffer(1), 1)
+    unwritten, _ = os.pipe()
+    ctypes.PyDLL(None).read(unwritten, ctypes.create_string_buffer(1), 1)
 
 
 def sleep_for_ages() -> None:

@@ -19,7 +19,7 @@ NEAR_AND_FAR = ["sync", "async"]
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
-class Tells(gym.Env):
+class Reports(gym.Env):
     """The info of each step is the next of a list; the observation counts the steps, the last of `length` ends it."""
 
     observation_space = spaces.Box(0, 100, (2,), np.float32)
@@ -45,7 +45,7 @@ class Tells(gym.Env):
         return os.getpid()
 
 
-class OneBuffer(Tells):
+class OneBuffer(Reports):
     """Returns the same array each time, and writes into it; so does its info."""
 
     def __init__(self, length=2):
@@ -68,7 +68,7 @@ class OneBuffer(Tells):
 
 
 class Echo(gym.Env):
-    """Observes its last action, for any space; its method `last` tells it too."""
+    """Observes its last action, for any space; its method `last` returns it too."""
 
     def __init__(self, space):
         self.observation_space = self.action_space = space
@@ -85,7 +85,7 @@ class Echo(gym.Env):
 
 
 class Remembers(gym.Env):
-    """Keeps the arguments of its resets, and fails or is slow as it is told by attributes."""
+    """Keeps the arguments of its resets, and fails or is slow as attributes say."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(3)

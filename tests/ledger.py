@@ -147,7 +147,7 @@ class Ledger:
             before = self.venv.stats()["rounds"]
             outcome = _outcome(partial(self.venv.step, actions, reset=resets))
             if isinstance(outcome, Exception) and self.venv.stats()["rounds"] == before:
-                raise outcome  # refused: nobody was asked
+                raise outcome  # refused: no env was stepped
             self._expect(asked, actions, reset)
         else:
             self.send(ids, reset)
@@ -218,7 +218,7 @@ class Ledger:
             self.episode[i] = 0
 
     def goes_on(self, failed: Sequence[int], kind: type[BaseException]) -> None:
-        """The failed envs refuse steps with a `kind`, which touches nobody; once they are reset, all is well."""
+        """The failed envs refuse steps with a `kind`, which steps no env; once they are reset, all is well."""
         assert self.venv.failed_id == list(failed)
         with pytest.raises(kind) as refused:
             self.send()
@@ -245,7 +245,7 @@ class Ledger:
         self._lose()
 
     def _lose(self) -> None:
-        """Whoever did not answer with a row must be known to have failed."""
+        """An env that did not answer with a row must be known to have failed."""
         assert set(self.sent) <= set(self.venv.failed_id), (
             f"no answer from {sorted(self.sent)}, failed are {self.venv.failed_id}"
         )
@@ -253,7 +253,7 @@ class Ledger:
 
 
 def said(error: BaseException) -> str:
-    """All that an error tells: its text, its notes, its cause."""
+    """All that an error says: its text, its notes, its cause."""
     try:
         text = str(error)
     except RuntimeError:  # one of the zoo has none

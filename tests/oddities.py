@@ -164,7 +164,7 @@ def rebuilt_or_exit(home: int, kind: type[Exception], args: tuple[Any, ...]) -> 
 
 
 class ExitsWhenRebuilt(Exception):
-    """Survives the round trip in the worker, and ends whoever rebuilds it elsewhere."""
+    """Survives the round trip in the worker, and ends the process that rebuilds it elsewhere."""
 
     def __reduce__(self) -> Any:
         return rebuilt_or_exit, (os.getpid(), type(self), self.args)

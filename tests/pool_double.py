@@ -41,7 +41,7 @@ class PoolSpec:
 
 
 class CountedEnv:
-    """Episodes of three to five steps, or truncated after MAX_STEPS; the observation tells all that is known of it."""
+    """Episodes of three to five steps, or truncated after MAX_STEPS; the observation holds all that is known of it."""
 
     def __init__(self, env_id: int, seed: int) -> None:
         self.env_id, self.seed = env_id, seed

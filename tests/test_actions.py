@@ -204,7 +204,7 @@ class TestConversion:
 
 class TestRowsBelongToTheEnvs:
     @pytest.mark.parametrize("ids", [None, [2, 0]])
-    def test_what_an_env_writes_into_its_action_reaches_nobody(self, backend, ids):
+    def test_what_an_env_writes_into_its_action_reaches_no_other(self, backend, ids):
         space = spaces.Box(-9, 9, (2,), np.float32)
         for batch in (np.ones((3, 2), np.float32), np.ones((3, 2)), torch.ones(3, 2)):
             batch = batch if ids is None else batch[:2]

@@ -166,7 +166,7 @@ class TestResetsInAsyncMode:
             twins.compare([1], venv.recv(), [twins.step(1, 5)])
 
     def test_envs_reset_at_the_same_time(self, process_backend):
-        """All come to their gates before one may leave: nobody waits for another."""
+        """All come to their gates before one may leave: none waits for another."""
         with Gates(4) as gates, process_backend(gates.env_fns, num_workers=4) as venv:
 
             def let_through():
@@ -230,12 +230,12 @@ class TestReadiness:
         with pytest.raises(RuntimeError, match=text):
             call(stepping)
 
-    def test_a_step_of_all_is_told_to_name_those_that_were_returned(self, stepping):
+    def test_a_step_of_all_is_reported_to_name_those_that_were_returned(self, stepping):
         with pytest.raises(RuntimeError, match=r"or pass only the ids that were returned: step\(action, id\)"):
             stepping.step([0, 0, 0])
 
     def test_render_says_who_is_stepping(self, stepping):
-        with pytest.raises(RuntimeError, match=r"Environments \[1\] are still stepping, cannot render them now\."):
+        with pytest.raises(RuntimeError, match=r"Envs \[1\] are still stepping, cannot render them now\."):
             stepping.render()
 
     def test_the_others_answer(self, stepping):

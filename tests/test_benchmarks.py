@@ -43,7 +43,7 @@ def test_a_row_is_measured_beside_its_yardsticks_and_written_down(row, tmp_path,
     ],
     ids=["pickle", "cloudpickle", "multiprocessing", "Unpickler"],
 )
-def test_the_counter_sees_pickles_whoever_makes_them(use):
+def test_the_counter_sees_pickles_in_any_library(use):
     with CallCounter() as counter:
         use()
     assert counter.totals == {**dict.fromkeys(counter.totals, 0), "pickle": 2}

@@ -272,7 +272,7 @@ def test_a_reset_of_a_subclass_is_used_for_each_episode(frames: int) -> None:
         assert {int(level) for batch in collector for level in batch.obs[..., 0].ravel()} == {50}
 
 
-class TellsOfEnds(Countdown):
+class ReportsEnds(Countdown):
     """Has keys of its own where a vector env puts the last observation, and what failed."""
 
     def step(self, action: Any) -> Any:
@@ -288,10 +288,10 @@ def test_keys_of_an_envs_own_info_mean_nothing_to_the_collector(backend: Any, ki
             batches = [batch.flatten() for batch in collector]
         return {name: np.concatenate([arrays(batch)[name] for batch in batches]) for name in arrays(batches[0])}
 
-    assert_equal(collect(TellsOfEnds), collect(Countdown))
+    assert_equal(collect(ReportsEnds), collect(Countdown))
 
 
-class TellsAlways(Countdown):
+class ReportsAlways(Countdown):
     """Has such a key in every step."""
 
     def step(self, action: Any) -> Any:
@@ -302,7 +302,7 @@ class TellsAlways(Countdown):
 @backends
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 def test_they_mean_nothing_either_where_the_collector_ends_the_episode(backend: Any, kind: type) -> None:
-    fns = [partial(TellsAlways, length) for length in (5, 2)]
+    fns = [partial(ReportsAlways, length) for length in (5, 2)]
     with kind(backend(fns), zeros, frames_per_batch=32, max_frames_per_traj=3) as collector:
         batch = collector.rollout().flatten()
     first = batch.env_ids == 0

@@ -85,7 +85,7 @@ class TestStepping:
                 twins.compare([0, 1], result, [twins.step(0, 1), twins.step(1, 2)])
             assert result[2].all()
 
-    def test_terminated_and_truncated_are_told_apart(self, backend):
+    def test_terminated_and_truncated_are_reported_apart(self, backend):
         with backend(counting(2, length=1)) as venv:
             venv.reset()
             venv.reset(1)
@@ -151,8 +151,8 @@ class TestSendAndRecv:
             twins.compare([1, 0], venv.step([8, 9], [1, 0], reset=mask), [twins.step(1, 8), twins.reset(0)])
             venv.send([1, 2], [2, 3], reset=[3], seed=40, options={"t": 2})
             twins.compare([2, 3], venv.recv(), [twins.step(2, 1), twins.reset(3, seed=43, options={"t": 2})])
-            nobody = np.zeros(N, np.bool_)
-            twins.compare(range(N), venv.step([0] * N, reset=nobody), [twins.step(i, 0) for i in range(N)])
+            none = np.zeros(N, np.bool_)
+            twins.compare(range(N), venv.step([0] * N, reset=none), [twins.step(i, 0) for i in range(N)])
 
     def test_a_round_of_resets_alone(self, make):
         twins = Twins(N)

@@ -93,11 +93,11 @@ class TestMultiDiscreteToDiscrete:
 class TestTruncatedAsTerminated:
     def test_every_end_is_a_termination(self):
         env = TruncatedAsTerminated(TimeLimit(CountingEnv(length=2), 3))
-        told = []
+        reported = []
         for _ in range(2):
             env.reset()
-            told += [env.step(0)[2:4] for _ in range(2)]
-        assert told == [(False, False), (True, False), (False, False), (True, True)]
+            reported += [env.step(0)[2:4] for _ in range(2)]
+        assert reported == [(False, False), (True, False), (False, False), (True, True)]
 
     def test_what_is_no_gymnasium_env_is_refused(self):
         with pytest.raises(TypeError, match=r"gymnasium\.Env"):

@@ -398,7 +398,7 @@ def test_wait_num_is_the_batch_size_and_nothing_waits_without_an_end(make, num_e
 
 
 def test_an_asynchronous_pool_gives_the_trajectories_of_a_synchronous_one(make):
-    """Whatever the order in which they come: each env has its own generator, and the spare ones are nobody's."""
+    """Whatever the order in which they come: each env has its own generator, and the spare ones belong to no env's."""
     with EnvPoolVectorEnv(make(4, seed=9)) as venv:
         venv.reset()
         expected = {(i, t): row for t, step in enumerate(run(venv, 20)) for i, row in enumerate(step[0])}

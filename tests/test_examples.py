@@ -34,7 +34,7 @@ def test_sync(tmp_path):
     assert re.fullmatch(r"\d+ steps, \d+ episodes, mean return \d+\.\d\n", output)
     steps, episodes, mean_return = numbers(output)
     assert steps == 8 * 200
-    assert episodes * mean_return <= steps  # CartPole pays 1 a step, and some episodes are not over
+    assert episodes * mean_return <= steps  # CartPole rewards 1 a step, and some episodes are not over
     assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
 
 
@@ -82,7 +82,7 @@ def test_collect(tmp_path):
     output = run(str(ROOT / "examples/collect.py"), "--fast", cwd=tmp_path)
     assert re.fullmatch(r"CollectStats\(\d+ steps, 20 episodes, returns \S+ \+- \S+\)\n", output)
     steps, episodes, mean_return, _ = numbers(output)
-    assert steps == pytest.approx(episodes * mean_return, rel=1e-3)  # CartPole pays 1 a step
+    assert steps == pytest.approx(episodes * mean_return, rel=1e-3)  # CartPole rewards 1 a step
 
 
 def test_ppo_cleanrl(tmp_path):

@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_an_observation_that_does_not_fit_the_space_is_the_same_error_everywhere(name: str) -> None:
-    (space, good), bad, told = WRONG[name]
+    (space, good), bad, reported = WRONG[name]
     texts = {}
     for backend, options in (
         (DummyVectorEnv, {}),
@@ -67,7 +67,7 @@ def test_an_observation_that_does_not_fit_the_space_is_the_same_error_everywhere
     assert len(set(texts.values())) == 1
     text = texts[DummyVectorEnv]
     assert text.startswith("env 1: obs")
-    assert told in text
+    assert reported in text
 
 
 def check_refused(venv: Any, kind: type[EnvContractError]) -> str:
@@ -128,14 +128,14 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_result_that_is_not_the_gymnasium_api_is_the_same_error_everywhere(name: str) -> None:
-    change, told = BROKEN[name]
+    change, reported = BROKEN[name]
     texts = set()
     for backend in (DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv):
         env_fns = [partial(ReturnsOnStep, i, *FLOATS, change if i == 1 else None) for i in range(3)]
         with backend(env_fns) as venv:
             texts.add(check_refused(venv, EnvContractError))
     assert len(texts) == 1
-    assert texts.pop().startswith(f"env 1: step() returned {told.removeprefix('step() returned ')}")
+    assert texts.pop().startswith(f"env 1: step() returned {reported.removeprefix('step() returned ')}")
 
 
 class OldReset(Counter):
@@ -143,7 +143,7 @@ class OldReset(Counter):
         return super().reset(**kwargs)[0]
 
 
-def test_an_old_reset_is_told_everywhere(backend: type) -> None:
+def test_an_old_reset_is_reported_everywhere(backend: type) -> None:
     with backend(counters(3, env1=OldReset)) as venv:
         with pytest.raises(EnvContractError, match=r"env 1: reset\(\) returned .*expected 2: \(obs, info\)") as caught:
             venv.reset()

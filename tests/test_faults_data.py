@@ -1,4 +1,4 @@
-"""What cannot travel between processes, what is large, and what changes after it was returned: told, or harmless."""
+"""What cannot travel between processes, what is large, and what changes after its return: reported, or harmless."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_info_that_ends_its_process_is_the_death_of_a_worker(column: Column) 
 
 
 @columns("blocks", dummy=False)
-def test_an_attribute_that_cannot_travel_is_told_and_nothing_is_lost(column: Column) -> None:
+def test_an_attribute_that_cannot_travel_is_reported_and_nothing_is_lost(column: Column) -> None:
     with column.open(counters(N, env0=partial(OddAttribute, make=int), env1=partial(OddAttribute, make=int))) as ledger:
         ledger.begin()
         for make, why in CANNOT_LEAVE.values():
@@ -276,7 +276,7 @@ class OddParts(Counter):
 
 @columns("single", dummy=False)
 @pytest.mark.parametrize("name", ["unpicklable", "raises at unpickle", "exits at unpickle"])
-def test_metadata_that_cannot_travel_is_told_with_its_env(column: Column, name: str) -> None:
+def test_metadata_that_cannot_travel_is_reported_with_its_env(column: Column, name: str) -> None:
     make, why = CANNOT_LEAVE[name]
     with pytest.raises(TypeError, match=why) as caught:
         column.backend(counters(N, env1=partial(OddParts, part="metadata", make=make)), **column.options)

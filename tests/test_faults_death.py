@@ -1,4 +1,4 @@
-"""Workers that end: seen at once, told with env and cause, nothing of the others lost, brought back by reset."""
+"""Workers that end: noticed at once, reported with env and cause, nothing of the others lost, brought back by reset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from vecenv.portability import PORTABLE
 every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
 
 
-def check_told(error: WorkerDiedError, ids: list[int], pid: int, cause: str) -> None:
+def check_error(error: WorkerDiedError, ids: list[int], pid: int, cause: str) -> None:
     """The error names the envs, the process and the cause, and says what to do."""
     assert (error.env_ids, error.pid) == (tuple(ids), pid)
     assert error.env_id in ids
@@ -51,7 +51,7 @@ def check_goes_on(ledger: Ledger, failed: list[int]) -> None:
 
 
 @columns(dummy=False)
-def test_a_worker_killed_while_idle_is_told_at_the_next_use_of_its_envs_only(column: Column) -> None:
+def test_a_worker_killed_while_idle_is_reported_at_the_next_use_of_its_envs_only(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
@@ -61,7 +61,7 @@ def test_a_worker_killed_while_idle_is_told_at_the_next_use_of_its_envs_only(col
         begin = time.monotonic()
         error = ledger.fails(WorkerDiedError, [1]) if ledger.venv.alive()[1] else refused(ledger, [1])
         assert time.monotonic() - begin < SEEN
-        check_told(error, block, pid, "SIGKILL")
+        check_error(error, block, pid, "SIGKILL")
         check_goes_on(ledger, block)
         assert pids(ledger.venv)[1] != pid
 
@@ -98,13 +98,13 @@ def test_alive_tells_the_death_of_an_idle_worker_without_waiting(column: Column)
 
 @columns("blocks", "single", "async", dummy=False)
 def test_reset_brings_back_a_worker_that_died_while_idle(column: Column) -> None:
-    """Nobody need be told of the death of an env that is to begin anew. Its block mates have to be reset as well."""
+    """The death of an env that is being reset is no error; the envs of the same worker have to be reset as well."""
     with column.open(counters(N)) as ledger:
         ledger.begin()
         block = block_of(ledger.venv, 1)
         kill(pids(ledger.venv)[1])
         begin = time.monotonic()
-        while ledger.venv.alive()[1]:  # whoever reaps it has to get round to it
+        while ledger.venv.alive()[1]:  # it has to be reaped first
             assert time.monotonic() - begin < SEEN
         ledger.born_again(block)
         ledger.reset([1])
@@ -132,7 +132,7 @@ def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Colu
 
 
 @columns("blocks", "single", dummy=False)
-def test_a_worker_that_died_while_idle_is_told_by_calls_too(column: Column) -> None:
+def test_a_worker_that_died_while_idle_is_reported_by_calls_too(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 3), pids(ledger.venv)[3]
@@ -147,7 +147,7 @@ def test_a_worker_that_died_while_idle_is_told_by_calls_too(column: Column) -> N
         for use in uses:
             with pytest.raises(WorkerDiedError) as caught:
                 use()
-            check_told(caught.value, block, pid, "SIGKILL")
+            check_error(caught.value, block, pid, "SIGKILL")
         others = [i for i in range(N) if i not in block]
         if column.mode == "single":
             ledger.episode, ledger.t = (
@@ -160,14 +160,14 @@ def test_a_worker_that_died_while_idle_is_told_by_calls_too(column: Column) -> N
 
 
 @columns(dummy=False)
-def test_a_worker_killed_in_step_is_told_and_the_results_of_the_others_are_kept(column: Column) -> None:
+def test_a_worker_killed_in_step_is_reported_and_the_results_of_the_others_are_kept(column: Column) -> None:
     with column.open(counters(N, env1=DiesOnStep)) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
         begin = time.monotonic()
         errors = ledger.round()
         assert time.monotonic() - begin < SEEN
-        check_told(errors[0], block, pid, "SIGKILL")
+        check_error(errors[0], block, pid, "SIGKILL")
         assert "env 1" in str(errors[0])
         failed = ledger.venv.failed_id
         assert 1 in failed
@@ -197,7 +197,7 @@ def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column
 
 @columns("blocks", "single", dummy=False)
 @pytest.mark.parametrize("use", ["call", "get_env_attr", "set_env_attr", "seed"])
-def test_a_worker_killed_in_a_call_is_told_and_the_envs_of_the_others_are_intact(column: Column, use: str) -> None:
+def test_a_worker_killed_in_a_call_is_reported_and_the_envs_of_the_others_are_intact(column: Column, use: str) -> None:
     uses: dict[str, Any] = {
         "call": lambda venv: venv.call("method", id=[1]),
         "get_env_attr": lambda venv: venv.get_env_attr("prop", [1]),
@@ -211,7 +211,7 @@ def test_a_worker_killed_in_a_call_is_told_and_the_envs_of_the_others_are_intact
         with pytest.raises(WorkerDiedError) as caught:
             uses[use](ledger.venv)
         assert time.monotonic() - begin < SEEN
-        check_told(caught.value, block, pid, "SIGKILL")
+        check_error(caught.value, block, pid, "SIGKILL")
         if use == "seed":  # the others have been reset by it
             for i in range(N):
                 ledger.episode[i], ledger.t[i] = 2, 0
@@ -220,7 +220,7 @@ def test_a_worker_killed_in_a_call_is_told_and_the_envs_of_the_others_are_intact
 
 @columns("blocks", "single", dummy=False)
 @pytest.mark.parametrize("use", ["call", "get_env_attr", "seed"])
-def test_a_worker_that_is_killed_in_a_call_is_not_told_to_have_been_idle(column: Column, use: str) -> None:
+def test_a_worker_that_is_killed_in_a_call_is_not_reported_to_have_been_idle(column: Column, use: str) -> None:
     uses: dict[str, Any] = {
         "call": lambda venv: venv.call("method", id=[1]),
         "get_env_attr": lambda venv: venv.get_env_attr("prop", [1]),
@@ -233,7 +233,7 @@ def test_a_worker_that_is_killed_in_a_call_is_not_told_to_have_been_idle(column:
 
 
 @columns("blocks", dummy=False)
-def test_when_the_forkserver_is_killed_its_workers_are_told_dead_and_another_one_starts(column: Column) -> None:
+def test_when_the_forkserver_is_killed_its_workers_are_reported_dead_and_another_one_starts(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()
         server, workers = start_methods._server._forkserver_pid, set(pids(ledger.venv))
@@ -251,22 +251,22 @@ def test_when_the_forkserver_is_killed_its_workers_are_told_dead_and_another_one
 
 @columns("blocks", dummy=False)
 @every_end
-def test_however_a_worker_ends_the_cause_is_told(column: Column, end: str) -> None:
+def test_however_a_worker_ends_the_cause_is_reported(column: Column, end: str) -> None:
     with column.open(counters(N, env2=partial(DiesOnStep, end=end))) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 2), pids(ledger.venv)[2]
         errors = ledger.round()
-        check_told(errors[0], block, pid, end)
+        check_error(errors[0], block, pid, end)
         check_goes_on(ledger, block)
 
 
 @columns("blocks", "single", "async", dummy=False)
-def test_a_worker_killed_in_reset_is_told_and_brought_back(column: Column) -> None:
+def test_a_worker_killed_in_reset_is_reported_and_brought_back(column: Column) -> None:
     with column.open(counters(N, env1=DiesOnReset)) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
         error = ledger.reset_fails(WorkerDiedError)
-        check_told(error, block, pid, "SIGKILL")
+        check_error(error, block, pid, "SIGKILL")
         check_goes_on(ledger, block)
 
 
@@ -282,7 +282,7 @@ def test_an_env_that_exits_politely_fails_alone(column: Column) -> None:
 
 
 @columns("blocks", "single", "async", dummy=False)
-def test_a_worker_killed_in_the_middle_of_a_reply_is_told_and_nothing_of_the_half_is_used(column: Column) -> None:
+def test_a_worker_killed_in_the_middle_of_a_reply_is_reported_and_nothing_of_the_half_is_used(column: Column) -> None:
     with column.open(counters(N, env1=HugeInfo)) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
@@ -291,7 +291,7 @@ def test_a_worker_killed_in_the_middle_of_a_reply_is_told_and_nothing_of_the_hal
         kill(pid)
         with pytest.raises(WorkerDiedError) as caught:
             ledger.venv.recv()
-        check_told(caught.value, block, pid, "SIGKILL")
+        check_error(caught.value, block, pid, "SIGKILL")
         ledger._settle(caught.value)
         check_goes_on(ledger, block)
 
@@ -340,7 +340,7 @@ def test_the_result_of_a_block_mate_survives_a_restart(column: Column) -> None:
 
 
 @columns("blocks", dummy=False)
-def test_a_worker_that_dies_in_its_constructor_is_told_and_the_others_are_gone(column: Column) -> None:
+def test_a_worker_that_dies_in_its_constructor_is_reported_and_the_others_are_gone(column: Column) -> None:
     with pytest.raises(WorkerDiedError, match=r"exited with code 3.*construct") as caught:
         column.backend(counters(N, env3=DiesInInit), **column.options)
     assert caught.value.env_ids == (2, 3)
@@ -392,7 +392,9 @@ def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Co
 
 
 @columns("blocks", dummy=False)
-def test_a_kill_of_the_worker_that_is_being_restarted_is_told_by_that_reset_or_the_next_step(column: Column) -> None:
+def test_a_kill_of_the_worker_that_is_being_restarted_is_reported_by_that_reset_or_the_next_step(
+    column: Column,
+) -> None:
     """Here the new worker itself is killed, as soon as it can be found."""
     with column.open(counters(N)) as ledger:
         ledger.begin()
@@ -449,7 +451,7 @@ def test_death_is_seen_in_a_program_that_ignores_its_children(column: Column, co
         begin = time.monotonic()
         errors = ledger.round()
         assert time.monotonic() - begin < SEEN
-        check_told(errors[0], block, pid, "")
+        check_error(errors[0], block, pid, "")
         check_goes_on(ledger, block)
 
 
@@ -467,7 +469,7 @@ def test_death_is_seen_where_a_thread_of_the_user_reaps_every_child(column: Colu
             begin = time.monotonic()
             errors = ledger.round()
             assert time.monotonic() - begin < SEEN
-            check_told(errors[0], block, pid, "")
+            check_error(errors[0], block, pid, "")
             check_goes_on(ledger, block)
     finally:
         stop.set()

@@ -22,7 +22,7 @@ from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, RemoteTraceback
 BOOM = "boom: 100 %d of {nothing}, %(x)s {0}"
 
 
-def check_told(error: BaseException, column: Column, env_id: int, op: str) -> None:
+def check_error(error: BaseException, column: Column, env_id: int, op: str) -> None:
     """The error says what happened, where, and, from a worker, the line of the env."""
     assert BOOM in str(error)
     assert f"env {env_id}, {op}()" in said(error)
@@ -36,7 +36,7 @@ def check_told(error: BaseException, column: Column, env_id: int, op: str) -> No
 def test_an_env_that_raises_in_step_is_named_and_the_results_of_the_others_are_kept(column: Column) -> None:
     with column.open(counters(N, env1=RaisesOnStep)) as ledger:
         ledger.begin()
-        check_told(ledger.fails(ValueError), column, 1, "step")
+        check_error(ledger.fails(ValueError), column, 1, "step")
         ledger.goes_on([1], ValueError)
 
 
@@ -47,7 +47,7 @@ def test_any_number_of_envs_may_raise_in_one_round(column: Column, bad: list[int
         ledger.begin()
         errors = ledger.round()
         assert {type(error) for error in errors} == {ValueError}
-        check_told(errors[0], column, named(errors[0]) if column.is_async else bad[0], "step")
+        check_error(errors[0], column, named(errors[0]) if column.is_async else bad[0], "step")
         ledger.goes_on(bad, ValueError)
 
 
@@ -62,7 +62,7 @@ def test_an_env_that_raises_in_a_late_step_does_not_disturb_what_came_before(col
         ledger.begin()
         for _ in range(5):
             assert ledger.round() == []
-        check_told(ledger.fails(ValueError), column, 2, "step")
+        check_error(ledger.fails(ValueError), column, 2, "step")
         ledger.goes_on([2], ValueError)
 
 
@@ -73,7 +73,7 @@ def test_an_env_that_raises_in_reset_is_named_and_the_results_of_the_others_are_
 ) -> None:
     with column.open(counters(N, **{f"env{i}": RaisesOnReset for i in bad})) as ledger:
         ledger.begin()
-        check_told(ledger.reset_fails(ValueError), column, bad[0], "reset")
+        check_error(ledger.reset_fails(ValueError), column, bad[0], "reset")
         ledger.goes_on(bad, ValueError)
 
 
@@ -82,7 +82,7 @@ def test_an_env_that_raises_in_a_reset_within_a_round_does_not_disturb_the_steps
     with column.open(counters(N, env1=RaisesOnReset)) as ledger:
         ledger.begin()
         (error,) = ledger.round(reset=[1, 3])
-        check_told(error, column, 1, "reset")
+        check_error(error, column, 1, "reset")
         ledger.goes_on([1], ValueError)
 
 
@@ -106,7 +106,7 @@ def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Col
     before = children()
     with pytest.raises(ValueError, match="boom") as caught:
         column.backend(counters(N, **{f"env{bad}": RaisesInInit}), **column.options)
-    check_told(caught.value, column, bad, "__init__")
+    check_error(caught.value, column, bad, "__init__")
     # The exception is still alive here: nothing may wait for a garbage collector.
     assert children() == before
     assert [t.name for t in threading.enumerate() if "vecenv" in t.name] == []
@@ -164,7 +164,7 @@ def test_an_env_that_raises_outside_of_steps_is_named_and_nothing_is_lost(column
     ledger.begin()
     with pytest.raises(ValueError, match="boom") as caught:
         uses[use](venv)
-    check_told(caught.value, column, 1, use)
+    check_error(caught.value, column, 1, use)
     assert venv.failed_id == []
     if use == "seed":
         ledger.episode = venv.get_env_attr("episode")
@@ -269,7 +269,7 @@ def check_animal(error: BaseException, name: str, column: Column, op: str) -> No
 
 
 class Zookeeper(Counter):
-    """Raises the animal that it was told, in `op`."""
+    """Raises the animal that it was reported, in `op`."""
 
     def __init__(self, id: int, op: str) -> None:
         super().__init__(id)

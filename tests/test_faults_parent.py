@@ -54,7 +54,7 @@ def family_of(program: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs: one that has ended may wait to be reaped, by somebody who does it while we ask."""
+    """Whether it still runs: one that has ended may wait to be reaped, by another thread meanwhile."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -86,7 +86,7 @@ def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_kille
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_told_to_end(
+def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_reported_to_end(
     number: int, tmp_path: Path
 ) -> None:
     """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
@@ -246,7 +246,7 @@ def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
     column: Column, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unraisable: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda told: unraisable.append(str(told.exc_value)))
+    monkeypatch.setattr(sys, "unraisablehook", lambda reported: unraisable.append(str(reported.exc_value)))
     monkeypatch.setattr(sys, "excepthook", lambda kind, value, trace: unraisable.append(str(value)))
     venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
     processes = set(pids(venv))

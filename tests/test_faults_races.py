@@ -102,7 +102,7 @@ class Forks(Counter):
 def test_the_end_of_a_worker_is_seen_also_where_its_children_hold_its_descriptors(
     process_backend: Any, context: str
 ) -> None:
-    """Nobody kills them for a worker that was started by a thread."""
+    """The system does not kill the children of a worker that a thread started."""
 
     def body() -> None:
         with process_backend([partial(Forks, i) for i in range(2)], num_workers=2, context=context) as venv:
@@ -110,13 +110,13 @@ def test_the_end_of_a_worker_is_seen_also_where_its_children_hold_its_descriptor
             os.kill(pids(venv)[1], signal.SIGKILL)
             with pytest.raises(WorkerDiedError, match="env 1"):
                 venv.step(ACTIONS)
-            told.append(True)
+            reported.append(True)
 
-    told: list[bool] = []
+    reported: list[bool] = []
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
     thread.join(20)
-    assert told
+    assert reported
 
 
 class Announces(Counter):
@@ -226,7 +226,7 @@ def test_a_hung_env_among_quick_ones_is_given_up(process_backend: Any, mode: dic
         assert caught.value.env_id == 2
 
 
-def test_a_worker_that_never_begins_is_told_for_the_env_that_was_asked(process_backend: Any) -> None:
+def test_a_worker_that_never_begins_is_reported_for_the_env_that_was_asked(process_backend: Any) -> None:
     with process_backend(counters(4), num_workers=2, step_timeout=0.5) as venv:
         venv.reset()
         os.kill(pids(venv)[0], signal.SIGSTOP)
@@ -235,7 +235,7 @@ def test_a_worker_that_never_begins_is_told_for_the_env_that_was_asked(process_b
         assert caught.value.env_id == 0
 
 
-class TellsOnce(Counter):
+class OddInfoOnce(Counter):
     """The info of its first step is of the class `odd`."""
 
     def __init__(self, id: int, odd: Any = dict) -> None:
@@ -248,7 +248,7 @@ class TellsOnce(Counter):
 
 
 def test_a_process_that_ends_while_it_sends_blames_no_other_env(process_backend: Any) -> None:
-    with process_backend([partial(TellsOnce, 0, DiesAtPickle), *counters(4)[1:]], num_workers=2) as venv:
+    with process_backend([partial(OddInfoOnce, 0, DiesAtPickle), *counters(4)[1:]], num_workers=2) as venv:
         venv.reset()
         with pytest.raises(WorkerDiedError, match="while sending what its envs returned") as caught:
             venv.step([0] * 4)
@@ -276,7 +276,7 @@ def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
 
 
 def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(process_backend: Any) -> None:
-    fns = [partial(TellsOnce, 0), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
+    fns = [partial(OddInfoOnce, 0), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
     with process_backend(fns, num_workers=1, wait_num=3, timeout=20) as venv:
         venv.reset()
         venv.send([0] * 3)
@@ -286,7 +286,7 @@ def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(process_b
         assert not caught.value.bystander
 
 
-class TellsAt(Counter):
+class OddInfoAt(Counter):
     """The info of step `at` holds an `odd`, the others are empty."""
 
     def __init__(self, id: int, at: int, odd: Any = dict) -> None:
@@ -298,7 +298,7 @@ class TellsAt(Counter):
 
 
 def test_an_info_that_is_sent_again_brings_no_old_ones_along(process_backend: Any) -> None:
-    fns = [partial(TellsAt, 0, 1), partial(TellsAt, 1, 2), partial(TellsAt, 2, 2, RaisesAtUnpickle)]
+    fns = [partial(OddInfoAt, 0, 1), partial(OddInfoAt, 1, 2), partial(OddInfoAt, 2, 2, RaisesAtUnpickle)]
     with process_backend(fns, num_workers=1) as venv:
         venv.reset()
         venv.step([0] * 3)
@@ -308,9 +308,9 @@ def test_an_info_that_is_sent_again_brings_no_old_ones_along(process_backend: An
     assert ["odd" in info for info in infos] == [False, True]
 
 
-def test_an_info_that_cannot_be_read_holds_up_nobody(process_backend: Any, tmp_path: Path) -> None:
+def test_an_info_that_cannot_be_read_holds_up_no_other_env(process_backend: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    fns = [partial(TellsOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 1, 1, str(go))]
+    fns = [partial(OddInfoOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 1, 1, str(go))]
     with process_backend(fns, num_workers=1, timeout=0.05) as venv:
         venv.reset()
         patience = threading.Timer(SEEN, go.touch)
@@ -327,7 +327,7 @@ def test_an_info_that_cannot_be_read_holds_up_nobody(process_backend: Any, tmp_p
 
 
 def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(process_backend: Any) -> None:
-    fns = [partial(TellsOnce, i, RaisesAtUnpickle) for i in range(2)]
+    fns = [partial(OddInfoOnce, i, RaisesAtUnpickle) for i in range(2)]
     with process_backend(fns, num_workers=1, wait_num=1, step_timeout=5) as venv:
         venv.reset()
         venv.send(ACTIONS)
@@ -373,8 +373,8 @@ def test_a_refusal_has_no_results_of_the_call_that_failed(backend: Any) -> None:
         for results in ([1], None):
             with pytest.raises(ValueError, match="boom") as caught:
                 venv.step(ACTIONS)
-            told = caught.value.partial
-            assert results == (told and told.env_id.tolist())
+            reported = caught.value.partial
+            assert results == (reported and reported.env_id.tolist())
 
 
 def test_a_reset_beside_a_failure_is_over_when_that_is_raised(backend: Any) -> None:
@@ -510,7 +510,7 @@ class Waits(Counter):
 @pytest.mark.parametrize(
     "call", [lambda venv: venv.step(ACTIONS), lambda venv: venv.seed(1), lambda venv: venv.reset()]
 )
-def test_another_thread_is_told_that_the_envs_of_dummy_are_stepping(call: Any) -> None:
+def test_another_thread_is_reported_that_the_envs_of_dummy_are_stepping(call: Any) -> None:
     Waits.arrived.clear(), Waits.go_on.clear()
     with DummyVectorEnv([partial(Waits, 0), partial(Counter, 1)]) as venv:
         venv.reset()

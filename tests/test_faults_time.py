@@ -1,4 +1,4 @@
-"""Envs that take too long, or never come back: told with their stack, ended, and no reason for the caller to hang."""
+"""Envs that take too long, or never return: reported with their stack, ended, and the caller does not hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.backends.pool import watchdog
 
 LIMIT = 0.5
-TOLD = LIMIT + 2.5
+REPORTED = LIMIT + 2.5
 how_it_hangs = pytest.mark.parametrize(
     ("gil", "where"), [(False, "sleep_for_ages"), (True, "hold_interpreter_lock")], ids=["python", "C"]
 )
@@ -46,7 +46,7 @@ def hasty_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
 
 
-def check_told(error: WorkerTimeoutError, env_id: int, pid: int, where: str) -> None:
+def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) -> None:
     """The error names the env and the limit, and shows the line where the env is."""
     assert isinstance(error, TimeoutError)
     assert (error.env_id, error.pid) == (env_id, pid)
@@ -62,8 +62,8 @@ def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: 
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
         begin = time.monotonic()
         errors = ledger.round()
-        assert LIMIT <= time.monotonic() - begin < TOLD
-        check_told(errors[-1], 1, pid, where)
+        assert LIMIT <= time.monotonic() - begin < REPORTED
+        check_error(errors[-1], 1, pid, where)
         assert "faulty.py" in str(errors[-1])
         assert gone(pid)
         ledger.born_again(block)
@@ -76,7 +76,7 @@ def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: 
     ("kind", "hang"),
     [(HangsInCall, lambda venv: venv.call("method", id=[0])), (HangsOnReset, lambda venv: venv.reset([0]))],
 )
-def test_a_hang_is_told_for_its_env_where_a_block_mate_was_used_last(
+def test_a_hang_is_reported_for_its_env_where_a_block_mate_was_used_last(
     process_backend: Any, kind: Any, hang: Any
 ) -> None:
     with process_backend([partial(kind, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
@@ -100,7 +100,7 @@ def test_a_reset_that_never_ends_is_given_up_with_its_stack(column: Column) -> N
     with column.open(counters(N, env1=HangsOnReset), step_timeout=LIMIT) as ledger:
         ledger.begin()
         pid = pids(ledger.venv)[1]
-        check_told(ledger.reset_fails(WorkerTimeoutError), 1, pid, "sleep_for_ages")
+        check_error(ledger.reset_fails(WorkerTimeoutError), 1, pid, "sleep_for_ages")
         ledger.born_again([0, 1])
         ledger.goes_on([0, 1], WorkerTimeoutError)
 
@@ -112,7 +112,7 @@ def test_a_call_that_never_ends_is_given_up_with_its_stack(column: Column) -> No
         pid = pids(ledger.venv)[1]
         with pytest.raises(WorkerTimeoutError) as caught:
             ledger.venv.call("method", id=[1])
-        check_told(caught.value, 1, pid, "sleep_for_ages")
+        check_error(caught.value, 1, pid, "sleep_for_ages")
         ledger.born_again([1])
         ledger.goes_on([1], WorkerTimeoutError)
 
@@ -166,13 +166,13 @@ def test_a_caller_that_takes_its_time_is_not_taken_for_a_hang(column: Column) ->
 
 
 @columns("single", dummy=False)
-def test_without_a_limit_a_long_step_is_told_in_a_warning_with_its_stack(
+def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, told = tmp_path / "go", []
+    go, reported = tmp_path / "go", []
 
     def showwarning(message: Any, category: Any, filename: str, *_: Any) -> None:
-        told.append(str(message))
+        reported.append(str(message))
         assert Path(filename).name == "ledger.py", "a warning names the line that called us"
         go.touch()  # the env comes back once it has been warned of
 
@@ -183,7 +183,7 @@ def test_without_a_limit_a_long_step_is_told_in_a_warning_with_its_stack(
             warnings.simplefilter("always")
             monkeypatch.setattr(warnings, "showwarning", showwarning)
             assert ledger.round() == []
-        hang = next(text for text in told if text.startswith("env 2"))
+        hang = next(text for text in reported if text.startswith("env 2"))
         assert f"(worker pid {pids(ledger.venv)[2]})" in hang
         assert "faulty.py" in hang
         assert "on_step" in hang
@@ -266,7 +266,7 @@ def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(watched: Wa
     assert venv.recv()[0][:, 2].tolist() == [1]
 
 
-def test_time_in_which_nobody_looked_is_not_taken_for_a_hang(watched: Watched) -> None:
+def test_time_without_a_look_is_not_taken_for_a_hang(watched: Watched) -> None:
     """The program was stopped, with its workers perhaps."""
     watched.begins()
     watched.look_after(10 * watched.limit)
@@ -298,7 +298,7 @@ def test_a_worker_that_is_stopped_in_a_step_is_given_up(column: Column, tmp_path
                 errors.append(error)
         ledger._lose()
         assert len(errors) == 1
-        check_told(errors[0], 1, pid, "did not answer: stopped?")
+        check_error(errors[0], 1, pid, "did not answer: stopped?")
         ledger.born_again(block)
         ledger.goes_on(block, WorkerTimeoutError)
 
@@ -369,7 +369,7 @@ def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column, tmp_pa
     ledger.send()
     while set(venv.waiting_id) != {1}:
         ledger.check(*venv.recv())
-    assert time.monotonic() - begin < TOLD
+    assert time.monotonic() - begin < REPORTED
     appears(seen)
     check_forced_close(venv, [1])
 
@@ -440,7 +440,7 @@ class TouchesOnClose(Counter):
 
 
 @columns("blocks", dummy=False)
-def test_envs_that_wait_instead_of_computing_are_told_of_once(column: Column) -> None:
+def test_envs_that_wait_instead_of_computing_are_reported_of_once(column: Column) -> None:
     """However many workers notice."""
     fns = [partial(TakesLong, i, seconds=0.05) for i in range(N)]
     with warnings.catch_warnings(record=True) as warned, column.open(fns) as ledger:
@@ -451,7 +451,7 @@ def test_envs_that_wait_instead_of_computing_are_told_of_once(column: Column) ->
         ledger.venv.get_env_attr("id")  # answered after the workers have said what they noticed
         assert ledger.round() == []
         assert ledger.venv.num_workers == N // 2
-    told = [warning for warning in warned if warning.category is RuntimeWarning]
-    assert len(told) == 1
-    assert f"they wait more than they compute, one after the other. Pass num_workers={N}" in str(told[0].message)
-    assert Path(told[0].filename).name == "ledger.py", "a warning names the line that called us"
+    reported = [warning for warning in warned if warning.category is RuntimeWarning]
+    assert len(reported) == 1
+    assert f"they wait more than they compute, one after the other. Pass num_workers={N}" in str(reported[0].message)
+    assert Path(reported[0].filename).name == "ledger.py", "a warning names the line that called us"

@@ -160,7 +160,7 @@ def test_a_call_that_timed_out_can_be_waited_for_again(shared_memory):
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_worker_that_dies_in_a_pending_call_is_told_when_it_is_waited_for(shared_memory):
+def test_a_worker_that_dies_in_a_pending_call_is_reported_when_it_is_waited_for(shared_memory):
     """Also if the env was started again meanwhile, below the facade."""
     with Gates(2, ops=["echo"], infos=False) as gates:
         envs = AsyncVectorEnv(gates.env_fns, shared_memory, num_workers=2)

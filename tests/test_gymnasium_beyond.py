@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Tells
+from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Reports
 
 from vecenv import AsyncVectorEnv, EnvContractError, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, VectorEnvWrapper
 from vecenv.engine.arguments.seeding import next_seed, seed_chain
@@ -36,7 +36,7 @@ class TestFinalInfoAsAList:
         envs.close()
 
     def test_the_keys_and_masks_are_those_of_0_29(self, make):
-        envs = make([lambda: Tells({"x": 1}, length=1), Tells], autoreset_mode="SameStep", final_info_format="list")
+        envs = make([lambda: Reports({"x": 1}, length=1), Reports], autoreset_mode="SameStep", final_info_format="list")
         envs.reset()
         *_, infos = envs.step([0, 0])
         assert infos["final_info"].tolist() == [{"x": 1}, None]
@@ -137,7 +137,7 @@ class TestRandomStarts:
         envs.close()
 
 
-class Pays(Tells):
+class VectorReward(Reports):
     """The same reward in each step."""
 
     def __init__(self, reward, length=100):
@@ -152,7 +152,10 @@ class Pays(Tells):
 class TestVectorRewards:
     @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
     def test_they_are_rows_also_where_all_envs_are_reset(self, make, mode):
-        envs = make([lambda: Pays([1, 2], length=2), lambda: Pays(np.array([3, 4]), length=2)], autoreset_mode=mode)
+        envs = make(
+            [lambda: VectorReward([1, 2], length=2), lambda: VectorReward(np.array([3, 4]), length=2)],
+            autoreset_mode=mode,
+        )
         envs.reset()
         rewards = [envs.step([0, 0])[1].tolist() for _ in range(4)]
         paid, nothing = [[1, 2], [3, 4]], [[0, 0], [0, 0]]
@@ -161,7 +164,9 @@ class TestVectorRewards:
 
     @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
     def test_an_env_with_rewards_of_another_shape_fails_and_the_results_of_the_others_are_kept(self, make, mode):
-        envs = make([lambda: Pays(1.0, 1), lambda: Pays([1, 2]), lambda: Pays(2.0)], autoreset_mode=mode)
+        envs = make(
+            [lambda: VectorReward(1.0, 1), lambda: VectorReward([1, 2]), lambda: VectorReward(2.0)], autoreset_mode=mode
+        )
         envs.reset()
         with pytest.raises(EnvContractError, match=r"env 1: .* a reward of shape \(2,\), expected \(\)") as caught:
             envs.step([0, 0, 0])

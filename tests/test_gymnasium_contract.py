@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
-from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Tells, assert_same
+from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Reports, assert_same
 
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv
 from vecenv.testing import CountingEnv
@@ -123,7 +123,7 @@ class TestSteps:
     @pytest.mark.parametrize("count", [2, 4])
     @pytest.mark.parametrize("kind", [list, np.array])
     def test_a_wrong_number_of_actions_is_refused_and_no_env_has_moved(self, make, count, kind):
-        envs = make([Tells] * 3)
+        envs = make([Reports] * 3)
         envs.reset()
         with pytest.raises(ValueError, match=f"got {count} actions for 3 envs"):
             envs.step(kind([1] * count))
@@ -131,14 +131,14 @@ class TestSteps:
 
     @pytest.mark.parametrize("action", [1, np.int64(1), np.array(1), None])
     def test_a_single_action_is_a_type_error(self, make, action):
-        envs = make([Tells] * 3)
+        envs = make([Reports] * 3)
         envs.reset()
         with pytest.raises(TypeError, match="one action an env"):
             envs.step(action)
         assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 1, 1]
 
     def test_results_have_the_documented_types_and_belong_to_the_caller(self, make):
-        envs = make([Tells] * 3)
+        envs = make([Reports] * 3)
         first, _ = envs.reset()
         obs, rewards, terminations, truncations, infos = envs.step(iter([1, 2, 3]))
         assert [array.dtype.name for array in (obs, rewards, terminations, truncations)] == [
@@ -157,7 +157,7 @@ class TestSteps:
         assert not np.shares_memory(rewards, rewards_later)
 
     def test_without_copies_the_same_writeable_array_comes_back_each_time(self, make):
-        envs = make([Tells] * 3, copy=False)
+        envs = make([Reports] * 3, copy=False)
         obs, _ = envs.reset()
         later, rewards, terminations, *_ = envs.step([1, 1, 1])
         assert np.shares_memory(obs, later)
@@ -168,7 +168,7 @@ class TestSteps:
         assert not np.shares_memory(terminations, terminations_later)
 
     def test_a_step_of_a_finished_env_is_refused_when_autoreset_is_disabled(self, make):
-        envs = make([lambda: Tells(length=1), Tells, Tells], autoreset_mode="Disabled")
+        envs = make([lambda: Reports(length=1), Reports, Reports], autoreset_mode="Disabled")
         envs.reset()
         envs.step([1, 1, 1])
         with pytest.raises(ResetNeeded, match=r"envs \[0\] are over"):
@@ -180,7 +180,7 @@ class TestSteps:
     @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
     @pytest.mark.parametrize("mask", [None, np.array([True, False])])
     def test_a_manual_reset_clears_the_pending_one(self, make, mode, mask):
-        envs = make([lambda: Tells(length=1), Tells], autoreset_mode=mode)
+        envs = make([lambda: Reports(length=1), Reports], autoreset_mode=mode)
         envs.reset()
         envs.step([1, 1])
         envs.reset(options=None if mask is None else {"reset_mask": mask})
@@ -211,13 +211,13 @@ class TestCalls:
         assert envs.get_attr("gravity") == (1.0, 2.0, 3.0)
         envs.set_attr("gravity", 4.0)
         assert envs.get_attr("gravity") == (4.0,) * 3
-        with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
+        with pytest.raises(ValueError, match="Got `2` values for 3 envs"):
             envs.set_attr("gravity", (1.0, 2.0))
         assert envs.get_attr("gravity") == (4.0,) * 3
 
     @pytest.mark.parametrize("name", ["reset", "step", "close"])
     def test_call_refuses_what_has_a_method_of_its_own(self, name):
-        with AsyncVectorEnv([Tells] * 2).venv as venv:
+        with AsyncVectorEnv([Reports] * 2).venv as venv:
             envs = GymnasiumVectorEnv(venv)
             with pytest.raises(ValueError, match=f"use `{name}` directly"):
                 envs.call(name)
@@ -231,7 +231,7 @@ class TestCalls:
 
 class TestEnd:
     def test_close_is_idempotent_and_nothing_works_afterwards(self, make):
-        envs = make([Tells] * 2)
+        envs = make([Reports] * 2)
         envs.close()
         envs.close()
         assert envs.closed
@@ -248,8 +248,8 @@ class TestEnd:
         assert envs.closed
 
     def test_close_takes_the_arguments_of_gymnasium(self, make):
-        make([Tells] * 2).close(timeout=1.0, terminate=False)
-        make([Tells] * 2).close(terminate=True)
+        make([Reports] * 2).close(timeout=1.0, terminate=False)
+        make([Reports] * 2).close(terminate=True)
 
 
 class TestArguments:
@@ -284,12 +284,12 @@ class TestArguments:
 
     @pytest.mark.parametrize("most", [1, 2, 9])
     def test_max_concurrency_is_the_number_of_workers(self, most):
-        envs = AsyncVectorEnv([Tells] * 4, max_concurrency=most)
+        envs = AsyncVectorEnv([Reports] * 4, max_concurrency=most)
         assert envs.venv.num_workers == min(most, 4)
         envs.close()
 
     def test_a_venv_that_does_not_wait_for_all_is_refused(self):
-        with DummyVectorEnv([Tells] * 2, wait_num=1) as venv, pytest.raises(ValueError, match="without wait_num"):
+        with DummyVectorEnv([Reports] * 2, wait_num=1) as venv, pytest.raises(ValueError, match="without wait_num"):
             GymnasiumVectorEnv(venv)
 
     def test_what_is_no_vector_env_of_ours_is_refused(self):
@@ -305,14 +305,14 @@ class TestArguments:
             GymnasiumVectorEnv(venv)
 
 
-class Keywords(Tells):
+class Keywords(Reports):
     """Its method returns the keywords that it got."""
 
     def all(self, **keywords):
         return keywords
 
 
-class Parent(Tells):
+class Parent(Reports):
     """Starts a process."""
 
     def child_says(self):

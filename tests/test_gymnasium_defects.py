@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium_cases import OURS, Echo, OneBuffer, Remembers, Tells, assert_same
+from gymnasium_cases import OURS, Echo, OneBuffer, Remembers, Reports, assert_same
 
 from vecenv import (
     AsyncVectorEnv,
@@ -49,7 +49,7 @@ class TakesTwo(Exception):
         super().__init__(f"{code}: {reason}")
 
 
-class Fails(Tells):
+class Fails(Reports):
     """Raises in the step with action 4."""
 
     def step(self, action):
@@ -66,7 +66,7 @@ class FailsUnpicklably(Fails):
         return Unpicklable(1, threading.Lock())
 
 
-class OneRow(Tells):
+class OneRow(Reports):
     """Rewards of the shape (1,)."""
 
     def step(self, action):
@@ -76,7 +76,7 @@ class OneRow(Tells):
 
 def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step(make):
     """W1"""
-    envs = make([lambda: Tells(length=2)] * 2)
+    envs = make([lambda: Reports(length=2)] * 2)
     envs.reset()
     for _ in range(2):
         *_, terminations, _, _ = envs.step([1, 1])
@@ -156,7 +156,7 @@ def test_the_traceback_of_the_env_comes_with_the_exception(make_async):
 
 def test_a_killed_worker_is_a_clear_error_and_close_works(make_async):
     """W7"""
-    envs = make_async([Tells] * 4, num_workers=2)
+    envs = make_async([Reports] * 4, num_workers=2)
     envs.reset()
     os.kill(envs.call("pid")[0], signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
@@ -169,7 +169,7 @@ def test_a_killed_worker_is_a_clear_error_and_close_works(make_async):
 def test_an_env_fn_that_raises_is_seen_as_what_it_raised(make):
     """W8"""
     with pytest.raises(ValueError, match="boom in __init__"):
-        make([Tells, RaisesInConstructor])
+        make([Reports, RaisesInConstructor])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_probability_of_one_third_is_not_rounded_to_zero(make):
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled(shared_memory):
     """W13"""
-    envs = AsyncVectorEnv([lambda: Tells(length=1)] * 2, shared_memory=shared_memory, autoreset_mode="Disabled")
+    envs = AsyncVectorEnv([lambda: Reports(length=1)] * 2, shared_memory=shared_memory, autoreset_mode="Disabled")
     envs.reset()
     envs.step([1, 1])
     with pytest.raises(gym.error.ResetNeeded):
@@ -254,7 +254,7 @@ def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
 
     def env_fn():
         (tmp_path / f"{os.getpid()}-{len(list(tmp_path.iterdir()))}").touch()
-        return Tells()
+        return Reports()
 
     envs = AsyncVectorEnv([env_fn] * 3, observation_mode=mode, num_workers=1)
     made = [path.name.split("-")[0] for path in tmp_path.iterdir()]
@@ -275,7 +275,7 @@ def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade(make):
 
 def test_normalised_observations_work_with_same_step_autoreset():
     """W16: gymnasium's own observation wrappers refuse this mode."""
-    venv = VectorEnvNormObs(ShmemVectorEnv([lambda: Tells(length=2)] * 2))
+    venv = VectorEnvNormObs(ShmemVectorEnv([lambda: Reports(length=2)] * 2))
     envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
     envs.reset()
     envs.step([0, 0])

@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium_cases import OURS, Tells, assert_same
+from gymnasium_cases import OURS, Reports, assert_same
 
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, VectorEnvWrapper
 from vecenv.facades.to_gymnasium.vector_infos import vector_infos
@@ -100,7 +100,7 @@ def test_a_key_that_looks_like_a_mask_does_not_replace_the_mask():
 
 @pytest.mark.parametrize("kind", OURS)
 def test_differing_infos_of_real_steps_raise_nothing_and_lose_nothing(kind):
-    envs = OURS[kind]([lambda: Tells({"x": 1}), lambda: Tells({"x": 2.7}, {"x": "late"}), Tells])
+    envs = OURS[kind]([lambda: Reports({"x": 1}), lambda: Reports({"x": 2.7}, {"x": "late"}), Reports])
     envs.reset()
     *_, infos = envs.step([0, 0, 0])
     assert infos["x"].tolist() == [1.0, 2.7, 0.0]
@@ -109,7 +109,7 @@ def test_differing_infos_of_real_steps_raise_nothing_and_lose_nothing(kind):
     envs.close()
 
 
-class Named(Tells):
+class Named(Reports):
     """Its infos have keys that the engine uses as well."""
 
     def __init__(self, name, length, **more):
@@ -121,7 +121,7 @@ class Named(Tells):
         return obs, {"env_id": self.name}
 
 
-class Raises(Tells):
+class Raises(Reports):
     """In its third step."""
 
     def step(self, action):
@@ -134,7 +134,7 @@ class Raises(Tells):
 @pytest.mark.parametrize("kind", [*OURS, "wrapped"])
 def test_an_env_id_of_the_envs_own_is_kept(kind, mode):
     """In step, in reset and in the infos of last steps; the engine below puts its own there."""
-    env_fns = [lambda: Named(7, 3), Tells, lambda: Named(1, 4)]
+    env_fns = [lambda: Named(7, 3), Reports, lambda: Named(1, 4)]
 
     def wrapped(env_fns, **options):
         return GymnasiumVectorEnv(VectorEnvWrapper(DummyVectorEnv(env_fns)), **options)
@@ -154,7 +154,7 @@ def test_an_env_id_of_the_envs_own_is_kept(kind, mode):
 @pytest.mark.parametrize("options", [{}, {"seed_episodes": True}], ids=str)
 @pytest.mark.parametrize("kind", OURS)
 def test_keys_of_an_env_are_not_taken_for_those_of_its_last_step(kind, options):
-    envs = OURS[kind]([lambda: Named("a", 3, final_obs=1, final_info=2), Tells], autoreset_mode="SameStep", **options)
+    envs = OURS[kind]([lambda: Named("a", 3, final_obs=1, final_info=2), Reports], autoreset_mode="SameStep", **options)
     envs.reset()
     infos = [envs.step([0, 0])[-1] for _ in range(3)]
     assert [infos[0][key].tolist() for key in ("env_id", "final_obs")] == [["a", None], [1, None]]

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
-from gymnasium_cases import Tells
+from gymnasium_cases import Reports
 
 import vecenv
 from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, SyncVectorEnv
@@ -183,7 +183,7 @@ def test_an_id_without_a_version_is_that_of_the_latest():
 
 
 def test_envs_registered_in_the_program_are_known_to_the_workers():
-    gym.register("Local-v0", entry_point=Tells)
+    gym.register("Local-v0", entry_point=Reports)
     envs = vecenv.make_vec("Local-v0", 2)
     assert envs.reset()[0].shape == (2, 2)
     envs.close()
@@ -207,7 +207,7 @@ def test_what_is_not_there_is_refused():
     ("arguments", "message"),
     [
         ({"id": None}, "id must be the id of a registered env or a spec, got None"),
-        ({"id": Tells}, r"AsyncVectorEnv\(\[env_fn\] \* num_envs\)"),
+        ({"id": Reports}, r"AsyncVectorEnv\(\[env_fn\] \* num_envs\)"),
         ({"num_envs": 1.5}, "num_envs must be an integer of at least 1, got 1.5"),
         ({"num_envs": "2"}, "num_envs must be an integer of at least 1, got '2'"),
         ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions, .*TimeAware"),

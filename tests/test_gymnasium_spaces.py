@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import utils
-from gymnasium_cases import NEAR_AND_FAR, OURS, Echo, Tells, assert_same
+from gymnasium_cases import NEAR_AND_FAR, OURS, Echo, Reports, assert_same
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
@@ -64,7 +64,7 @@ def _reversed(space, items, out):
     return np.stack(list(items)[::-1], out=out)
 
 
-class Holds(Tells):
+class Holds(Reports):
     def __init__(self, space, action_space=None):
         super().__init__()
         self.observation_space = space
@@ -150,7 +150,7 @@ class TestObservationModes:
 
     def test_an_env_without_a_space_is_refused(self, make):
         with pytest.raises(TypeError, match="env 1 has the observation_space None"):
-            make([Tells, lambda: Holds(None)])
+            make([Reports, lambda: Holds(None)])
 
 
 class TestSpacesOfAUsersOwn:

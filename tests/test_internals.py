@@ -227,38 +227,38 @@ class TestWatchdog:
     @pytest.fixture
     def seen(self, monkeypatch):
         """Has a worker looked at, at a time; returns when it was taken for hanging, with a limit of 10."""
-        clock, line, told = [0.0], [0] * LINE, []
+        clock, line, reported = [0.0], [0] * LINE, []
         worker = WorkerHandle(0, 0, 1)
         worker.alive = True
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
         dog = watchdog.Watchdog(
             SimpleNamespace(line=lambda index: line), lambda worker: "", 10.0, lambda worker, reason: None
         )
-        monkeypatch.setattr(dog, "_hung", lambda worker, ids, seen: told.append(clock[0]))
+        monkeypatch.setattr(dog, "_hung", lambda worker, ids, seen: reported.append(clock[0]))
 
         def seen(at, doing=A_ROUND):
             clock[0], line[DOING] = at, doing
             dog.look({worker: [0]})
-            return told
+            return reported
 
         return seen
 
-    def test_who_goes_on_hanging_is_told_again_after_the_same_time(self, seen):
+    def test_who_goes_on_hanging_is_reported_again_after_the_same_time(self, seen):
         for at in range(35):
-            told = seen(at)
-        assert told == [10, 20, 30]
+            reported = seen(at)
+        assert reported == [10, 20, 30]
 
     def test_doing_something_else_is_getting_on(self, seen):
         for at in range(19):
-            told = seen(at, A_ROUND if at < 9 else SENDING)
-        assert told == []
+            reported = seen(at, A_ROUND if at < 9 else SENDING)
+        assert reported == []
 
     @pytest.mark.parametrize("doing", [NOTHING, A_ROUND, SENDING])
-    def test_a_long_time_in_which_nobody_looked_counts_as_two_looks(self, seen, doing):
+    def test_a_long_time_without_a_look_counts_as_two_looks(self, seen, doing):
         seen(0, doing)
         for at in range(100, 110):
-            told = seen(at, doing)
-        assert told == [108]
+            reported = seen(at, doing)
+        assert reported == [108]
 
 
 class TestChannel:
@@ -325,7 +325,7 @@ class TestChannel:
     def test_the_end_of_the_other_side_is_found_out_by_sending(self, ends):
         ours, theirs = ends
         theirs.close()
-        assert ours.post(1, 0, b"nobody reads this")
+        assert ours.post(1, 0, b"never read")
         assert ours.ended
 
     def test_the_end_of_the_other_side_is_seen(self, ends):
@@ -335,7 +335,7 @@ class TestChannel:
         assert [frame.kind for frame in received(ours)] == [5]
         assert received(ours) == []
         assert ours.ended
-        assert ours.post(1, 0, b"nobody reads this")
+        assert ours.post(1, 0, b"never read")
 
     def test_reading_from_a_side_that_is_gone_is_an_eof_error(self, ends):
         ours, theirs = ends

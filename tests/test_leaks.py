@@ -151,7 +151,7 @@ def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
 
 
 @columns("blocks", dummy=False)
-def test_a_failed_start_for_want_of_descriptors_is_told_and_leaves_nothing(column: Column) -> None:
+def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(column: Column) -> None:
     column.backend(counters(1)).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(fd) for fd in os.listdir("/proc/self/fd")}

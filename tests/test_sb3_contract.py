@@ -36,13 +36,13 @@ class TestEpisodes:
         assert [info["episode"] for info in counted.reset_infos] == [1, 0, 1, 1]
         assert rewards.tolist() == [3 / 1024, 1 + 2 / 1024, 2 + 3 / 1024, 3 + 3 / 1024]
 
-    def test_truncation_is_told_from_termination(self, counted):
+    def test_truncation_is_reported_from_termination(self, counted):
         counted.reset()
-        told = []
+        reported = []
         for _ in range(6):
             _, _, dones, infos = counted.step(np.zeros(4, int))
-            told.append((bool(dones[0]), infos[0]["TimeLimit.truncated"]))
-        assert told == [(False, False)] * 2 + [(True, False)] + [(False, False)] * 2 + [(True, True)]
+            reported.append((bool(dones[0]), infos[0]["TimeLimit.truncated"]))
+        assert reported == [(False, False)] * 2 + [(True, False)] + [(False, False)] * 2 + [(True, True)]
 
     def test_seeds_and_options_are_for_the_next_reset_only(self, counted):
         assert counted.seed(7) == [7, 8, 9, 10]
@@ -148,7 +148,7 @@ class TestAccess:
         """S1"""
         with backend(counting(2)) as venv:
             venv.set_env_attr("render_mode", "human", id=1)
-            with pytest.raises(AssertionError, match="should be the same for all environments"):
+            with pytest.raises(AssertionError, match="should be the same for all envs"):
                 SB3VecEnv(venv)
 
     def test_a_video_is_recorded_with_the_frame_rate_of_the_envs(self, backend, monkeypatch, tmp_path):

@@ -204,14 +204,14 @@ class TestGoodBehaviour:
     def test_many_envs_share_few_workers_which_import_neither_torch_nor_sb3(self, process_backend):
         """V5, V6"""
 
-        class Tells(CountingEnv):
+        class Reports(CountingEnv):
             def loaded(self):
                 import os
                 import sys
 
                 return os.getpid(), "torch" in sys.modules or "stable_baselines3" in sys.modules
 
-        env = SB3VecEnv(process_backend([lambda: Tells()] * 8, num_workers=2))
+        env = SB3VecEnv(process_backend([lambda: Reports()] * 8, num_workers=2))
         pids, heavy = zip(*env.env_method("loaded"), strict=True)
         assert len(set(pids)) == 2
         assert not any(heavy)

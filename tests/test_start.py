@@ -106,18 +106,18 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
     script = tmp_path / "program.py"
     if how == "script":
         script.write_text(program)
-        told = python(str(script), env={**os.environ, "PYTHONPATH": str(ROOT)})
+        reported = python(str(script), env={**os.environ, "PYTHONPATH": str(ROOT)})
     elif how == "stdin":
-        told = python("-", stdin=program)
+        reported = python("-", stdin=program)
     elif how == "command":
-        told = python("-c", program)
+        reported = python("-c", program)
     else:
         # As in a notebook: cells are compiled one by one and run in the namespace of __main__, without a file.
         before, line, after = program.partition("import vecenv\n")
         loop = "for k, cell in enumerate(CELLS):\n    exec(compile(cell, f'<cell {k}>', 'exec'), globals())\n"
         script.write_text(f"CELLS = {[before, line + after]!r}\n{loop}")
-        told = python("-c", f"exec(open({str(script)!r}).read())")
-    assert told == "started\n"
+        reported = python("-c", f"exec(open({str(script)!r}).read())")
+    assert reported == "started\n"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
@@ -186,7 +186,7 @@ def test_threads_of_the_program_do_not_disturb_the_start(column: Column, context
 
 @columns("blocks", dummy=False)
 def test_a_vector_env_made_in_a_thread_outlives_the_thread(column: Column) -> None:
-    """The kernel tells a process of the death of the thread that started it, not of the program."""
+    """The kernel signals a process of the death of the thread that started it, not of the program."""
     made: list[Any] = []
     thread = threading.Thread(target=lambda: made.append(column.backend(counters(N), **column.options)))
     thread.start()
@@ -261,7 +261,7 @@ def test_a_change_of_the_environment_is_seen_by_the_next_vector_env(
 @columns("single", only=ShmemVectorEnv)
 @every_context
 @fork_may_warn
-def test_workers_use_one_thread_for_linear_algebra_unless_told_otherwise(
+def test_workers_use_one_thread_for_linear_algebra_by_default(
     column: Column, context: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(os.environ)
@@ -406,7 +406,7 @@ def test_nothing_is_pickled_for_a_forked_worker(column: Column, context: str, pi
 
 @columns("blocks", dummy=False)
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_who_cannot_send_an_env_fn_is_told_of_fork(column: Column, context: str) -> None:
+def test_who_cannot_send_an_env_fn_is_reported_of_fork(column: Column, context: str) -> None:
     with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be sent to a worker: .*context=\"fork\""):
         column.backend([partial(Counter, 0), under_a_lock(1)], context=context)
 

@@ -76,7 +76,7 @@ class TestAvailableMemory:
         assert system_limits.available_memory() == 4 * GIB
 
     def test_more_than_there_is_is_refused_before_anything_is_reserved(self, backend, monkeypatch):
-        """The system would go on giving until it has to kill somebody."""
+        """The system would go on giving until it has to kill a process."""
         monkeypatch.setattr(shared_memory, "available_memory", lambda: 5 * 2**20)
         space = spaces.Box(0, 255, (3, 2**20), "uint8")
         env_fns = playing(space, *[[space.low]] * 2)

@@ -316,7 +316,7 @@ def test_a_lost_answer_is_reported_instead_of_waited_for():
         LosesAnAnswer.given_up.set()
 
 
-def test_envs_that_are_left_open_are_told():
+def test_envs_that_are_left_open_are_reported():
     with pytest.raises(AssertionError, match=r"close: close closed the envs \[\], expected all 5"):
         check_vector_env(on(LeavesEnvsOpen), ["close"])
 

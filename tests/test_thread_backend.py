@@ -559,10 +559,10 @@ def test_envs_that_wait_in_a_shared_thread_are_reported_once() -> None:
         venv.reset()
         for _ in range(8):
             venv.step([0] * 4)
-    told = [warning for warning in warned if warning.category is RuntimeWarning]
-    assert len(told) == 1
-    assert "they wait more than they compute, one after the other. Pass num_workers=4" in str(told[0].message)
-    assert told[0].filename == __file__
+    reported = [warning for warning in warned if warning.category is RuntimeWarning]
+    assert len(reported) == 1
+    assert "they wait more than they compute, one after the other. Pass num_workers=4" in str(reported[0].message)
+    assert reported[0].filename == __file__
 
 
 def test_waiting_envs_wait_at_the_same_time() -> None:

@@ -85,15 +85,15 @@ def test_the_handler_of_a_signal_may_close(waiting_backend: type, monkeypatch: p
         venv.reset()
         before = signal.signal(signal.SIGTERM, lambda number, frame: venv.close())
         try:
-            told = in_a_thread(lambda: (sleeps(venv), os.kill(os.getpid(), signal.SIGTERM)))
-            with told, pytest.raises(ClosedError):
+            reported = in_a_thread(lambda: (sleeps(venv), os.kill(os.getpid(), signal.SIGTERM)))
+            with reported, pytest.raises(ClosedError):
                 venv.step(ACTIONS)
             gates.open(0, 1)
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
-def test_another_thread_may_ask_who_is_alive_and_is_told_to_wait_for_the_rest(waiting_backend: type) -> None:
+def test_another_thread_may_ask_who_is_alive_and_is_reported_to_wait_for_the_rest(waiting_backend: type) -> None:
     with Gates(2, ops=["step"]) as gates, waiting_backend(gates.env_fns, num_workers=2) as venv:
         venv.reset()
         with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:

@@ -65,7 +65,7 @@ class TestVectorEnvWrapper:
                 return [key, *super().get_env_attr(key, id)]
 
             def close(self):
-                self.told = True
+                self.reported = True
                 super().close()
 
         venv = DummyVectorEnv(counting(2))
@@ -76,7 +76,7 @@ class TestVectorEnvWrapper:
         assert wrapper.get_env_attr("env_id", 1) == ["env_id", 1]
         wrapper.close()
         wrapper.close()
-        assert wrapper.told
+        assert wrapper.reported
         assert venv.is_closed
         with pytest.raises(ClosedError):
             venv.reset()

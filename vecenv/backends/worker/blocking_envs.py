@@ -18,6 +18,7 @@ class BlockingMeter:
     """
 
     MIN_WALL = 0.25
+    MIN_ROUNDS = 8  # one long step is no loop that waits
     MAX_SHARE = 0.5
 
     def __init__(self, envs: int) -> None:
@@ -38,7 +39,7 @@ class BlockingMeter:
         self._cpu += now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
         self._waits += now.ru_nvcsw - before.ru_nvcsw
         self._rounds += 1
-        if self._wall < self.MIN_WALL:
+        if self._wall < self.MIN_WALL or self._rounds < self.MIN_ROUNDS:
             return None
         self.measuring = False
         if self._cpu > self.MAX_SHARE * self._wall or self._waits < self._rounds:
