@@ -235,7 +235,7 @@ class TestReadiness:
             stepping.step([0, 0, 0])
 
     def test_render_says_who_is_stepping(self, stepping):
-        with pytest.raises(RuntimeError, match=r"Envs \[1\] are still stepping, cannot render them now\."):
+        with pytest.raises(RuntimeError, match=r"Environments \[1\] are still stepping, cannot render them now\."):
             stepping.render()
 
     def test_the_others_answer(self, stepping):

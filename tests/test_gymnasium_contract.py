@@ -211,7 +211,7 @@ class TestCalls:
         assert envs.get_attr("gravity") == (1.0, 2.0, 3.0)
         envs.set_attr("gravity", 4.0)
         assert envs.get_attr("gravity") == (4.0,) * 3
-        with pytest.raises(ValueError, match="Got `2` values for 3 envs"):
+        with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
             envs.set_attr("gravity", (1.0, 2.0))
         assert envs.get_attr("gravity") == (4.0,) * 3
 

@@ -148,7 +148,7 @@ class TestAccess:
         """S1"""
         with backend(counting(2)) as venv:
             venv.set_env_attr("render_mode", "human", id=1)
-            with pytest.raises(AssertionError, match="should be the same for all envs"):
+            with pytest.raises(AssertionError, match="should be the same for all environments"):
                 SB3VecEnv(venv)
 
     def test_a_video_is_recorded_with_the_frame_rate_of_the_envs(self, backend, monkeypatch, tmp_path):

@@ -137,7 +137,7 @@ class ShmemVectorEnv(ProcessVectorEnv):
 
 class ThreadVectorEnv(BaseVectorEnv):
     """Envs in threads of this process: for envs that wait (for a socket, a sandbox, a language model, a simulator
-    behind a port), or that compute without the interpreter lock, as MuJoCo does. Nothing is pickled.
+    behind a port), or that compute for long without the interpreter lock. Nothing is pickled.
 
     Each env is made, stepped, called, rendered and closed in one and the same thread. Envs share the global generators
     of `random` and `numpy.random` with the program: only those with generators of their own repeat themselves.
