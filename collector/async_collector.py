@@ -53,7 +53,7 @@ class AsyncDataCollector(BatchCollector):
     With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an env
     are in a batch depends on how fast it is, and so does what it does where the policy draws from one random stream.
     All that are ready get their actions together, so none that is ready waits for another. But where cheap envs have
-    more workers than there are CPUs, the system may give one worker no CPU for many rounds (of 4 CartPole envs with
+    more workers than there are CPUs, the system may not schedule one worker for many rounds (of 4 CartPole envs with
     `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs (`num_workers`) or a larger `wait_num`
     even that out.
 
@@ -236,9 +236,9 @@ class AsyncDataCollector(BatchCollector):
             chunk["reward"] = self._reward_shape.fit(chunk["reward"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
-        left = nest.take(log, slice(frames, None))
-        self._logged = len(left["env_ids"])
-        self._log = [left] if self._logged else []
+        rest = nest.take(log, slice(frames, None))
+        self._logged = len(rest["env_ids"])
+        self._log = [rest] if self._logged else []
         log = nest.take(log, slice(frames))
         return by_env(log, log["traj_ids"][log.pop("broken")])
 

@@ -210,7 +210,7 @@ class BatchCollector(ABC):
         n_episode: exactly that many, each from its reset. The share of each env is set before the first step
         (`n_episode` divided among them, the first ones one more): taking the episodes that end first would prefer short
         ones. Episodes in progress are abandoned. An env that has its share is neither stepped nor reset. An interruptor
-        that is stopped leaves the episodes that have ended until then.
+        that is stopped ends the call with the episodes that have ended so far.
 
         random: random actions in place of the policy's. render: call `render` of the envs after each round, and wait so
         many seconds (synchronous collectors only; what `render` returns is discarded). reset_before_collect: abandon
@@ -323,7 +323,7 @@ class BatchCollector(ABC):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed all envs and the random actions, and reset: the batches that follow are reproducible.
 
-        Each env gets a seed of its own from the chain that begins with `seed` (with `static_seed`: `seed` itself).
+        Each env gets its own seed from the chain that begins with `seed` (with `static_seed`: `seed` itself).
         Returns the seed after the last one, to go on with. A policy that draws from torch's random stream needs
         `torch.manual_seed` too.
         """

@@ -117,7 +117,7 @@ class DatasetWriter:
     def commit(self) -> None:
         """Write the episodes taken since the last commit as one shard, and list it in the manifest.
 
-        Raises `DatasetError` where the disk refuses them; what was committed before stays as it is.
+        Raises `DatasetError` where the disk refuses them; what was committed before is unchanged.
         """
         if not self._waiting:
             return
@@ -149,7 +149,7 @@ class DatasetWriter:
         self._waiting, self.waiting_bytes = [], 0
 
     def close(self, status: str) -> None:
-        """Commit what is left and record how the collection ended: "complete", "interrupted" or "failed"."""
+        """Commit the remaining episodes and record how the collection ended: "complete", "interrupted" or "failed"."""
         self.commit()
         self._write_manifest({**self.manifest, "status": status})
 

@@ -128,7 +128,7 @@ class PolicyRunner:
         return self._state.keep(rows, self._policy(*args, **named, state=self._state.recall(rows)))
 
     def begin(self, env_ids: Any) -> None:
-        """Episodes begin in these envs: a recurrent policy starts afresh."""
+        """Note that episodes begin in these envs: a recurrent policy restarts from its initial state."""
         if self._state is not None:
             self._state.begin(env_ids)
 
@@ -142,8 +142,8 @@ class PolicyRunner:
         return random and not self._is_random
 
     def learn_layout(self, obs: Any, env_ids: np.ndarray) -> Layout:
-        """`layout`; a policy that was never called is called for these envs, its outputs are dropped, and no random
-        stream of torch moves.
+        """`layout`; a policy that was never called is called for these envs, its outputs are dropped, and torch's
+        random generators are not advanced.
         """
         if not self.layout:
             torch = sys.modules.get("torch")
@@ -161,11 +161,11 @@ class PolicyRunner:
 
     @property
     def transfer_seconds(self) -> float:
-        """Time for the way to the policy and back; on CUDA that includes the wait for the device."""
+        """Seconds of transfers to the policy and back; on CUDA that includes the wait for the device."""
         return self._seconds - self._policy_seconds
 
     def close(self) -> None:
-        """Release the memory for the way to the policy and back; it is not called again."""
+        """Release the memory for transfers to the policy and back; it is not called again."""
         if self._torch is not None:
             self._torch.close()
 
@@ -191,7 +191,7 @@ class PolicyRunner:
         self.layout = layout if self._space is None else {**layout, "action": self._space}
 
     def _as_in_space(self, action: np.ndarray) -> np.ndarray:
-        """The action as the envs get it: what is stored is what was done."""
+        """The action as the envs get it, so that the stored action is the one that was executed."""
         assert self._space is not None
         shape, dtype = self._space
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)

@@ -27,7 +27,7 @@ class Taken(NamedTuple):
 
 
 NOTHING_BESIDES = Taken({})
-"""Every row is whole. Never written to."""
+"""No extras: every row is complete. Never written to."""
 
 
 class WorkerInfo(NamedTuple):
@@ -39,7 +39,7 @@ class WorkerInfo(NamedTuple):
 
 
 class Codec:
-    """Prepares what does not fit the arena. This one is for envs in this process: it copies, and refuses nothing."""
+    """Prepares what does not fit the arena. This one is for envs in this process: it copies, and rejects nothing."""
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
@@ -106,7 +106,7 @@ class Backend(ABC):
     Guarantees: (1) the answer to every operation arrives exactly once, as a row and a status byte, or as an `Extra`
     with a Failure; (2) `wait` returns within 0.1 s of the death of a worker; (3) `close` returns in bounded time,
     whatever happened before. A call that is interrupted (KeyboardInterrupt) may lose the round; the next `wait` finds
-    the workers whose messages were torn apart and loses them.
+    the workers with a message that was sent or received only in part, and ends them.
     """
 
     num_workers: int

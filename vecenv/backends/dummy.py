@@ -79,7 +79,7 @@ class DummyBackend(Backend):
 
 
 def _check_distinct(envs: Sequence[Any]) -> None:
-    """ValueError for one env object behind two ids (`lambda: env`), which would be stepped twice a round."""
+    """ValueError for one env object behind two ids (`lambda: env`), which would be stepped twice in each round."""
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
         first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)

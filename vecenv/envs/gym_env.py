@@ -204,7 +204,7 @@ def _takes_frameskip(env_id: str) -> bool:
     """Whether the constructor of the env has an argument `frameskip`."""
     try:
         entry_point = find_spec(env_id).entry_point
-    except gymnasium.error.Error:  # gymnasium.make says more
+    except gymnasium.error.Error:  # gymnasium.make raises a better error
         return False
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return creator is not None and "frameskip" in inspect.signature(creator).parameters
@@ -219,7 +219,7 @@ def _skips(env: gymnasium.Env[Any, Any], frame_skip: int | None) -> bool:
         return True
     raise ValueError(
         f"frame_skip={frame_skip}, but {env} skips frames by itself: {' times '.join(map(str, own))} a step; pass "
-        "frame_skip=None to leave it so, or an env that does not skip"
+        "frame_skip=None to keep that, or an env that does not skip"
     )
 
 
@@ -231,8 +231,8 @@ def _own_skips(env: gymnasium.Env[Any, Any]) -> list[Any]:
             if isinstance(env, wrapper):
                 skips.append(getattr(env, attribute))
         env = env.env
-    told = {} if env.spec is None else env.spec.kwargs
-    skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", told.get("frameskip", 1))))
+    spec_kwargs = {} if env.spec is None else env.spec.kwargs
+    skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", spec_kwargs.get("frameskip", 1))))
     return [skip for skip in skips if skip not in (None, 1)]
 
 

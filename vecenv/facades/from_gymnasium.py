@@ -70,7 +70,7 @@ class SameStepEnvs:
         return obs, np.array(rew, dtype=np.float64), *flags, nest.object_array(rows)
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """The attribute of each env, or that of the VectorEnv if it does not tell its envs apart."""
+        """The attribute of each env, or that of the VectorEnv if it has no attributes of single envs."""
         if hasattr(self.envs, "get_attr"):
             values = self.envs.get_attr(key)
         else:

@@ -17,5 +17,5 @@ def own_copy(value: Any) -> Any:
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy of data, as from a worker; any other object is the env's own, to look at while debugging."""
+    """A copy of data, as from a worker; any other object is the env's original, for inspection while debugging."""
     return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value

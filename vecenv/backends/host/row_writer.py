@@ -111,7 +111,7 @@ class RowWriter:
         return None
 
     def final(self, j: int, extra: Extra) -> Final:
-        """Keep what env j has just returned apart from its row, and from what the env may write into."""
+        """Copy what env j has just returned, so that neither its next row nor the env itself changes it."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
         return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}))
@@ -297,7 +297,7 @@ def own_containers(value: Any) -> Any:
     """The same containers and arrays, as copies: those of the env it may go on writing to."""
     try:
         return _own_arrays(value)
-    except RecursionError:  # nested deeper than anybody looks
+    except RecursionError:  # nested too deep
         return value
 
 
@@ -322,7 +322,7 @@ def _own_arrays(value: Any) -> Any:
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
-    """`result` as a tuple of `length`, for envs that return a list or a tuple class of their own."""
+    """`result` as a tuple of `length`, for envs that return a list or their own tuple class."""
     if isinstance(result, (tuple, list)) and len(result) == length:
         if op == "step" or isinstance(result[1], Mapping):
             return tuple(result)

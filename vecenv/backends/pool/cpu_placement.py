@@ -1,7 +1,7 @@
 """Placement: notices that workers step one after the other on one CPU while another idles, and moves them apart.
 
-The scheduler does not move a task that ran within the last half millisecond: its caches are thought to be warm. Two
-workers that came to share a CPU then take turns for hundreds of short rounds (measured: up to a third of all rounds of
+The scheduler does not move a task that ran within the last half millisecond: it assumes that its caches are warm. Two
+workers that share a CPU then take turns for hundreds of short rounds (measured: up to a third of all rounds of
 CartPole on two CPUs).
 """
 
@@ -52,7 +52,7 @@ class Placement:
 
 def spread(pids: Sequence[int]) -> None:
     """Move processes that ran last on one CPU to CPUs on which none of the others did."""
-    with contextlib.suppress(OSError, IndexError):  # one has ended, or this system tells less
+    with contextlib.suppress(OSError, IndexError):  # one has ended, or this system reports less
         taken: set[int] = set()
         for pid in pids:
             stat = system_file(f"/proc/{pid}/stat") or ""

@@ -28,7 +28,7 @@ _inherited_fds: set[int] = set()
 
 
 def _forked() -> None:
-    """A copy of the process that uses vector envs has channels of its own."""
+    """In a forked copy of the process: all channels so far are inherited, none is its own yet."""
     _inherited_fds.clear()
     _inherited_fds.update(_parent_fds)
     _parent_fds.clear()
@@ -105,7 +105,7 @@ class WorkerHandle:
         """Close our ends, reap the process, end what its envs left running. A second call does nothing."""
         self.alive = False
         _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
-        self._pipes = ()  # their numbers will be those of others
+        self._pipes = ()  # the system will reuse their numbers
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)
@@ -121,7 +121,7 @@ class WorkerHandle:
         self.process.join(1.0)
 
     def kill_group(self) -> None:
-        """Kill the process group that the worker leads, if there is one. A Mac refuses if all have ended already."""
+        """Kill the process group that the worker leads, if there is one. macOS refuses if all have ended already."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -145,7 +145,7 @@ class WorkerHandle:
 
 
 def enlarge_buffers(*ends: socket.socket) -> None:
-    """Enlarge buffers that are small: those of a Mac take 8 KiB."""
+    """Enlarge buffers that are small: those of macOS take 8 KiB."""
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
@@ -179,8 +179,8 @@ class Torn:
     def error(self, env_id: int) -> WorkerDiedError:
         """The error for one of the envs of the worker."""
         return WorkerDiedError(
-            f"the worker of env {env_id} (pid {self._pid}) was killed because an interrupt tore a message to or from "
-            f"it; reset({env_id}) starts it again."
+            f"the worker of env {env_id} (pid {self._pid}) was killed because an interrupt cut off a message to "
+            f"or from it; reset({env_id}) starts it again."
         )
 
 

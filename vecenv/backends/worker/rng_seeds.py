@@ -14,7 +14,7 @@ import random
 import numpy as np
 
 _launches = itertools.count()
-"""Of all vector envs of this process: neither a second one nor a worker that takes over repeats what was drawn."""
+"""Of all vector envs of this process: neither a second one nor a replaced worker repeats what was drawn."""
 
 
 def worker_seeds(index: int) -> tuple[bytes, bytes]:

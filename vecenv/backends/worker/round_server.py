@@ -1,4 +1,4 @@
-"""RoundServer: the loop of a worker that serves rounds and calls; a transport says how a round travels."""
+"""RoundServer: the loop of a worker that serves rounds and calls; a transport defines how a round travels."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RoundServer(ABC):
         """
         blobs = []
         for j, extra in extras.items():
-            if extra is RENEWED:  # its status byte says it all
+            if extra is RENEWED:  # its status byte is the whole answer
                 continue
             self.line[DOING] = SENDING
             try:
