@@ -125,7 +125,7 @@ class BatchCollector(ABC):
 
     @abstractmethod
     def _finish_steps(self, discard: bool) -> None:
-        """Wait for the envs that are stepping; discard: and discard the steps that belong to no batch yet."""
+        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
 
     # Batches.
 
@@ -157,7 +157,7 @@ class BatchCollector(ABC):
             if self._is_complete():
                 self.shutdown()
             return self._finishing.finish(batch)
-        except StopIteration as error:  # raised on, it would end the iterator as if all had been collected
+        except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
             notes = "; ".join(getattr(error, "__notes__", ()))
             raise RuntimeError(f"an env, the policy or postproc raised StopIteration. {notes}") from error
 
@@ -175,7 +175,7 @@ class BatchCollector(ABC):
         return True
 
     def iterator(self) -> Iterator[Any]:
-        """Batches until `total_frames` are collected; then the envs are closed. It goes on after an error."""
+        """Batches until `total_frames` are collected; then the envs are closed. It can continue after an error."""
         return self
 
     def next(self) -> Any:
@@ -336,7 +336,7 @@ class BatchCollector(ABC):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights of the policy, and how far the collector is. The envs' own states are not in it."""
+        """Weights of the policy and progress of the collector. The states of the envs are not in it."""
         return {
             "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
             "frames": self.frames,

@@ -76,12 +76,12 @@ class SyncDataCollector(BatchCollector):
         split_trajs: the iterator returns `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
         return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
-            overwritten. Batches of `collect` are the caller's all the same.
+            overwritten. Batches of `collect` still belong to the caller.
         reset_when_done: only True.
         interruptor: checked after every round; a batch that it ends has the steps collected so far.
-        set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on all the same.
+        set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on in the next batch.
         compile_policy, cudagraph_policy: run the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
-            of options. Weights that are replaced in place take effect all the same.
+            of options. Weights that are replaced in place still take effect.
 
     Example::
 
@@ -145,7 +145,7 @@ class SyncDataCollector(BatchCollector):
                 ids = np.flatnonzero(quota)
             obs = buffer.read("obs", time * n + ids)
         latest = buffer.read("obs", count * n + self._all_ids)
-        if self._obs is None and not count.all():  # some were never reset: what is there may be anything
+        if self._obs is None and not count.all():  # envs that were never reset have undefined rows
             begun = count.nonzero()[0]
             nest.put(latest, count == 0, nest.take(latest, begun[:1]))
         self._obs = latest
@@ -282,7 +282,7 @@ class _Rounds:
         return bool((self._quota[ids[over]] == 0).any())
 
     def _call_hook(self, step: StepBatch, where: Where) -> None:
-        """Show the round to the hook, and store what it returns."""
+        """Call the hook with the round, and store what it returns."""
         assert self._on_step is not None
         self._lap("storage")
         extras = self._on_step(step)

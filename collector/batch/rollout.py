@@ -141,7 +141,7 @@ class FlatRollout(Steps):
         return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:
-        """Itself."""
+        """This batch."""
         return self
 
     def to_tensordict(self) -> Any:

@@ -29,7 +29,7 @@ class Registration:
 
 
 _registrations: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
-"""All of them by address: CUDA refuses to register memory twice."""
+"""All registrations by address: CUDA refuses to register memory twice."""
 
 
 def register(array: np.ndarray, cudart: Any, clear_error: Callable[[], None]) -> Registration | None:

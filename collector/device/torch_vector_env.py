@@ -65,7 +65,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         self._transfers = [self._transfer]
 
     def to(self, device: Any) -> TorchVectorEnv:
-        """Another one around the same `venv`, with tensors on `device`; this one goes on working."""
+        """Another TorchVectorEnv around the same `venv`, with tensors on `device`; this one stays usable."""
         other = type(self)(self.venv, device, reward_dtype=self.reward_dtype)
         # Both share the memory of the envs: before either steps them, the copies of both have to be done.
         other._transfers = self._transfers

@@ -83,7 +83,7 @@ class PinnedTransfer:
         self._fresh = fresh
         self._copier = copier_for(device) if copier is None else copier
         self._memory = [_Memory(array) for array in memory]
-        # By the number of a leaf, or the name of an output.
+        # Keys: the number of a leaf, or the name of an output.
         self._pinned: dict[Any, torch.Tensor] = {}
         self._on_device: dict[Any, torch.Tensor] = {}
         self._in_flight = False

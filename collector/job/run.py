@@ -69,7 +69,7 @@ class JobConfig:
 
 @dataclass
 class JobState:
-    """How far a job is; what it hands to `on_progress`, and returns at its end."""
+    """The progress of a job, passed to `on_progress` and returned at its end."""
 
     config: JobConfig
     steps: int = 0

@@ -137,8 +137,7 @@ class CudaCapture:
             return self._record(run, record)
 
     def _warm_up(self, run: Run, stream: torch.cuda.Stream) -> None:
-        """Run the first calls, in which libraries set themselves up: no graph may contain that. Random generators are not
-        advanced."""
+        """Run the first calls, in which libraries set themselves up; random generators are not advanced."""
         current = torch.cuda.current_stream()
         states = [generator.get_state() for generator in self._generators]
         stream.wait_stream(current)

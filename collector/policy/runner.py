@@ -35,7 +35,7 @@ class PolicyRunner:
         self, policy: Policy | None, env: Any, exploration: ExplorationType, device: Any = None, **options: Any
     ) -> None:
         self.module: Any = None
-        """The network that is called (a copy of the policy where that lives on another device), or None."""
+        """The network that is called (a copy where the policy is on another device), or None."""
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy has been called."""
         self._env, self._exploration = env, exploration
@@ -51,7 +51,7 @@ class PolicyRunner:
             self._prepare(policy, device, options)
 
     def _prepare(self, policy: Policy, device: Any, options: dict[str, Any]) -> None:
-        """Read the policy's signature, and make what brings observations to where it runs."""
+        """Read the policy's signature, and make the transfer to the policy's device."""
         if not callable(policy):
             raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
         self._policy, env_num = policy, self._env.env_num
@@ -84,7 +84,7 @@ class PolicyRunner:
         if random or self._is_random:
             return {"action": self._random(obs, env_ids)}
         begin = time.perf_counter()
-        # Rows go the same way as the observations, so that they are where the policy is.
+        # Rows are transferred like the observations, to the device of the policy.
         inputs = (obs, self._rows(env_ids)) if self._wants_rows else obs
         if self._torch is not None:
             outputs: Outputs = self._torch(self._call, inputs)

@@ -75,7 +75,7 @@ class PolicyWeights:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """No weight changes inside of `with`."""
+        """Weights do not change inside the `with` block."""
         with self._lock:
             self._collecting += 1
         try:

@@ -16,11 +16,11 @@ from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 
 Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
-"""(obs, reward, terminated, truncated, infos or None): what a backend hands over instead of rows of the arena."""
+"""(obs, reward, terminated, truncated, infos or None): what a backend returns instead of rows of the arena."""
 
 
 class Taken(NamedTuple):
-    """The results of a round besides the rows of the arena."""
+    """The results of a round that are not in the rows of the arena."""
 
     extras: dict[int, Extra]
     columns: Columns | None = None
@@ -31,7 +31,7 @@ NOTHING_BESIDES = Taken({})
 
 
 class WorkerInfo(NamedTuple):
-    """Plain facts about a worker: the envs that it hosts, its process (None: this one), its seconds in rounds."""
+    """Facts about a worker: the envs that it hosts, its process (None: this one), its seconds in rounds."""
 
     ids: Sequence[int]
     pid: int | None
@@ -160,7 +160,7 @@ class Backend(ABC):
         """Start `ENV_CALLS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
 
     def restart(self, env_id: int) -> Sequence[int]:
-        """Replace the worker of an env, which is lost or stuck, by a new one; returns the ids of its block.
+        """Replace the worker of an env, which is lost or does not return, by a new one; returns the ids of its block.
 
         All envs of the block exist again, idle, and have to be reset. Raises what their constructors raise.
         """
@@ -200,5 +200,5 @@ class Answers:
         return Taken(extras)
 
     def busy(self, i: int) -> bool:
-        """Whether the env was asked for something and has not answered."""
+        """Whether the env runs an operation and has not answered."""
         return bool(opcodes.IDLE < self.status[i] < opcodes.DONE)

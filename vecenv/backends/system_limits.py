@@ -64,7 +64,7 @@ def _cgroup_memory() -> int | None:
 
 
 def check_descriptors(needed: int, purpose: str) -> None:
-    """OSError (EMFILE) if this process may not open so many files more: before anything is started, not half-way."""
+    """OSError (EMFILE) if this process cannot open `needed` more files: raised before anything is started."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         left = limit - len(os.listdir("/dev/fd"))

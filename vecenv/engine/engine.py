@@ -1,4 +1,4 @@
-"""Engine: runs rounds of operations on the envs of a backend, and keeps what is known of them.
+"""Engine: runs rounds of operations on the envs of a backend, and keeps their state.
 
 BaseVectorEnv, facades, collectors
     |  exchange / send, receive / reset / call / close
@@ -307,7 +307,7 @@ class Engine:
         self.statistics.resets += len(args)
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Hand a checked round to the backend; envs that failed answer at once."""
+        """Send a checked round to the backend; envs that failed answer at once."""
         asked = np.arange(self.env_num) if ids is None else ids
         self.statistics.rounds += 1
         self.statistics.operations += len(asked)

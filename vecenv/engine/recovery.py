@@ -70,7 +70,7 @@ class Recovery:
         return failure.exception(pid)
 
     def check(self, i: int) -> None:
-        """Raise the error of env i once more, if it failed."""
+        """Raise the error of env i again, if it failed."""
         error = self.errors.get(i)
         if error is not None:
             if hasattr(error, "partial"):
@@ -134,7 +134,7 @@ class Recovery:
         return failed
 
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
-        """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
+        """Repeat a failed reset, in a new worker if needed, until it succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:

@@ -156,7 +156,7 @@ class DMControlEnv(gymnasium.Env):
         return spaces.Dict(parts)
 
     def _observation(self, timestep: Any) -> dict[str, Any]:
-        """Copies: dm_control hands out some of its own buffers, and steps on with them."""
+        """Copies: dm_control returns some of its own buffers, and writes into them in later steps."""
         parts = {}
         if not self.pixels_only:
             parts = {name: np.array(value, ndmin=1) for name, value in timestep.observation.items()}

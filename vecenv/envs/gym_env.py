@@ -39,7 +39,7 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
             it, and skips no second time; nor does one that is known to skip: by its `frameskip`, or by gymnasium's
             MaxAndSkipObservation, RepeatAction or AtariPreprocessing. None leaves the env as it is.
         from_pixels: observe what `render` returns; the env is made with `render_mode="rgb_array"`.
-        pixels_only: with `from_pixels`, drop the env's own observation. False keeps it beside, as `observation` or
+        pixels_only: with `from_pixels`, drop the env's own observation. False keeps it as well, as `observation` or
             under the keys of its Dict.
         render_kwargs: arguments for the env's own `render` when it is observed. Most envs take width and height when
             they are made instead: pass those in `kwargs`.

@@ -104,8 +104,8 @@ class SameStepEnvs:
     def _check_all(self, id: Any) -> None:
         if id is not None and len(as_ids(id, self.env_num)) < self.env_num:
             raise ValueError(
-                f"{self.envs} can be asked for all its envs only, got {id}; vecenv.AsyncVectorEnv, or SB3VecEnv over "
-                "ShmemVectorEnv(env_fns), can be asked for some"
+                f"{self.envs} does this for all its envs only, got {id}; use vecenv.AsyncVectorEnv, or SB3VecEnv over "
+                "ShmemVectorEnv(env_fns), for some envs"
             )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def own_copy(value: Any) -> Any:
-    """A copy, because the caller may go on changing what it passed; the value itself where it cannot be copied."""
+    """A copy, because the caller may still change what it passed; the value itself where it cannot be copied."""
     try:
         return copy.deepcopy(value)
     except Exception:

@@ -1,6 +1,6 @@
-"""EnvHost: a block of envs and everything that is done to them, wherever they live.
+"""EnvHost: runs all operations of a block of envs, in this process, a thread or a worker.
 
-It never raises for what an env does: a failure comes back as an `Extra`, so that the other envs of a round go on.
+It never raises for what an env does: a failure is returned as an `Extra`, so that the other envs of a round continue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EnvHost:
     """Hosts the envs of `env_fns`, the first of which has the id `first_id`.
 
     `local`: the host runs in the caller's process: exceptions are kept as objects, and infos and object
-    observations are copied, because envs go on living with the original; so are those of envs that share a worker.
+    observations are copied, because envs keep the original and may change it; so are those of envs that share a worker.
     `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C and is raised to the caller. Before an
     env is used, `progress[0]` becomes a new number that is its index modulo the size of the block: a watchdog sees
     which env is running, and that the host makes progress.

@@ -44,7 +44,7 @@ class Extra(NamedTuple):
     final: Final | None = None
 
     def packed(self) -> tuple[Any, ...]:
-        """The same as plain tuples, which pickle and unpickle faster than classes."""
+        """This object as plain tuples, which pickle and unpickle faster than classes."""
         return *self[:4], None if self.final is None else tuple(self.final)
 
     @classmethod
@@ -294,7 +294,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def own_containers(value: Any) -> Any:
-    """The same containers and arrays, as copies: those of the env it may go on writing to."""
+    """Copies of the containers and arrays, because the env may write into its own later."""
     try:
         return _own_arrays(value)
     except RecursionError:  # nested too deep
@@ -302,7 +302,7 @@ def own_containers(value: Any) -> Any:
 
 
 def _own_arrays(value: Any) -> Any:
-    """The same containers with copies of their arrays, which the env may go on writing into.
+    """The same containers with copies of their arrays, because the env may write into its own later.
 
     Other objects stay: an info may hold anything, the env itself included.
     """

@@ -20,7 +20,7 @@ REVIEW_WAITS = 8
 MIN_GAP = 10e-6
 """Seconds a round that are worth a move."""
 PAUSE = 2e-3
-"""Seconds between two moves; twice as long after each that did not help: other programs need the CPUs."""
+"""Seconds between two moves; doubled after each move that did not help, because other programs use the CPUs."""
 MAX_PAUSE = 1.0
 CPU_FIELD = 36  # of what follows the name in /proc/<pid>/stat: the CPU on which the process ran last
 
@@ -35,7 +35,7 @@ class Placement:
         self._next, self._pause = 0.0, PAUSE
 
     def review(self, waited: float, workers: Sequence[WorkerHandle]) -> None:
-        """`REVIEW_WAITS` rounds after the last review; the parent has waited so many seconds for rounds so far."""
+        """Called `REVIEW_WAITS` rounds after the last review; `waited`: total seconds of waits for rounds so far."""
         now = [self._control.line(worker.index)[BUSY_NS] for worker in workers]
         busy = [1e-9 * (b - a) for a, b in zip(self._busy, now, strict=bool(self._busy))]
         waited, self._waited, self._busy = waited - self._waited, waited, now

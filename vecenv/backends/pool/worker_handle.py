@@ -75,7 +75,7 @@ class WorkerHandle:
             args.parent_fds = _inherited_fds  # not those of now: until the fork other threads may close and open some
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
-        except BaseException:  # a process that was started all the same ends with its channel
+        except BaseException:  # a process that was started nevertheless ends with its channel
             _parent_fds.discard(ours.fileno())
             ours.close()
             raise
@@ -89,11 +89,11 @@ class WorkerHandle:
         self.alive = True
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
-        """The part for its envs of what is there by env id, by their place in its block."""
+        """The entries of `by_id` for the envs of this worker, by their place in its block."""
         return {i - self.start: by_id[i] for i in self.ids if i in by_id}
 
     def pickle_own(self, by_id: Mapping[int, Any]) -> bytes:
-        """The same pickled; empty where there is nothing."""
+        """`own(by_id)` pickled; empty bytes for no entries."""
         mine = self.own(by_id)
         return pickle.dumps(mine) if mine else b""
 

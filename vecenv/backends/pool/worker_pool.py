@@ -245,9 +245,9 @@ class WorkerPool:
         """The process has ended: take what it still sent, and report its loss."""
         if worker.alive:
             self._receive(worker)
-            self._bury(worker)
+            self._note_end(worker)
 
-    def _bury(self, worker: WorkerHandle) -> None:
+    def _note_end(self, worker: WorkerHandle) -> None:
         self._unregister(*[fd for fd, found in self._by_fd.items() if found is worker])
         worker.bury()
         self.on_loss(worker)
@@ -273,7 +273,7 @@ class WorkerPool:
                 worker.reason = Torn(worker) if worker.reason is None else worker.reason
                 worker.kill()
             if worker.process is not None:
-                self._bury(worker)  # what is left in its channel is not read
+                self._note_end(worker)  # what is left in its channel is not read
             self.torn = self.torn[1:]
 
     # Close.

@@ -47,6 +47,6 @@ if any("multiprocessing.forkserver import main" in argument for argument in sys.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(_kill_workers)
     os.fork = _noted_fork
-    # What is loaded stays: collectors in workers need not look at it, which would also copy its pages.
+    # The garbage collectors of workers do not scan what is loaded now, which would also copy its pages.
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""AsyncCalls: the part of a gymnasium VectorEnv that is not about stepping: its one pending call, attributes, close."""
+"""AsyncCalls: the methods of a gymnasium VectorEnv besides reset and step: pending call, attributes, close."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class GymnasiumVectorEnv(AsyncCalls):
             did; for SAME_STEP mode.
         seed_episodes: every reset gets a seed, those of autoreset too: `next_seed` of the one before in the same env.
             `np_random_seed` is that seed, so that any episode can be played again by itself.
-        random_initial_steps: after a full reset each env makes between 0 and so many random steps, so that their
+        random_initial_steps: after a full reset each env makes between 0 and this many random steps, so that their
             episodes do not end together.
 
     Guarantees: what is refused leaves every env untouched; returned arrays never change later (but see `copy`); no
@@ -300,7 +300,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         return self._as_copies(step) if self._has_views else step
 
     def _as_copies(self, step: OwnStep) -> OwnStep:
-        """What the engine returned as views; only observations may be handed on as such."""
+        """What the engine returned as views; only observations may be returned as views."""
         obs, rew, terminated, truncated, infos = step
         return self._owned(obs), rew.copy(), terminated.copy(), truncated.copy(), infos
 
@@ -308,7 +308,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
     def _drop(self, error: BaseException) -> None:
-        """The call was interrupted, also between its halves: nothing of it is left in flight."""
+        """After an interrupted call, also between `x_async` and `x_wait`: nothing of it stays in flight."""
         if not self.closed and not self.venv.is_closed:
             self.venv.engine.abandon(error)
             self._give_up(error)
