@@ -33,7 +33,7 @@ class Final(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What does not fit the row of an env."""
+    """The part of a result that does not fit the row of an env."""
 
     info: Mapping[str, Any] | None = None
     objects: list[Any] | None = None
@@ -56,7 +56,7 @@ class Extra(NamedTuple):
 
 NOTHING = Extra()
 RENEWED = Extra(final=Final(None, {}))
-"""Of an env that was reset in the round of its last step, where both infos are empty and the arena has the rest."""
+"""The extra of an env that was reset in the round of its last step, with both infos empty and the rest in the arena."""
 
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 FLAGS = frozenset({bool, np.bool_})
