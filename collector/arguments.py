@@ -72,5 +72,5 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
             raise ValueError(
                 f"env {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
-                "rename it, or leave max_frames_per_traj out"
+                "rename it, or do not pass max_frames_per_traj"
             )

@@ -7,7 +7,7 @@ Envs are in groups; while the policy chooses for one group, the others step::
     group B               |--- b0 ---|    |--- b1 ---|
 
 A vector env without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is collected does
-not depend on how long anything takes. With them a group is all that are ready: none waits for the slowest.
+not depend on how long anything takes. With them a group is all envs that are ready: none waits for the slowest.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class AsyncDataCollector(BatchCollector):
     With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an env
     are in a batch depends on how fast it is, and so does what it does where the policy draws from one random stream.
     All that are ready get their actions together, so none that is ready waits for another. But where cheap envs have
-    more workers than there are CPUs, the system may give one worker no CPU for many rounds (of 4 CartPole envs with
+    more workers than there are CPUs, the system may not schedule one worker for many rounds (of 4 CartPole envs with
     `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs (`num_workers`) or a larger `wait_num`
     even that out.
 
-    With `return_same_td` every batch is the same object here too, but in new memory each time.
+    With `return_same_td` every batch is the same object, but in new memory each time.
 
     Example::
 
@@ -102,7 +102,7 @@ class AsyncDataCollector(BatchCollector):
         self._log: list[dict[str, Any]] = []
         """Steps that belong to no batch yet, in the order in which they came."""
         self._logged = 0
-        """How many those are."""
+        """The number of steps in the log."""
 
     def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
         self._made_env = True
@@ -226,19 +226,19 @@ class AsyncDataCollector(BatchCollector):
     # Batches.
 
     def _take(self, frames: int, on_step: CheckedHook | None) -> FlatRollout:
-        """The first steps of the log as a batch; the others stay in it."""
+        """The first steps of the log as a batch; the others stay in the log."""
         names = [name for name in self._acted if name != "action"]
         if on_step is not None:
             names += on_step.names
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
-        for chunk in self._log:  # one from before this call may have what another hook returned
+        for chunk in self._log:  # a step from before this call may have extras of another hook
             chunk["reward"] = self._reward_shape.fit(chunk["reward"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
-        left = nest.take(log, slice(frames, None))
-        self._logged = len(left["env_ids"])
-        self._log = [left] if self._logged else []
+        rest = nest.take(log, slice(frames, None))
+        self._logged = len(rest["env_ids"])
+        self._log = [rest] if self._logged else []
         log = nest.take(log, slice(frames))
         return by_env(log, log["traj_ids"][log.pop("broken")])
 

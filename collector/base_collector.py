@@ -125,7 +125,7 @@ class BatchCollector(ABC):
 
     @abstractmethod
     def _finish_steps(self, discard: bool) -> None:
-        """Wait for the envs that are stepping; discard: and discard the steps that belong to no batch yet."""
+        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
 
     # Batches.
 
@@ -157,7 +157,7 @@ class BatchCollector(ABC):
             if self._is_complete():
                 self.shutdown()
             return self._finishing.finish(batch)
-        except StopIteration as error:  # raised on, it would end the iterator as if all had been collected
+        except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
             notes = "; ".join(getattr(error, "__notes__", ()))
             raise RuntimeError(f"an env, the policy or postproc raised StopIteration. {notes}") from error
 
@@ -175,7 +175,7 @@ class BatchCollector(ABC):
         return True
 
     def iterator(self) -> Iterator[Any]:
-        """Batches until `total_frames` are collected; then the envs are closed. It goes on after an error."""
+        """Batches until `total_frames` are collected; then the envs are closed. It can continue after an error."""
         return self
 
     def next(self) -> Any:
@@ -210,7 +210,7 @@ class BatchCollector(ABC):
         n_episode: exactly that many, each from its reset. The share of each env is set before the first step
         (`n_episode` divided among them, the first ones one more): taking the episodes that end first would prefer short
         ones. Episodes in progress are abandoned. An env that has its share is neither stepped nor reset. An interruptor
-        that is stopped leaves the episodes that have ended until then.
+        that is stopped ends the call with the episodes that have ended so far.
 
         random: random actions in place of the policy's. render: call `render` of the envs after each round, and wait so
         many seconds (synchronous collectors only; what `render` returns is discarded). reset_before_collect: abandon
@@ -323,7 +323,7 @@ class BatchCollector(ABC):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed all envs and the random actions, and reset: the batches that follow are reproducible.
 
-        Each env gets a seed of its own from the chain that begins with `seed` (with `static_seed`: `seed` itself).
+        Each env gets its own seed from the chain that begins with `seed` (with `static_seed`: `seed` itself).
         Returns the seed after the last one, to go on with. A policy that draws from torch's random stream needs
         `torch.manual_seed` too.
         """
@@ -336,7 +336,7 @@ class BatchCollector(ABC):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights of the policy, and how far the collector is. The envs' own states are not in it."""
+        """Weights of the policy and progress of the collector. The states of the envs are not in it."""
         return {
             "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
             "frames": self.frames,

@@ -19,7 +19,7 @@ from collector.episodes.statistics import Ended
 from collector.interruptor import Interruptor
 
 CHUNK = 64
-"""Steps of each env between two looks at which episodes have ended."""
+"""Steps of each env between two checks which episodes have ended."""
 
 
 def check_arguments(

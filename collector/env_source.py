@@ -13,7 +13,7 @@ from gymnasium import Env
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
     """The vector env that `source` is or makes; `make` puts single envs into one.
 
-    Raises `RuntimeError` for `kwargs` where there is nothing left to call with them, and `TypeError` for what is
+    Raises `RuntimeError` for `kwargs` where there is nothing to call with them, and `TypeError` for what is
     neither, such as a vector env with the methods of another library.
     """
     kwargs = kwargs or {}

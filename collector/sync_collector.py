@@ -2,7 +2,7 @@
 
 A round calls the policy for the actions of the envs, and sends them. An env whose episode ends is reset by its worker
 in the same round, but for the last round of a batch: whether it steps again is not known yet. Where that cannot be, it
-is reset in a round of its own before all go on together::
+is reset in a separate round before all go on together::
 
     round    1    2    3    4    5    6
     env 0    s0   s1        s2   s3   s4#   s = step, with the row it is recorded in; R = reset
@@ -43,7 +43,7 @@ class SyncDataCollector(BatchCollector):
     1. Only envs whose episode is over are reset, each once, and only if its next step is needed.
     2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is. The policy is called for
        all envs in every round, so that is so too where it draws from one random stream. (In `collect(n_episode=...)`
-       those that have their share are left out.)
+       those that have their share are not among them.)
     3. `batch.next.obs` at the end of an episode is its true last observation.
     4. Batches belong to the caller, unless `return_same_td` is set.
     5. The weights of the policy change between batches only.
@@ -76,12 +76,12 @@ class SyncDataCollector(BatchCollector):
         split_trajs: the iterator returns `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
         return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
-            overwritten. Batches of `collect` are the caller's all the same.
+            overwritten. Batches of `collect` still belong to the caller.
         reset_when_done: only True.
-        interruptor: checked after every round; a batch that it ends is as long as what was collected.
-        set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on all the same.
+        interruptor: checked after every round; a batch that it ends has the steps collected so far.
+        set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on in the next batch.
         compile_policy, cudagraph_policy: run the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
-            of options. Weights that are replaced in place take effect all the same.
+            of options. Weights that are replaced in place still take effect.
 
     Example::
 
@@ -145,7 +145,7 @@ class SyncDataCollector(BatchCollector):
                 ids = np.flatnonzero(quota)
             obs = buffer.read("obs", time * n + ids)
         latest = buffer.read("obs", count * n + self._all_ids)
-        if self._obs is None and not count.all():  # some were never reset: what is there may be anything
+        if self._obs is None and not count.all():  # envs that were never reset have undefined rows
             begun = count.nonzero()[0]
             nest.put(latest, count == 0, nest.take(latest, begun[:1]))
         self._obs = latest
@@ -239,7 +239,7 @@ class _Rounds:
         return time, stopped
 
     def _reset(self, ids: np.ndarray, over: np.ndarray, obs: Any, time: int) -> Any:
-        """A round of resets, of the rows `over`; returns the observations of all."""
+        """Run a round of resets of the rows `over`; returns the observations of all."""
         env_ids = ids[over]
         self._runner.begin(env_ids)  # the policy's state begins too where random actions take its place
         first, _ = self._env.reset(None if len(over) == self._env_num else env_ids)
@@ -282,7 +282,7 @@ class _Rounds:
         return bool((self._quota[ids[over]] == 0).any())
 
     def _call_hook(self, step: StepBatch, where: Where) -> None:
-        """Show the round to the hook, and store what it returns."""
+        """Call the hook with the round, and store what it returns."""
         assert self._on_step is not None
         self._lap("storage")
         extras = self._on_step(step)
@@ -293,7 +293,7 @@ class _Rounds:
 
 def _last_obs(obs: Any, over: np.ndarray, info: Any, ended: np.ndarray | None) -> tuple[Any, list[int]]:
     """The last observations of the episodes that are over in these rows of a round, and which of them were reset in it:
-    only those in `ended` can have been. (An env may well have a key `final_obs` of its own.)
+    only those in `ended` can have been. (An env may itself return a key `final_obs`.)
     """
     last, begun = nest.take(obs, over), []
     for j, row in enumerate(over.tolist()):

@@ -52,7 +52,7 @@ class CollectorStats:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The total time."""
         return self.env + self.policy + self.transfer + self.storage + self.hooks + self.idle
 
     @property

@@ -256,7 +256,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
-            ({"worker": print}, ValueError, "EnvWorker of your own"),
+            ({"worker": print}, ValueError, "your own EnvWorker"),
             ({"max_concurrency": 0}, ValueError, "`max_concurrency` must be a positive or None, got 0"),
             ({"max_concurrency": 2.0}, ValueError, "`max_concurrency` must be an integer or None, got <class 'float'>"),
             ({"max_concurrency": 1, "num_workers": 2}, ValueError, "max_concurrency=1"),

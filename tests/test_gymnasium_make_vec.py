@@ -197,7 +197,7 @@ def test_what_is_not_there_is_refused():
         vecenv.make_vec("CartPole-v1", 2, backend="ray")
     with pytest.raises(gym.error.Error, match="Nothing"):
         vecenv.make_vec("Nothing-v0", 2)
-    with pytest.raises(AttributeError, match="no environment of this id"):
+    with pytest.raises(AttributeError, match="no env with this id"):
         vecenv.facades.make_vec.Nothing  # noqa: B018
     with pytest.raises(TypeError, match="wait_num"):
         vecenv.make_vec("CartPole-v1", 2, vector_kwargs={"wait_num": 1})

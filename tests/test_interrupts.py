@@ -166,7 +166,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
         assert time.monotonic() - begin < CLOSED
         mates = [i for i in (0, 2) if i in venv.failed_id]
         assert len(mates) == 1  # those of the same worker are new envs
-        with pytest.raises(VectorEnvError, match="was made anew because env 1, which shares its worker, did not"):
+        with pytest.raises(VectorEnvError, match="was restarted because env 1, which shares its worker, did not"):
             venv.step([0] * len(mates), mates)
         venv.reset(mates)
         assert venv.stats()["restarts"] == 1

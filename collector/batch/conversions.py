@@ -15,9 +15,9 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 
 COLUMNS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version", "extras"]
-"""Those with a row for each step, in both forms."""
+"""The columns with a row for each step, in both forms."""
 PADDING = {"terminated": False, "truncated": False, "traj_ids": -1}
-"""What these are padded with, whatever the other columns are."""
+"""The fixed padding of these columns."""
 
 
 def flat_columns(rollout: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _padding(rows: Any, wanted: float) -> Any:
 
 
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
-    """Observations `(K, L+1, ...)`: one more column, and in each row what came after its last step."""
+    """Observations `(K, L+1, ...)`: one more column, which holds in each row the observation after its last step."""
 
     def extend(rows: Any) -> Any:
         shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])

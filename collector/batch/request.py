@@ -13,7 +13,7 @@ class BatchRequest(NamedTuple):
     """One batch that a loop is to collect."""
 
     frames: int
-    """At most so many steps."""
+    """The largest number of steps."""
     random: bool
     """Whether random actions take the place of the policy's."""
     quota: np.ndarray | None = None

@@ -1,4 +1,4 @@
-"""The shape of rewards, and that none of them is NaN."""
+"""The shape of rewards, and a check that none of them is NaN."""
 
 from __future__ import annotations
 

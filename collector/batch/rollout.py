@@ -141,7 +141,7 @@ class FlatRollout(Steps):
         return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:
-        """Itself."""
+        """This batch."""
         return self
 
     def to_tensordict(self) -> Any:
@@ -149,7 +149,7 @@ class FlatRollout(Steps):
 
         A row whose episode goes on, but not in the row below (the last of each env), is marked there as `set_truncated`
         marks it: truncated and done under "next". So what runs along "time" (GAE, TD(lambda), V-trace) never goes from
-        one env into the next. The batch itself is left as it is.
+        one env into the next. The batch itself does not change.
         """
         from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
 

@@ -6,8 +6,8 @@ env first, `(N, T, ...)`, as views of that memory::
     buffer (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
     rollout         obs[env, t], action[env, t], reward[env, t], ...
 
-An env that has all its episodes stays behind. So a row is addressed by `time * N + env`, with one index array (or one
-slice, while all step).
+An env that has all its episodes is not stepped any more. So a row is addressed by `time * N + env`, with one index
+array (or one slice, while all step).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class CheckedHook:
             raise TypeError(f"on_step returned {name!r} as {_layout_of(rows)} (shape of a row, dtype) after {before}")
 
     def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Put zeros where these steps have nothing of what the hook returned in other rounds; always in one order."""
+        """Add zeros for names that the hook returned only in other rounds; the order of names is always the same."""
         for name, layout in self._layout.items():
             rows = extras.pop(name, None)
             if rows is None or (rows.shape[len(shape) :], rows.dtype) != layout:

@@ -27,7 +27,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
     def flags(of: Any) -> dict[str, Any]:
         return {name: column(getattr(of, name)) for name in ("terminated", "truncated", "done", "step_count")}
 
-    start = column(torch.zeros_like(batch.terminated))  # after the reset of a finished env no flag is up
+    start = column(torch.zeros_like(batch.terminated))  # flags are False after the reset of a finished env
     step = {
         "action": batch.action,
         "terminated": start,

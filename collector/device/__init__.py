@@ -1,1 +1,1 @@
-"""The way of data to a device and back."""
+"""Transfer of data to a device and back."""

@@ -48,7 +48,7 @@ class CudaCopier(Copier):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._streams: set[torch.cuda.Stream] = set()
-        """Those with copies since the last wait: one, unless the caller changed the current stream in between."""
+        """Streams with copies since the last wait: one, unless the caller changed the current stream in between."""
         self._events: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -76,7 +76,7 @@ class CudaCopier(Copier):
             self._events[stream].synchronize()
 
     def _clear_error(self) -> None:
-        """PyTorch takes back and raises an error that it finds after launching a kernel: let this one find it."""
+        """Launch a kernel, after which PyTorch raises and clears a pending CUDA error, and suppress that error."""
         with suppress(RuntimeError):
             torch.ones(1, device=self.device)
 

@@ -29,14 +29,14 @@ class Registration:
 
 
 _registrations: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
-"""All of them by address: CUDA refuses to register memory twice."""
+"""All registrations by address: CUDA refuses to register memory twice."""
 
 
 def register(array: np.ndarray, cudart: Any, clear_error: Callable[[], None]) -> Registration | None:
     """Register the memory of `array` with CUDA; None where there is none, or CUDA refuses.
 
     That takes a while for each megabyte, so it is for memory that is kept. `cudart` is what `torch.cuda.cudart()`
-    returns; `clear_error` takes back the error that a refusal leaves behind, which the next kernel would raise.
+    returns; `clear_error` clears the error that a refusal sets, which the next kernel would raise.
     """
     if array.nbytes == 0 or not array.flags.c_contiguous:
         return None
@@ -60,7 +60,7 @@ def address_of(array: np.ndarray) -> int:
 def _unregister(
     array: np.ndarray, cudart: Any, clear_error: Callable[[], None], readers: list[Callable[[], None]], owner: int
 ) -> None:
-    if os.getpid() != owner:  # a forked copy of the process has registered nothing, and may not use CUDA
+    if os.getpid() != owner:  # a forked copy of the process has registered nothing and may not use CUDA
         return
     # The device may have failed (an assertion in a kernel): the memory is unregistered all the same.
     for wait in readers:

@@ -52,7 +52,7 @@ def resolve_device(device: Any) -> torch.device:
 def one_thread() -> Iterator[None]:
     """Run torch's CPU operations on one thread: those of a small network do not gain from a second one.
 
-    Where worker processes use the other CPUs, waiting for the second thread makes the network several times slower.
+    Where worker processes use the other CPUs, waiting for a second thread makes the network several times slower.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ class TorchVectorEnv(VectorEnvWrapper):
             if done.any():
                 obs[done], _ = venv.reset(done)
 
-    Observations keep their dtype and shape (uint8 frames cross the bus as uint8) and come as a tensor, or a dict or
+    Observations keep their dtype and shape (uint8 frames are transferred as uint8) and come as a tensor, or a dict or
     tuple of tensors; `terminated` and `truncated` are bool. Rewards are cast to `reward_dtype` before they go to the
     device: float32 by default; float64 keeps every bit. Infos stay an array of dicts, and the `partial` of an error
     arrays. Actions, ids and masks may be tensors on any device, or what `venv` takes. Everything else (spaces,
@@ -65,7 +65,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         self._transfers = [self._transfer]
 
     def to(self, device: Any) -> TorchVectorEnv:
-        """Another one around the same `venv`, with tensors on `device`; this one goes on working."""
+        """Another TorchVectorEnv around the same `venv`, with tensors on `device`; this one stays usable."""
         other = type(self)(self.venv, device, reward_dtype=self.reward_dtype)
         # Both share the memory of the envs: before either steps them, the copies of both have to be done.
         other._transfers = self._transfers
@@ -115,7 +115,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         arrays = self._transfer.to_numpy(tensors)
         self._settle()
         if isinstance(self._transfer, PinnedTransfer):
-            arrays = {name: array.copy() for name, array in arrays.items()}  # an env may hold on to its action
+            arrays = {name: array.copy() for name, array in arrays.items()}  # an env may keep its action
         numbers = count()
         return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), action)
 
@@ -150,7 +150,7 @@ def _check_vector_env(venv: Any) -> None:
             if not isinstance(leaf, Leaf):
                 raise TypeError(
                     f"{leaf.path} of {venv!r} has no fixed shape and dtype that all envs share, so it cannot be a "
-                    "tensor; leave it out of the observation, or use the vector env without TorchVectorEnv"
+                    "tensor; drop it from the observation, or use the vector env without TorchVectorEnv"
                 )
             as_tensor(np.empty(0, leaf.dtype))
 

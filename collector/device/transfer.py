@@ -59,7 +59,7 @@ class PinnedTransfer:
 
     Guarantees: no memory is written to while a copy of a round before may still read it, be it a buffer of this object
     or one of `memory`, provided that the owner of `memory` calls `settle` (or `to_numpy`) before it is written to.
-    Nothing synchronises the whole device. uint8 goes over as uint8.
+    Nothing synchronises the whole device. uint8 is transferred as uint8.
     Assumes one thread, and that the policy's work is queued on (or joined to) the device's current stream.
 
     What `to_device` returns is valid until its next call, unless `fresh` is set: then it belongs to the caller. What
@@ -83,7 +83,7 @@ class PinnedTransfer:
         self._fresh = fresh
         self._copier = copier_for(device) if copier is None else copier
         self._memory = [_Memory(array) for array in memory]
-        # By the number of a leaf, or the name of an output.
+        # Keys: the number of a leaf, or the name of an output.
         self._pinned: dict[Any, torch.Tensor] = {}
         self._on_device: dict[Any, torch.Tensor] = {}
         self._in_flight = False
@@ -114,7 +114,7 @@ class PinnedTransfer:
 
     def close(self) -> None:
         """Release all memory, once no copy reads it any more."""
-        with suppress(RuntimeError):  # a device that has failed copies nothing more
+        with suppress(RuntimeError):  # a failed device makes no more copies
             self.settle()
         self._in_flight = False
         self._memory.clear()

@@ -50,8 +50,8 @@ class Episode:
 class EpisodeCutter:
     """Cuts batches of one collector into whole episodes.
 
-    An episode that a batch leaves unfinished is kept, and comes out of the batch that finishes it. One that breaks off
-    because its env failed is discarded.
+    An episode that is unfinished at the end of a batch is kept, and returned with the batch that ends it. One
+    that breaks off because its env failed is discarded.
 
     Example::
 
@@ -101,7 +101,7 @@ def _part(flat: FlatRollout, at: slice) -> Episode:
 
 
 def _join(parts: list[Episode]) -> Episode:
-    """Consecutive parts of an episode as one, in memory of its own."""
+    """Consecutive parts of an episode as one, in new memory."""
     names = ("obs", "action", "reward", "terminated", "truncated")
     columns = {name: join([getattr(part, name) for part in parts]) for name in names}
     return Episode(**columns, env_id=parts[0].env_id)

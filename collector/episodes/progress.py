@@ -34,7 +34,7 @@ class Episodes:
 
     @property
     def next_id(self) -> int:
-        """All ids so far are smaller."""
+        """An id that is larger than all ids so far."""
         return int(self.index.max() + 1) * len(self._envs)
 
     def skip_to(self, next_id: int) -> None:

@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, help: str, **options: Any) -> None:
         default = getattr(JobConfig, name, None)
-        if default is None:  # left out, so that `JobConfig` has the default
+        if default is None:  # not passed, so that `JobConfig` has the default
             default = argparse.SUPPRESS
         else:
             help += " [%(default)s]"
@@ -77,16 +77,16 @@ def make_parser() -> argparse.ArgumentParser:
 
     count = {"type": _count, "metavar": "N"}
     add("env", "gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0", required=True, metavar="ID")
-    add("steps", "stop once whole episodes have so many", **count)
+    add("steps", "stop once whole episodes have this many steps", **count)
     add("out", "folder for the episodes [data/ID]", type=Path, metavar="FOLDER")
-    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier job left there")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier job wrote there")
     add("num_envs", "envs side by side", **count)
     add("backend", "where envs run; dummy: in this process", choices=BACKENDS)
     add("workers", "worker processes [one for each CPU]", **count)
     add("policy", "mlp: a network with random weights", choices=POLICIES)
     add("device", "where the network runs", choices=DEVICES)
     add("seed", "the same seed, the same episodes", type=_seed, metavar="N")
-    add("max_episode_steps", "cut episodes off after so many [the limit of the env]", **count)
+    add("max_episode_steps", "truncate episodes after this many steps [the limit of the env]", **count)
     parser.add_argument("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
     return parser
 

@@ -25,7 +25,7 @@ def make_console() -> Console:
 
 
 class Report:
-    """Shows the progress of one job: hand it to `run_job` as `on_progress`, inside `with`."""
+    """Shows the progress of one job: pass it to `run_job` as `on_progress`, inside `with`."""
 
     def __init__(self, console: Console, config: JobConfig) -> None:
         self._console = console
@@ -54,7 +54,7 @@ class Report:
         self._bar.stop()
 
     def __call__(self, state: JobState) -> None:
-        """Show where the job is."""
+        """Show the progress of the job."""
         self._bar.update(self._task, completed=min(state.steps, self._steps), description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
             # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.

@@ -60,7 +60,7 @@ class JobConfig:
     plot: bool = True
     """Draw the returns over time."""
     overwrite: bool = False
-    """Replace what an earlier job left in `out`."""
+    """Replace what an earlier job wrote to `out`."""
     shard_bytes: int = 64 * 2**20
     """Commit a shard when its episodes are this large,"""
     shard_seconds: float = 30.0
@@ -69,7 +69,7 @@ class JobConfig:
 
 @dataclass
 class JobState:
-    """How far a job is; what it hands to `on_progress`, and returns at its end."""
+    """The progress of a job, passed to `on_progress` and returned at its end."""
 
     config: JobConfig
     steps: int = 0
@@ -99,10 +99,10 @@ class JobState:
 
 
 def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda state: None) -> JobState:
-    """Collect, write, draw; return what was done. Call it from the main thread for signals to end it cleanly.
+    """Collect, write, draw; return what was done. Signals end it cleanly only in the main thread.
 
-    `on_progress` is called after every batch. A signal, or an exception while collecting, leaves the whole episodes so
-    far committed. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the env do
+    `on_progress` is called after every batch. A signal, or an exception while collecting, still commits the whole
+    episodes so far. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the env do
     not allow the job or a library is missing, and whatever the env raises.
 
     Example::

@@ -63,7 +63,7 @@ def check_folder(folder: Path, overwrite: bool = False) -> None:
 
 
 def prepare_folder(folder: Path, overwrite: bool = False) -> None:
-    """The same, and remove what an earlier job wrote there; no other file ever is."""
+    """As `check_folder`, and remove the files that an earlier job wrote there, and no other files."""
     check_folder(folder, overwrite)  # also where it was checked before: another job may have come in between
     with _writing(folder, "choose another folder"):
         # The manifest goes first, so that no reader finds one whose shards are missing.
@@ -73,7 +73,7 @@ def prepare_folder(folder: Path, overwrite: bool = False) -> None:
 
 @contextmanager
 def _writing(folder: Path, advice: str) -> Iterator[None]:
-    """What the disk refuses inside of `with` is a `DatasetError`."""
+    """Raise an OSError inside the `with` block as a `DatasetError`."""
     try:
         yield
     except OSError as error:
@@ -105,7 +105,7 @@ class DatasetWriter:
         self.waiting_bytes = 0
         """Size of the episodes that are not committed yet."""
         self.manifest: dict[str, Any] = {}
-        """As it is on the disk."""
+        """The manifest as it is on disk."""
         begin = {"status": "collecting", "config": config, "obs": "obs", "episodes": 0, "steps": 0, "shards": []}
         self._write_manifest({**FORMAT, **begin})
 
@@ -117,7 +117,7 @@ class DatasetWriter:
     def commit(self) -> None:
         """Write the episodes taken since the last commit as one shard, and list it in the manifest.
 
-        Raises `DatasetError` where the disk refuses them; what was committed before stays as it is.
+        Raises `DatasetError` where the disk refuses them; what was committed before is unchanged.
         """
         if not self._waiting:
             return
@@ -149,7 +149,7 @@ class DatasetWriter:
         self._waiting, self.waiting_bytes = [], 0
 
     def close(self, status: str) -> None:
-        """Commit what is left and record how the collection ended: "complete", "interrupted" or "failed"."""
+        """Commit the remaining episodes and record how the collection ended: "complete", "interrupted" or "failed"."""
         self.commit()
         self._write_manifest({**self.manifest, "status": status})
 
@@ -231,7 +231,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     with open(temporary, "wb") as file:
         write(file)
         file.flush()
-        # Without this, a power cut after the rename could leave the new name with nothing behind it.
+        # Without this, a power cut after the rename could result in an empty file under the new name.
         os.fsync(file.fileno())
     os.replace(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY)

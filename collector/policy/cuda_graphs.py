@@ -36,7 +36,7 @@ class GraphedPolicy(PaddedPolicy):
     2. Weights that are changed in place take effect. Where a parameter or buffer moved in memory (`module.to`,
        `param.data = ...`), or `module.training` or autocast changed, the graphs are recorded again. New `Parameter`
        objects in place of old ones are not noticed: load weights in place.
-    3. Recording moves no random stream, and leaves the caller's stream the current one.
+    3. Recording advances no random generator, and the caller's stream stays the current one.
 
     Outputs carry no gradient, and are valid until the next call. Neither recording nor replaying waits for the device;
     PyTorch 2.13 itself waits for the default stream once a recording, where it sets up the random numbers. `sizes` as
@@ -137,7 +137,7 @@ class CudaCapture:
             return self._record(run, record)
 
     def _warm_up(self, run: Run, stream: torch.cuda.Stream) -> None:
-        """Libraries set themselves up in their first calls, which no graph may contain; no random stream moves."""
+        """Run the first calls, in which libraries set themselves up; random generators are not advanced."""
         current = torch.cuda.current_stream()
         states = [generator.get_state() for generator in self._generators]
         stream.wait_stream(current)
@@ -176,7 +176,7 @@ def _captured(run: Run, graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequ
     """Record a run on the current stream, and return its outputs.
 
     `torch.cuda.graph` would wait for the whole device first, to give back the memory that PyTorch keeps for later: a
-    learner that uses the device too would stand still, and have to allocate its memory again.
+    learner that uses the device too would wait, and allocate its memory again.
     """
     _begin(graph, pool, generators)
     try:
@@ -200,7 +200,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.
     """Undo what a recording that failed has begun.
 
     PyTorch up to 2.11 leaves the memory pool and the random generators as if it still went on, and the next random
-    number on the device would be an error: the pool is closed by hand, and a recording that ends well frees the
+    number on the device would be an error: the pool is closed explicitly here, and a recording that succeeds frees the
     generators. Errors in here are suppressed: the one that led here is raised.
     """
     with suppress(Exception):

@@ -65,13 +65,13 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 @lru_cache
 def _is_distribution(kind: type) -> bool:
-    """Looked up once a type: that a tensor has no such attribute takes long to find out."""
+    """Cached for each type: a failed attribute lookup on a tensor is slow."""
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
 def _is_quicker_by_rsample(distribution: Any) -> bool:
-    """Whether it is torch's, built on its `Normal`: `sample` looks at each scale on the host, for which it waits for
-    the device and which no CUDA graph may do; `rsample` draws the same numbers.
+    """Whether it is torch's, built on its `Normal`: `sample` reads each scale on the host, so it waits for
+    the device, which no CUDA graph may do; `rsample` draws the same numbers.
     """
     while _is_torchs(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":

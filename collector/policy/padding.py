@@ -91,7 +91,7 @@ class PaddedPolicy:
 
 
 def fill_up(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """The rows, and the last one again behind them, in memory of their own.
+    """The rows, and the last one repeated behind them, in new memory.
 
     Rows of zeros might be invalid input (an action mask of zeros allows nothing), and an assertion that fails on CUDA
     ends all use of the device by this process.

@@ -46,16 +46,16 @@ def prepare_policy(
     if graph_options is not None and target.type != "cuda":
         raise ValueError(
             f"cudagraph_policy needs the policy on a CUDA device, and it is on {target}: "
-            "pass policy_device='cuda', or leave cudagraph_policy out"
+            "pass policy_device='cuda', or do not pass cudagraph_policy"
         )
     faster = policy
     if compile_options is not None:
         if graph_options is not None and _makes_graphs(compile_options):
             raise ValueError(
-                f"compile_policy={compile_options} makes CUDA graphs by itself: leave cudagraph_policy out, "
+                f"compile_policy={compile_options} makes CUDA graphs by itself: do not pass cudagraph_policy, "
                 "or compile in another mode"
             )
-        # A batch of another size is compiled anew instead of for any size, which would be slower: the sizes are few.
+        # Each batch size is compiled separately: code for any size is slower, and there are few sizes.
         faster = _compiled(policy, {"dynamic": False, **compile_options})
     if graph_options is not None:
         return GraphedPolicy(policy, rows, exploration, faster=faster, **graph_options)
@@ -71,7 +71,7 @@ def _makes_graphs(options: dict[str, Any]) -> bool:
 def _compiled(policy: Policy, options: dict[str, Any]) -> Policy:
     """The compiled policy, whose distributions do not check their arguments: checks cannot be compiled.
 
-    torch.compile turns checks off for the whole process, and for good; here they are off while the policy is called.
+    torch.compile turns checks off for the whole process, permanently; here they are off while the policy is called.
     """
     with unchecked_distributions():
         compiled = torch.compile(policy, **options)

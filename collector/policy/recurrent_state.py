@@ -15,8 +15,8 @@ class RecurrentState:
     """The state of a policy: a row for each env, on the policy's device.
 
     An env that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`. A call is three steps:
-    `rows` here, `recall` and `keep` with what it returned on the policy's device: an index that had to go there from
-    this process would make it wait.
+    `rows` here, `recall` and `keep` with what it returned on the policy's device: moving an index
+    there from this process would block.
     """
 
     def __init__(self, policy: Policy, env_num: int) -> None:
@@ -27,7 +27,7 @@ class RecurrentState:
         self._state: Any = None
 
     def begin(self, env_ids: Any) -> None:
-        """Episodes begin in these envs."""
+        """Note that episodes begin in these envs."""
         self._begun[env_ids] = True
 
     def rows(self, env_ids: np.ndarray, needs_ids: bool) -> tuple[np.ndarray, ...]:
@@ -64,7 +64,7 @@ class RecurrentState:
                 f"or (action, state); got {type(output).__name__}"
             )
         output = dict(output)
-        # One that kept its gradients would hold on to all steps before.
+        # A state with gradients would keep the graphs of all earlier steps alive.
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
         if state is None and self._state is None:  # as `predict` of Stable-Baselines3's models that have none
             return output

@@ -35,7 +35,7 @@ class PolicyRunner:
         self, policy: Policy | None, env: Any, exploration: ExplorationType, device: Any = None, **options: Any
     ) -> None:
         self.module: Any = None
-        """The network that is called (a copy of the policy where that lives on another device), or None."""
+        """The network that is called (a copy where the policy is on another device), or None."""
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy has been called."""
         self._env, self._exploration = env, exploration
@@ -51,7 +51,7 @@ class PolicyRunner:
             self._prepare(policy, device, options)
 
     def _prepare(self, policy: Policy, device: Any, options: dict[str, Any]) -> None:
-        """Read the policy's signature, and make what brings observations to where it runs."""
+        """Read the policy's signature, and make the transfer to the policy's device."""
         if not callable(policy):
             raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
         self._policy, env_num = policy, self._env.env_num
@@ -84,7 +84,7 @@ class PolicyRunner:
         if random or self._is_random:
             return {"action": self._random(obs, env_ids)}
         begin = time.perf_counter()
-        # Rows go the same way as the observations, so that they are where the policy is.
+        # Rows are transferred like the observations, to the device of the policy.
         inputs = (obs, self._rows(env_ids)) if self._wants_rows else obs
         if self._torch is not None:
             outputs: Outputs = self._torch(self._call, inputs)
@@ -128,7 +128,7 @@ class PolicyRunner:
         return self._state.keep(rows, self._policy(*args, **named, state=self._state.recall(rows)))
 
     def begin(self, env_ids: Any) -> None:
-        """Episodes begin in these envs: a recurrent policy starts afresh."""
+        """Note that episodes begin in these envs: a recurrent policy restarts from its initial state."""
         if self._state is not None:
             self._state.begin(env_ids)
 
@@ -142,8 +142,8 @@ class PolicyRunner:
         return random and not self._is_random
 
     def learn_layout(self, obs: Any, env_ids: np.ndarray) -> Layout:
-        """`layout`; a policy that was never called is called for these envs, its outputs are dropped, and no random
-        stream of torch moves.
+        """`layout`; a policy that was never called is called for these envs, its outputs are dropped, and torch's
+        random generators are not advanced.
         """
         if not self.layout:
             torch = sys.modules.get("torch")
@@ -161,11 +161,11 @@ class PolicyRunner:
 
     @property
     def transfer_seconds(self) -> float:
-        """Time for the way to the policy and back; on CUDA that includes the wait for the device."""
+        """Seconds of transfers to the policy and back; on CUDA that includes the wait for the device."""
         return self._seconds - self._policy_seconds
 
     def close(self) -> None:
-        """Release the memory for the way to the policy and back; it is not called again."""
+        """Release the memory for transfers to the policy and back; it is not called again."""
         if self._torch is not None:
             self._torch.close()
 
@@ -191,7 +191,7 @@ class PolicyRunner:
         self.layout = layout if self._space is None else {**layout, "action": self._space}
 
     def _as_in_space(self, action: np.ndarray) -> np.ndarray:
-        """The action as the envs get it: what is stored is what was done."""
+        """The action as the envs get it, so that the stored action is the one that was executed."""
         assert self._space is not None
         shape, dtype = self._space
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)

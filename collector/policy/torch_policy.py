@@ -20,7 +20,7 @@ from vecenv import nest
 class TorchPolicy:
     """Brings inputs to the device of a policy, which is called in inference mode, and its outputs back.
 
-    `module` is the network (a copy where the parameters were not on `device`; the original is left as it is), or None
+    `module` is the network (a copy where the parameters were not on `device`; the original does not change), or None
     where the policy is no module; `policy` is what to call. `rows` is the largest number of rows of a call; `memory` as
     for `PinnedTransfer`; the options as for `prepare_policy`.
     """

@@ -24,7 +24,7 @@ class PolicyWeights:
         self._module = module
         self._lock = threading.RLock()
         self._collecting = 0
-        """How many batches are being collected, one within the other."""
+        """How many batches are being collected now, nested calls included."""
         self._waiting: dict[str, Any] | None = None
         self._updates = 0
         """How many updates wait; the weights are those of the last."""
@@ -70,12 +70,12 @@ class PolicyWeights:
 
     @property
     def _called(self) -> Any:
-        """The network, or a policy that is no module, but may have weights of its own."""
+        """The network, or a policy that is no module, but may have weights."""
         return self._policy if self._module is None else self._module
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """No weight changes inside of `with`."""
+        """Weights do not change inside the `with` block."""
         with self._lock:
             self._collecting += 1
         try:
@@ -117,7 +117,7 @@ class PolicyWeights:
 
 def _wait_for(values: Iterable[Any]) -> None:
     """Wait until what this thread has queued on the devices of these tensors has run: another thread uses them next, on
-    a stream of its own.
+    its own stream.
     """
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:

@@ -16,22 +16,22 @@ from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 
 Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
-"""(obs, reward, terminated, truncated, infos or None): what a backend hands over instead of rows of the arena."""
+"""(obs, reward, terminated, truncated, infos or None): what a backend returns instead of rows of the arena."""
 
 
 class Taken(NamedTuple):
-    """The results of a round besides the rows of the arena."""
+    """The results of a round that are not in the rows of the arena."""
 
     extras: dict[int, Extra]
     columns: Columns | None = None
 
 
 NOTHING_BESIDES = Taken({})
-"""Every row is whole. Never written to."""
+"""No extras: every row is complete. Never written to."""
 
 
 class WorkerInfo(NamedTuple):
-    """Plain facts about a worker: the envs that it hosts, its process (None: this one), its seconds in rounds."""
+    """Facts about a worker: the envs that it hosts, its process (None: this one), its seconds in rounds."""
 
     ids: Sequence[int]
     pid: int | None
@@ -39,7 +39,7 @@ class WorkerInfo(NamedTuple):
 
 
 class Codec:
-    """Prepares what does not fit the arena. This one is for envs in this process: it copies, and refuses nothing."""
+    """Prepares what does not fit the arena. This one is for envs in this process: it copies, and rejects nothing."""
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
@@ -106,7 +106,7 @@ class Backend(ABC):
     Guarantees: (1) the answer to every operation arrives exactly once, as a row and a status byte, or as an `Extra`
     with a Failure; (2) `wait` returns within 0.1 s of the death of a worker; (3) `close` returns in bounded time,
     whatever happened before. A call that is interrupted (KeyboardInterrupt) may lose the round; the next `wait` finds
-    the workers whose messages were torn apart and loses them.
+    the workers with a message that was sent or received only in part, and ends them.
     """
 
     num_workers: int
@@ -160,7 +160,7 @@ class Backend(ABC):
         """Start `ENV_CALLS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
 
     def restart(self, env_id: int) -> Sequence[int]:
-        """Replace the worker of an env, which is lost or stuck, by a new one; returns the ids of its block.
+        """Replace the worker of an env, which is lost or does not return, by a new one; returns the ids of its block.
 
         All envs of the block exist again, idle, and have to be reset. Raises what their constructors raise.
         """
@@ -200,5 +200,5 @@ class Answers:
         return Taken(extras)
 
     def busy(self, i: int) -> bool:
-        """Whether the env was asked for something and has not answered."""
+        """Whether the env runs an operation and has not answered."""
         return bool(opcodes.IDLE < self.status[i] < opcodes.DONE)

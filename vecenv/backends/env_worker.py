@@ -1,4 +1,4 @@
-"""EnvWorkerBackend: workers of the user's own, one an env, with the interface of tianshou's EnvWorker."""
+"""EnvWorkerBackend: workers that the user defines, one for each env, with the interface of tianshou's EnvWorker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "ren
 
 
 class EnvWorker(ABC):
-    """One env, wherever it lives: subclass it to bring workers of your own (contract of tianshou's EnvWorker).
+    """One env, wherever it runs: subclass it to define your own worker (contract of tianshou's EnvWorker).
 
     `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` returns the
     workers that have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space

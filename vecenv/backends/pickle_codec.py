@@ -13,7 +13,7 @@ from vecenv.backends.ipc.serialization import dumps
 
 
 class PickleCodec(Codec):
-    """What does not fit the arena travels pickled; TypeError for what cannot be. `forked`: workers know the script."""
+    """Pickles what does not fit the arena, or raises TypeError. `forked`: workers inherited the script."""
 
     def __init__(self, forked: bool) -> None:
         self._forked = forked

@@ -1,4 +1,4 @@
-"""ProcessCall: an operation that the workers of a pool were asked for."""
+"""ProcessCall: an operation in progress in the workers of a pool."""
 
 from __future__ import annotations
 

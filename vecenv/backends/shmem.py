@@ -41,7 +41,7 @@ which a worker could run: longer, and it would keep both workers on one CPU whil
 SPARE_SPINS = 1000
 """The same where there are more CPUs than workers."""
 LONG_ROUND = 5e-3
-"""After a wait that took longer (seconds) spinning does not pay: the parent sleeps at once."""
+"""After a wait that took longer (seconds) spinning is not worth its CPU time: the parent sleeps at once."""
 
 
 class ShmemTransport(Transport):

@@ -30,7 +30,7 @@ class _Block(NamedTuple):
     status: memoryview
     actions: list[memoryview]
     outputs: list[tuple[memoryview, slice]]
-    """Each with the part of an ANSWERS frame that goes there when all envs of the block have answered."""
+    """Each array with its part of an ANSWERS frame in which all envs of the block have answered."""
     size: int
     """Bytes of that frame, where there is nothing else in it."""
 

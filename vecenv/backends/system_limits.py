@@ -31,13 +31,13 @@ def _cgroup_quota() -> float | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without making the system kill somebody, None where it does not say."""
+    """Bytes that can be taken without the system killing a process for lack of memory, None where it is not known."""
     grants = [number for number in (_free_memory(), _cgroup_memory()) if number is not None]
     return min(grants, default=None)
 
 
 def _free_memory() -> int | None:
-    """What is left of the memory of the machine, or all of it where the kernel does not say what is taken."""
+    """What is left of the memory of the machine, or all of it where the kernel does not report what is used."""
     lines = (system_file("/proc/meminfo") or "").splitlines()
     available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     return _whole_memory() if available is None else available
@@ -64,7 +64,7 @@ def _cgroup_memory() -> int | None:
 
 
 def check_descriptors(needed: int, purpose: str) -> None:
-    """OSError (EMFILE) if this process may not open so many files more: before anything is started, not half-way."""
+    """OSError (EMFILE) if this process cannot open `needed` more files: raised before anything is started."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         left = limit - len(os.listdir("/dev/fd"))

@@ -45,7 +45,7 @@ class Transport(ABC):
         return done
 
     def awake(self) -> None:  # noqa: B027  most transports have nothing to do
-        """The caller sleeps no longer."""
+        """The caller has woken up."""
 
     @abstractmethod
     def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:

@@ -1,4 +1,4 @@
-"""Engine: runs rounds of operations on the envs of a backend, and keeps what is known of them.
+"""Engine: runs rounds of operations on the envs of a backend, and keeps their state.
 
 BaseVectorEnv, facades, collectors
     |  exchange / send, receive / reset / call / close
@@ -44,7 +44,7 @@ Received = tuple["np.ndarray | None", "list[int]", Taken]
 
 
 class Engine:
-    """Runs rounds on `backend`: the machinery of one vector env, without its public face.
+    """Runs rounds on `backend`: the machinery of one vector env, without its public methods.
 
     A round is started by `send` and ended by `receive`; `exchange` is both for a round of all envs. Guarantees: what is
     refused leaves every env untouched; the failure of one env loses no result of another (`error.partial`); an
@@ -88,7 +88,7 @@ class Engine:
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
         self._action_layout = layout.action
         self._plain: tuple[Any, Any] = (None, None)
-        """Shape and dtype of actions of all envs that need no second look."""
+        """Shape and dtype of a batch of actions for all envs that needs no conversion."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
@@ -165,7 +165,7 @@ class Engine:
         self.statistics.call_seconds += perf_counter() - begin
 
     def receive(self) -> Received:
-        """Wait for what is in flight, or as much of it as `wait_num` and `timeout` say, and take it."""
+        """Wait for what is in flight, or as much of it as `wait_num` and `timeout` require, and take it."""
         self.check_open()
         whole = len(self._order) == 1 and self._order[0] is None and not self.is_async
         before = self.all_ids if whole else self.status.waiting_ids
@@ -212,7 +212,7 @@ class Engine:
         """Start the round that nearly every round is: all envs, actions as the arena has them, `reset` None or a mask.
 
         False if it is another, or if anything is out of the ordinary: then nothing is done, and `_start_steps` does
-        the same after more questions. It is here because most of the caller's time went into them.
+        the same after more checks. Those checks took most of the caller's time, which is why this shortcut exists.
         """
         shape, dtype = self._plain
         if (
@@ -300,14 +300,14 @@ class Engine:
         self._start(ids, op, encoded)
 
     def _begin_resets(self, args: dict[int, dict[str, Any]]) -> None:
-        """These envs are being reset; those that failed begin anew, and lost ones are started again first."""
+        """These envs are being reset; those that failed are cleared, and lost ones are restarted first."""
         self.recovery.start_again(args)
-        self.recovery.forget(args)
+        self.recovery.discard_errors(args)
         self.recovery.resets.update(args)
         self.statistics.resets += len(args)
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Hand a checked round to the backend; envs that failed answer at once."""
+        """Send a checked round to the backend; envs that failed answer at once."""
         asked = np.arange(self.env_num) if ids is None else ids
         self.statistics.rounds += 1
         self.statistics.operations += len(asked)
@@ -353,7 +353,7 @@ class Engine:
         """A call was interrupted: what is in flight is discarded, and its envs, and those `asked`, need a reset."""
         if self.closed:
             if not isinstance(error, ClosedError) and isinstance(error, Exception):
-                self.check_open()  # another thread takes it all apart
+                self.check_open()  # another thread is closing everything
         elif not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             self._order, self.recovery.resets = [], {}
             self._interrupts.abandon(error, asked)

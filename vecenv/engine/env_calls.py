@@ -68,5 +68,5 @@ class EnvCalls:
         for i, was_reset in zip(chosen, were_reset, strict=True):
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
-            if was_reset is not False:  # None: it was made anew
+            if was_reset is not False:  # None: seeding made a new env
                 self._readiness.note_seeded(i, needs_reset=was_reset is None)

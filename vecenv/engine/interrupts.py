@@ -1,4 +1,4 @@
-"""Interrupts: what happens to the envs of a call that an exception such as KeyboardInterrupt has ended early.
+"""Interrupts: which envs need a reset after an exception such as KeyboardInterrupt has ended a call early.
 
 Their results are discarded and they accept only a reset. The reset waits for what they are still doing, and gives an
 env that does not answer a new worker.
@@ -17,7 +17,7 @@ from vecenv.engine.status import EnvStatus
 from vecenv.errors import VectorEnvError
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""What handlers of signals raise in the middle of a call, most of all for Ctrl-C."""
+"""What signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
 DRAIN_TIMEOUT = 5.0
 """Seconds that a reset waits for the envs of an interrupted call before it starts their workers again."""
 
@@ -37,7 +37,7 @@ class Interrupts:
                 f"env {i} was in a call that {type(error).__name__} interrupted, and its result was discarded; "
                 f"reset({i}) makes it usable again"
             )
-        self._backend.wait(None, None)  # finds the workers whose messages were torn apart
+        self._backend.wait(None, None)  # finds the workers with a message that was cut off
 
     def drain(self, ids: np.ndarray | None) -> None:
         """Before a reset of these envs (None: all): discard the results of interrupted calls."""
@@ -46,7 +46,7 @@ class Interrupts:
         backend.wait(lambda: all(map(status.has_answered, chosen)), time.monotonic() + DRAIN_TIMEOUT)
         for i in sorted(chosen):
             if not status.has_answered(i):
-                mates = set(backend.restart(i)).difference(chosen, status.waiting_ids)
-                self._recovery.note_replaced(i, mates)
+                same_worker = set(backend.restart(i)).difference(chosen, status.waiting_ids)
+                self._recovery.note_replaced(i, same_worker)
         backend.take(sorted(chosen))
         status.abandoned -= chosen

@@ -1,4 +1,4 @@
-"""The end of engines: closed by hand, by garbage collection or at exit; and never in a forked copy of the process."""
+"""The end of engines: by close(), by garbage collection or at exit; never in a forked copy of the process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Lifetime:
 
 @atexit.register
 def _close_all() -> None:
-    """At interpreter exit: what is still open, without a word."""
+    """At interpreter exit: close what is still open, without a warning."""
     for owner in list(_open):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

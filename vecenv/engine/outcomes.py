@@ -1,4 +1,4 @@
-"""Outcomes: what the results of a round say of its envs: which failed, whose episode ended, which were reset."""
+"""Outcomes: which envs of a round failed, whose episode ended, and which were reset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vecenv.errors import Partial
 
 
 class Outcomes:
-    """Notes the results of rounds, and does what `on_error` says about failures."""
+    """Notes the results of rounds, and handles failures as `on_error` requires."""
 
     def __init__(self, arena: Any, recovery: Recovery, readiness: Readiness, results: Results) -> None:
         self._arena, self._recovery, self._readiness, self._results = arena, recovery, readiness, results

@@ -25,7 +25,7 @@ logger.addHandler(logging.NullHandler())  # silent unless the program configures
 class Recovery:
     """Keeps the error of every failed env until it is reset, and the budget of restarts.
 
-    With on_error="restart" the failure of a step becomes a row that says truncated, and a reset that failed is tried
+    With on_error="restart" the failure of a step becomes a truncated row, and a reset that failed is tried
     again: at most `max_restarts` times an env within a minute, the next failure is raised.
     """
 
@@ -57,11 +57,11 @@ class Recovery:
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
-    def note_replaced(self, i: int, mates: Iterable[int]) -> None:
+    def note_replaced(self, i: int, same_worker: Iterable[int]) -> None:
         """The worker of env i was replaced because it did not return; the envs that shared it have to be reset too."""
         self.restarts += 1
-        for j in mates:
-            text = f"env {j} was made anew because env {i}, which shares its worker, did not return"
+        for j in same_worker:
+            text = f"env {j} was restarted because env {i}, which shares its worker, did not return"
             self.errors.setdefault(j, VectorEnvError(f"{text}; reset({j}) makes it usable again"))
 
     def exception_of(self, failure: Failure) -> BaseException:
@@ -70,7 +70,7 @@ class Recovery:
         return failure.exception(pid)
 
     def check(self, i: int) -> None:
-        """Raise the error of env i once more, if it failed."""
+        """Raise the error of env i again, if it failed."""
         error = self.errors.get(i)
         if error is not None:
             if hasattr(error, "partial"):
@@ -96,7 +96,7 @@ class Recovery:
                     if not self._may_absorb(i):
                         raise
 
-    def forget(self, asked: Iterable[int]) -> None:
+    def discard_errors(self, asked: Iterable[int]) -> None:
         """These envs are being reset: they have not failed any more."""
         if self.errors:
             for i in asked:
@@ -104,7 +104,7 @@ class Recovery:
                 self._traces.pop(i, None)
 
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
-        """on_error="restart": a failed env is not stepped, its row says that it has to be reset.
+        """on_error="restart": a failed env is not stepped, its row is marked as truncated.
 
         Returns the other envs, with their ops.
         """
@@ -134,7 +134,7 @@ class Recovery:
         return failed
 
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
-        """A reset failed: once more, in a new worker if need be, until it succeeds or the budget is spent."""
+        """Repeat a failed reset, in a new worker if needed, until it succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
@@ -149,7 +149,7 @@ class Recovery:
                 self._restart(i)
         except Exception as error:
             return Extra(failure=died_failure(i, "reset", error))
-        self.forget([i])
+        self.discard_errors([i])
         op, backend = opcodes.RESET_KWARGS if args else opcodes.RESET, self._backend
         backend.send(np.array([i]), op, backend.codec.encode([i], op, None, args))
         backend.wait(lambda: backend.arena.status[i] >= opcodes.DONE, None)

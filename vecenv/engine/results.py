@@ -26,7 +26,7 @@ class Results:
     """Makes the returned batches from the arena.
 
     Guarantees that what it returns never changes later, unless `copy` is False: then a full batch is a view of the
-    arena, valid until the next call. `spaced` says that the envs have observation spaces; without them arrays of one
+    arena, valid until the next call. `spaced`: the envs have observation spaces; without them arrays of one
     shape are stacked as they come.
     """
 
@@ -148,7 +148,7 @@ class Results:
     def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
         empty = self._empty_infos if asked is self._all else map(self._empty_infos.__getitem__, asked)
-        infos = np.fromiter(map(dict.copy, empty), object, len(asked))  # no line of Python for each env
+        infos = np.fromiter(map(dict.copy, empty), object, len(asked))  # without a Python loop over envs
         if self.own_ids:
             self.own_ids = {}
         if extras:

@@ -32,17 +32,17 @@ class EnvStatus:
 
     @property
     def in_flight(self) -> int:
-        """How many envs were started, and their results not taken."""
+        """How many envs were started and their results not yet taken."""
         return self._n - self.bytes.tobytes().count(opcodes.IDLE) - len(self.abandoned)
 
     @property
     def waiting_ids(self) -> list[int]:
-        """Those envs."""
+        """The ids of the envs in flight."""
         return [i for i in self.all_ids if self.bytes[i] != opcodes.IDLE and i not in self.abandoned]
 
     @property
     def idle_ids(self) -> list[int]:
-        """The envs that were not asked for anything."""
+        """The envs with no operation in flight."""
         return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE]
 
     def has_answered(self, i: int) -> bool:
@@ -50,7 +50,7 @@ class EnvStatus:
         return bool(self.bytes[i] >= opcodes.DONE)
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """A test whether `need` envs have answered, quick enough to spin on."""
+        """A test whether `need` envs have answered, fast enough to poll in a loop."""
         status, all_done = self.bytes, self._all_done
         if self.abandoned:
             ids = [i for i in self.all_ids if i not in self.abandoned]

@@ -1,1 +1,1 @@
-"""Sources of environments: each file adapts one library, which it imports when it is used."""
+"""Sources of envs: each file adapts one library, which it imports when it is used."""

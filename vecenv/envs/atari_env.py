@@ -27,7 +27,7 @@ VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any
 
 
 class AtariVectorEnv(_AleVectorEnv):
-    """`ale_py.vector_env.AtariVectorEnv` with its arguments and speed, mended where it is not a gymnasium VectorEnv.
+    """`ale_py.vector_env.AtariVectorEnv` with its arguments and speed, corrected to follow gymnasium's contract.
 
     `game` is a ROM of ale-py, which brings them all: "breakout", "Breakout" or "ALE/Breakout-v5". The other arguments
     are ALE's, with its defaults: `repeat_action_probability=0.0`, `reward_clipping=True`, `use_fire_reset=True`.
@@ -37,11 +37,11 @@ class AtariVectorEnv(_AleVectorEnv):
         rewards are float64, not int32.
         infos have a mask `_key` for each key. In SAME_STEP mode `final_obs` is an object array with the mask
             `_final_obs` in the steps that end an episode; `final_info` is an empty dict with a mask, for ALE does not
-            tell the infos of the last step.
+            return the infos of the last step.
         `metadata` belongs to the object; ALE writes the autoreset mode into that of all vector envs.
         seeds are an int s (env i gets s + i), or a list or an array with one for each env, also of a reset of some,
             numpy's integers too, reduced modulo 2**31.
-        actions outside of the space, on which ALE waits without an end, are errors before anything is sent: ValueError
+        actions outside of the space, on which ALE waits forever, are errors before anything is sent: ValueError
             for the value or the shape, TypeError for what are no integers. So are counts below 1, a `batch_size` above
             `num_envs`, and a `recv` for which too little was sent (NoAsyncCallError).
         results of an earlier episode are never those of a reset: while a `send` waits for its `recv`, `send` and
@@ -75,7 +75,7 @@ class AtariVectorEnv(_AleVectorEnv):
             if name in kwargs:
                 kwargs[name] = check_count(name, kwargs[name])
         num_envs = check_count("num_envs", num_envs)
-        if kwargs.get("batch_size", 0) != 0:  # ALE's way to say all
+        if kwargs.get("batch_size", 0) != 0:  # 0 means all in ALE
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], num_envs)
         self.metadata = {}  # ALE writes into what it finds here
         self._was_reset = self._was_sent = False
@@ -122,11 +122,11 @@ class AtariVectorEnv(_AleVectorEnv):
                 f"recv() waits for {self.batch_size} results, but {self._in_flight} are on the way; call send() first",
                 "send",
             )
-        obs, rewards, terminations, truncations, told = super().recv()
+        obs, rewards, terminations, truncations, ale_infos = super().recv()
         self._was_sent = False
         self._in_flight -= self.batch_size
-        final_obs = told.pop("final_obs", None)
-        infos: dict[str, Any] = {**_with_masks(told)}
+        final_obs = ale_infos.pop("final_obs", None)
+        infos: dict[str, Any] = {**_with_masks(ale_infos)}
         done = terminations | truncations
         if final_obs is not None and done.any():
             last = [row if over else None for row, over in zip(final_obs, done, strict=True)]

@@ -43,12 +43,12 @@ class DMControlEnv(gymnasium.Env):
     Observations are a dict with the arrays of the task: float64, numbers as shape (1,), each a copy. `terminated`:
     the task ended the episode, with a discount below 1; `truncated`: the time was over, with the discount 1 (semantics
     of dm_env). `step` before a reset, or after the end of an episode, is a RuntimeError: dm_control would begin a new
-    episode, without a word. `reset(seed=s)` begins the episode of `suite.load(..., task_kwargs={"random": s})`; a model
-    that is drawn at random (lqr) is always the same, unless `task_kwargs` has another "random".
+    episode without a warning. `reset(seed=s)` begins the episode of `suite.load(..., task_kwargs={"random": s})`; a
+    model that is drawn at random (lqr) is always the same, unless `task_kwargs` has another "random".
 
     Where there is no display, MUJOCO_GL is set to "egl" or "osmesa", whichever the machine has, before dm_control is
-    imported; a MUJOCO_GL of your own stays. Rendering that does not work is a RuntimeError when the env is made, and
-    says what to install. ImportError without dm_control: `pip install 'vecenv[dm-control]'`.
+    imported; a MUJOCO_GL that is set already stays. Rendering that does not work is a RuntimeError when the env is
+    made, with what to install. ImportError without dm_control: `pip install 'vecenv[dm-control]'`.
 
     >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
     >>> obs, info = env.reset(seed=0)
@@ -90,7 +90,7 @@ class DMControlEnv(gymnasium.Env):
         self.action_space = _space(self._env.action_spec())
         self.observation_space = self._spaces(height, width)
         if from_pixels:
-            self._frame()  # what cannot render should say so now
+            self._frame()  # rendering that does not work raises now
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -151,12 +151,12 @@ class DMControlEnv(gymnasium.Env):
             parts = {name: _space(spec) for name, spec in self._env.observation_spec().items()}
         if self.from_pixels:
             if PIXELS in parts:
-                raise ValueError(f"the task ({self._name}) has an observation named {PIXELS!r} of its own")
+                raise ValueError(f"the task ({self._name}) already has an observation named {PIXELS!r}")
             parts[PIXELS] = spaces.Box(0, 255, (height, width, 3), np.uint8)
         return spaces.Dict(parts)
 
     def _observation(self, timestep: Any) -> dict[str, Any]:
-        """Copies: dm_control hands out some of its own buffers, and steps on with them."""
+        """Copies: dm_control returns some of its own buffers, and writes into them in later steps."""
         parts = {}
         if not self.pixels_only:
             parts = {name: np.array(value, ndmin=1) for name, value in timestep.observation.items()}

@@ -1,4 +1,4 @@
-"""The frame skip of environments that have one."""
+"""The frame skip of envs that have one."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
             it, and skips no second time; nor does one that is known to skip: by its `frameskip`, or by gymnasium's
             MaxAndSkipObservation, RepeatAction or AtariPreprocessing. None leaves the env as it is.
         from_pixels: observe what `render` returns; the env is made with `render_mode="rgb_array"`.
-        pixels_only: with `from_pixels`, drop the env's own observation. False keeps it beside, as `observation` or
+        pixels_only: with `from_pixels`, drop the env's own observation. False keeps it as well, as `observation` or
             under the keys of its Dict.
         render_kwargs: arguments for the env's own `render` when it is observed. Most envs take width and height when
             they are made instead: pass those in `kwargs`.
@@ -204,7 +204,7 @@ def _takes_frameskip(env_id: str) -> bool:
     """Whether the constructor of the env has an argument `frameskip`."""
     try:
         entry_point = find_spec(env_id).entry_point
-    except gymnasium.error.Error:  # gymnasium.make says more
+    except gymnasium.error.Error:  # gymnasium.make raises a better error
         return False
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return creator is not None and "frameskip" in inspect.signature(creator).parameters
@@ -219,7 +219,7 @@ def _skips(env: gymnasium.Env[Any, Any], frame_skip: int | None) -> bool:
         return True
     raise ValueError(
         f"frame_skip={frame_skip}, but {env} skips frames by itself: {' times '.join(map(str, own))} a step; pass "
-        "frame_skip=None to leave it so, or an env that does not skip"
+        "frame_skip=None to keep that, or an env that does not skip"
     )
 
 
@@ -231,8 +231,8 @@ def _own_skips(env: gymnasium.Env[Any, Any]) -> list[Any]:
             if isinstance(env, wrapper):
                 skips.append(getattr(env, attribute))
         env = env.env
-    told = {} if env.spec is None else env.spec.kwargs
-    skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", told.get("frameskip", 1))))
+    spec_kwargs = {} if env.spec is None else env.spec.kwargs
+    skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", spec_kwargs.get("frameskip", 1))))
     return [skip for skip in skips if skip not in (None, 1)]
 
 

@@ -36,9 +36,9 @@ class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
     `env` is a synchronous pool: TypeError without it, or for anything else; ValueError for an asynchronous one, which
     EnvPoolVectorEnv takes. `num_workers` is the number of envs, `batch_size` is `(num_workers,)`.
 
-    torchrl ignores some of its arguments here. They are accepted with the values that describe what happens anyhow
+    torchrl ignores some of its arguments here. They are accepted with the values that match what the pool does
     (`frame_skip=1`, `device="cpu"`, `categorical_action_encoding=True`, `disable_env_checker=True`,
-    `allow_done_after_reset=False`, None); any other value is a ValueError that says what to use instead. `set_seed`
+    `allow_done_after_reset=False`, None); any other value is a ValueError that names what to use instead. `set_seed`
     seeds the envs, by a new pool, where torchrl's wrapper does nothing.
     """
 
@@ -102,7 +102,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
 
 def _refuse_without_effect(name: str, arguments: Mapping[str, Any]) -> None:
-    """TypeError for an argument that nobody knows, ValueError for one that would be ignored."""
+    """TypeError for an unknown argument, ValueError for one that would be ignored."""
     for argument, value in arguments.items():
         if argument not in _WITHOUT_EFFECT:
             raise TypeError(f"{name} got an unexpected argument {argument!r}")

@@ -1,6 +1,6 @@
 """Which OpenGL renders without a display, found out before MuJoCo's renderer is imported: it chooses once, at import.
 
-Left alone on a machine without a display, that renderer picks GLFW and ends the first frame with a fatal error.
+Without this, on a machine without a display, that renderer picks GLFW and ends the first frame with a fatal error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def begin_rendering() -> None:
-    """To be called before anything is rendered; RuntimeError in a fork of a process that has rendered.
+    """Check before anything is rendered; RuntimeError in a fork of a process that has rendered.
 
-    The renderer of such a fork waits for a thread that was not copied, without an end.
+    The renderer of such a fork waits forever for a thread that was not copied.
     """
     global _rendered
     if _rendered_before_fork:

@@ -1,4 +1,4 @@
-"""A wrapper for algorithms that know only one end of an episode."""
+"""A wrapper for algorithms that do not distinguish terminated from truncated."""
 
 from __future__ import annotations
 

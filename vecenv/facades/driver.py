@@ -1,4 +1,4 @@
-"""Driver: how a facade steps a vector env: by its engine where that is the same, else by its methods."""
+"""Driver: steps a vector env for a facade: by its engine unless that bypasses a wrapper, else by its methods."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class SameStepEnvs:
         return obs, np.array(rew, dtype=np.float64), *flags, nest.object_array(rows)
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """The attribute of each env, or that of the VectorEnv if it does not tell its envs apart."""
+        """The attribute of each env, or that of the VectorEnv if it has no attributes of single envs."""
         if hasattr(self.envs, "get_attr"):
             values = self.envs.get_attr(key)
         else:
@@ -104,8 +104,8 @@ class SameStepEnvs:
     def _check_all(self, id: Any) -> None:
         if id is not None and len(as_ids(id, self.env_num)) < self.env_num:
             raise ValueError(
-                f"{self.envs} can be asked for all its envs only, got {id}; vecenv.AsyncVectorEnv, or SB3VecEnv over "
-                "ShmemVectorEnv(env_fns), can be asked for some"
+                f"{self.envs} does this for all its envs only, got {id}; use vecenv.AsyncVectorEnv, or SB3VecEnv over "
+                "ShmemVectorEnv(env_fns), for some envs"
             )
 
 

@@ -1,4 +1,4 @@
-"""make_vec: a gymnasium VectorEnv of ours from the id of an environment.
+"""make_vec: a gymnasium VectorEnv of ours from the id of an env.
 
 Also reachable by `gym.make_vec` and whatever calls it, through the `vector_entry_point` of a spec, a string that names
 this module and the id:
@@ -42,12 +42,12 @@ def make_vec(
     venv_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> GymnasiumVectorEnv:
-    """`num_envs` environments as one gymnasium VectorEnv, like `gym.make_vec`.
+    """`num_envs` envs as one gymnasium VectorEnv, like `gym.make_vec`.
 
     `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
     or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
     it refuses. `backend`: "shmem", "subproc", "thread" or "dummy". `wrappers`, a sequence, are put around each
-    environment. `vector_kwargs` go to AsyncVectorEnv or, for "dummy" and "thread", are those of SyncVectorEnv;
+    env. `vector_kwargs` go to AsyncVectorEnv or, for "dummy" and "thread", are those of SyncVectorEnv;
     `venv_kwargs` is another name for them, which `gym.make_vec` lets through to an entry point. `kwargs` go to
     `gym.make`. ValueError for an unknown backend, TypeError for arguments of another kind and for both names at once,
     gymnasium's errors for an unknown id.
@@ -121,9 +121,9 @@ def _make(spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], kwargs: dict[
 
 
 def __getattr__(name: str) -> Any:
-    """The maker of the environment with this id: what a `vector_entry_point` finds."""
+    """The function that makes the env with this id: what a `vector_entry_point` finds."""
     if name in gymnasium.registry:
         spec = _find_spec(name)
         spec.kwargs = {}  # gymnasium passes them, with those it was asked for
         return functools.partial(make_vec, spec)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and no environment of this id is registered")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and no env with this id is registered")

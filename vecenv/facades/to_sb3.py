@@ -42,7 +42,7 @@ class SB3VecEnv(VecEnv):
 
     Guarantees: what is returned never changes later. A call while a step is pending, or with a wrong number of
     actions, is refused before anything is sent. `reset` drops a pending step. When an env fails, its error is raised
-    (see `BaseVectorEnv`), and `reset` begins anew, with a new worker if need be.
+    (see `BaseVectorEnv`), and `reset` starts new episodes, with a new worker where one is needed.
 
     Raises TypeError for anything else; ValueError for a vector env with `wait_num` or `timeout` or with envs whose
     spaces differ, and for a VectorEnv in another mode; ImportError without SB3.
@@ -102,7 +102,7 @@ class SB3VecEnv(VecEnv):
         return nest.map(_own, obs)
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """`step_async` and `step_wait` at once."""
+        """`step_async` and `step_wait` in one call."""
         if self._has_own_halves:
             self._check_idle()
             return self._results(self._driver.step(actions, self._one_round))
@@ -132,14 +132,14 @@ class SB3VecEnv(VecEnv):
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """A step of the engine as SB3 has it; envs whose episodes ended are reset, if the step has not done it."""
-        obs, rewards, terminated, truncated, said = results
+        obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
             raise _vector_error(rewards)
         dones = terminated | truncated
         over = dones.nonzero()[0].tolist()
-        left = self._note_new_episodes(over, said) if over and self._one_round else over
-        infos = list(map(dict.copy, self._plain_infos))  # no line of Python for each env
-        for i, info in said.items():
+        left = self._note_new_episodes(over, env_infos) if over and self._one_round else over
+        infos = list(map(dict.copy, self._plain_infos))  # without a Python loop over envs
+        for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}
         for i in over:
             infos[i]["TimeLimit.truncated"] = bool(truncated[i] > terminated[i])
@@ -149,15 +149,15 @@ class SB3VecEnv(VecEnv):
             self._begin_episodes(left, obs, infos)
         return obs, rewards.astype(np.float32), dones, infos
 
-    def _note_new_episodes(self, over: list[int], said: dict[int, dict[str, Any]]) -> list[int]:
-        """Part the infos of these envs, which the step has reset, in that of the reset and that of their last step,
-        which is left in `said`; returns the ids of those that it has not reset.
+    def _note_new_episodes(self, over: list[int], env_infos: dict[int, dict[str, Any]]) -> list[int]:
+        """Split the infos of these envs, which the step has reset, in that of the reset and that of their last step,
+        which is left in `env_infos`; returns the ids of those that it has not reset.
         """
-        failed = self.venv.failed_id  # where on_error="restart" made an end of a failure
+        failed = self.venv.failed_id  # where on_error="restart" turned a failure into an end
         for i in over:
             if i not in failed:
-                self.reset_infos[i] = first = said[i]
-                said[i] = last = first.pop("final_info")
+                self.reset_infos[i] = first = env_infos[i]
+                env_infos[i] = last = first.pop("final_info")
                 last["terminal_observation"] = self._own_obs(first.pop("final_obs"))
         return [i for i in over if i in failed]
 
@@ -171,7 +171,7 @@ class SB3VecEnv(VecEnv):
             self.reset_infos[i] = reset_infos[row]
 
     def _drop_pending(self) -> None:
-        """Wait for what is in flight, and forget it, whatever it is: a reset begins anew."""
+        """Wait for what is in flight and discard it: a reset follows."""
         self._pending = False
         self._actions = None
         if self.venv.waiting_id:

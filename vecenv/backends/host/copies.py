@@ -9,7 +9,7 @@ import numpy as np
 
 
 def own_copy(value: Any) -> Any:
-    """A copy, because the caller may go on changing what it passed; the value itself where it cannot be copied."""
+    """A copy, because the caller may still change what it passed; the value itself where it cannot be copied."""
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -17,5 +17,5 @@ def own_copy(value: Any) -> Any:
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy of data, as from a worker; any other object is the env's own, to look at while debugging."""
+    """A copy of data, as from a worker; any other object is the env's original, for inspection while debugging."""
     return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value

@@ -14,8 +14,8 @@ def is_env(value: Any) -> bool:
 
 
 def layers(env: Any) -> list[Any]:
-    """The env and what it wraps, outermost first. An env that calls itself the innermost wraps nothing: what it keeps
-    under the name `env` is its own affair.
+    """The env and what it wraps, outermost first. An env that calls itself the innermost wraps nothing: its
+    attribute `env`, if any, is ignored.
     """
     found = [env]
     while getattr(found[-1], "unwrapped", None) is not found[-1]:

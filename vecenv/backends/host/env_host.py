@@ -1,6 +1,6 @@
-"""EnvHost: a block of envs and everything that is done to them, wherever they live.
+"""EnvHost: runs all operations of a block of envs, in this process, a thread or a worker.
 
-It never raises for what an env does: a failure comes back as an `Extra`, so that the other envs of a round go on.
+It never raises for what an env does: a failure is returned as an `Extra`, so that the other envs of a round continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Payload = Callable[[int, int], Any]
 
 
 class EnvReport(NamedTuple):
-    """What an env says of itself once it is made; a part that the env does not have is None."""
+    """What an env reports once it is made; a part that the env does not have is None."""
 
     observation_space: Any
     action_space: Any
@@ -38,11 +38,11 @@ class EnvReport(NamedTuple):
 class EnvHost:
     """Hosts the envs of `env_fns`, the first of which has the id `first_id`.
 
-    `local` says that the host lives in the caller's process: exceptions are kept as objects, and infos and object
-    observations are copied, because envs go on living with the original; so are those of envs that share a worker.
-    `interruptible` says that a KeyboardInterrupt in an env is the user's own Ctrl-C, which passes through. Before an
+    `local`: the host runs in the caller's process: exceptions are kept as objects, and infos and object
+    observations are copied, because envs keep the original and may change it; so are those of envs that share a worker.
+    `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C and is raised to the caller. Before an
     env is used, `progress[0]` becomes a new number that is its index modulo the size of the block: a watchdog sees
-    which env is running, and that the host gets on. What `progress` raises then ends the round or call.
+    which env is running, and that the host makes progress. What `progress` raises then ends the round or call.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class EnvHost:
     def run(
         self, ops: bytes, action: Any, payload: Payload, extras: dict[int, Extra] | None = None
     ) -> dict[int, Extra]:
-        """A round of one operation an env (see `opcodes`), with a row of `action` for each env; fills `extras`.
+        """Run a round: one operation for each env (see `opcodes`), with one row of `action` each; fills `extras`.
 
-        The loop that decides how fast everything is: what a well-behaved env returns passes one test and is written
+        This loop decides the speed of a round: what a well-behaved env returns passes one test and is written
         here. Everything else goes through `write_step`.
         """
         extras = {} if extras is None else extras

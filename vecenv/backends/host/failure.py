@@ -66,7 +66,7 @@ class Failure:
             error = pickle.loads(self.blob)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # a class that this process cannot import, or whose code does anything else but come back
+        except BaseException:  # a class that this process cannot import, or whose code raises or returns something else
             return None
         return error if isinstance(error, Exception) else None
 
@@ -116,7 +116,7 @@ def describe(error: BaseException) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Text of bearable length: a traceback has the most to say at its two ends."""
+    """`text` cut to a bounded length: the two ends of a traceback are the most useful parts."""
     half = TEXT_LIMIT // 2
     return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
@@ -132,7 +132,7 @@ def _blob(error: Exception) -> bytes | None:
     """The pickled exception if it comes back as the same class with the same text, else None."""
     # By name first: a class of the script that a forked worker inherited would come back as a copy of itself.
     for dumps in (pickle.dumps, cloudpickle.dumps):
-        with contextlib.suppress(BaseException):  # whatever user code does while it is pickled
+        with contextlib.suppress(BaseException):  # user code runs while it is pickled, and may raise anything
             blob = dumps(error)
             if len(blob) > BLOB_LIMIT:
                 return None

@@ -33,7 +33,7 @@ class Final(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What does not fit the row of an env."""
+    """The part of a result that does not fit the row of an env."""
 
     info: Mapping[str, Any] | None = None
     objects: list[Any] | None = None
@@ -44,7 +44,7 @@ class Extra(NamedTuple):
     final: Final | None = None
 
     def packed(self) -> tuple[Any, ...]:
-        """The same as plain tuples, which pickle and unpickle faster than classes."""
+        """This object as plain tuples, which pickle and unpickle faster than classes."""
         return *self[:4], None if self.final is None else tuple(self.final)
 
     @classmethod
@@ -56,7 +56,7 @@ class Extra(NamedTuple):
 
 NOTHING = Extra()
 RENEWED = Extra(final=Final(None, {}))
-"""Of an env that was reset in the round of its last step, where both infos are empty and the arena has the rest."""
+"""The extra of an env that was reset in the round of its last step, with both infos empty and the rest in the arena."""
 
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 FLAGS = frozenset({bool, np.bool_})
@@ -111,7 +111,7 @@ class RowWriter:
         return None
 
     def final(self, j: int, extra: Extra) -> Final:
-        """Keep what env j has just returned apart from its row, and from what the env may write into."""
+        """Copy what env j has just returned, so that neither its next row nor the env itself changes it."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
         return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}))
@@ -294,15 +294,15 @@ def _as_it_is(value: Any) -> Any:
 
 
 def own_containers(value: Any) -> Any:
-    """The same containers and arrays, as copies: those of the env it may go on writing to."""
+    """Copies of the containers and arrays, because the env may write into its own later."""
     try:
         return _own_arrays(value)
-    except RecursionError:  # nested deeper than anybody looks
+    except RecursionError:  # nested too deep
         return value
 
 
 def _own_arrays(value: Any) -> Any:
-    """The same containers with copies of their arrays, which the env may go on writing into.
+    """The same containers with copies of their arrays, because the env may write into its own later.
 
     Other objects stay: an info may hold anything, the env itself included.
     """
@@ -322,7 +322,7 @@ def _own_arrays(value: Any) -> Any:
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
-    """`result` as a tuple of `length`, for envs that return a list or a tuple class of their own."""
+    """`result` as a tuple of `length`, for envs that return a list or their own tuple class."""
     if isinstance(result, (tuple, list)) and len(result) == length:
         if op == "step" or isinstance(result[1], Mapping):
             return tuple(result)

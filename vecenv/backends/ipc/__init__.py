@@ -1,1 +1,1 @@
-"""What the parent and its workers say to each other: opcodes, messages, wake-ups."""
+"""Communication between the parent and its workers: opcodes, messages, wakeups."""

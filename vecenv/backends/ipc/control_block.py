@@ -1,7 +1,7 @@
 """The control page: a few numbers that the parent and its workers share.
 
-Every one of them is written by one store of the processor, so that whoever reads it sees the old number or the new one.
-Copies of several bytes have no such promise, and may even write some bytes twice.
+Each is written by one store instruction, so that every reader sees either the old number or the new one.
+Copies of several bytes have no such guarantee, and may even write some bytes twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
 
 LINE = 8  # numbers of 8 bytes in a line of 64
-# Written by the worker: index of the env it is using + block size * count of uses; changes while it gets on.
+# Written by the worker: index of the env it is using + block size * count of uses; changes while it makes progress.
 PROGRESS = 0
 FRAMES = 1  # written by the parent: how many frames it has posted that the worker has to read (Shmem)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
@@ -23,7 +23,7 @@ NOTHING, A_ROUND, A_CALL, SENDING = range(4)
 class Control:
     """One for each vector env; `fd` is what a worker maps.
 
-    Each worker has a line of `LINE` 64-bit numbers, a cache line of its own. The rest is for Shmem, in one place
+    Each worker has a line of `LINE` 64-bit numbers, one cache line. The rest is for Shmem, in one place
     because the parent uses all of it in every round: `rounds`, a number for each worker, which the parent sets to that
     of a round when it has written the status bytes; and `sleepers`, a byte for each worker and behind them one for the
     parent, 1 while it sleeps on its wakeup.

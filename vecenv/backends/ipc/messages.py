@@ -3,7 +3,7 @@
     frame = length u64 | kind u8 | number u64 | payload
 
 The worker's end blocks. The parent's end never does: what cannot be sent at once waits in a buffer until `flush`, and
-`receive` takes in what has arrived. So no message, however large, can make the two wait for each other.
+`receive` reads what has arrived. So no message, however large, can make the two wait for each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
 GONE_ON_A_MAC = (errno.ENOTCONN, errno.EPROTOTYPE)
-"""What a Mac may report besides EPIPE when the other end closes while we send."""
+"""What macOS may report besides EPIPE when the other end closes while we send."""
 
 # Worker to parent.
 READY = 1  # the reports, or the failure of a constructor
@@ -118,7 +118,7 @@ class Channel:
         return True
 
     def receive(self) -> None:
-        """Take in what has arrived, without waiting; `take` gives the frames."""
+        """Read what has arrived, without waiting; `take` returns the frames."""
         while not self.ended:
             try:
                 chunk = self._sock.recv(CHUNK, socket.MSG_DONTWAIT)

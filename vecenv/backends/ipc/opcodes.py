@@ -1,4 +1,4 @@
-"""Status bytes: one byte an env, in the arena, that says what the env is asked to do or that it has answered.
+"""Status bytes: one byte for each env, in the arena: the operation requested of the env, or that it has answered.
 
 A status byte has one writer at a time: the parent writes an opcode over IDLE, the host writes DONE over the opcode.
 """

@@ -1,4 +1,4 @@
-"""Pickles of whatever users have."""
+"""Pickling of user objects, with cloudpickle where plain pickle fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cloudpickle
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle; with cloudpickle where the faster one cannot (classes and functions of the user's script)."""
+    """Pickle; with cloudpickle where plain pickle cannot (classes and functions of the user's script)."""
     try:
         return pickle.dumps(value, protocol=5)
     except RecursionError:

@@ -2,7 +2,7 @@
 
 The sleeper sets a flag in shared memory *before* it looks a last time whether there is something to do; the waker
 writes what there is to do *before* it looks at the flag. A fence on both sides keeps these orders, so no wake-up is
-lost; one too many does no harm.
+lost; an extra one does no harm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Wakeup:
         self.flag = flag
 
     def wake(self) -> None:
-        """Wake the sleeper if it sleeps; what it is to find has been written, and a fence has passed."""
+        """Wake the sleeper if it sleeps; the data for it has been written, and a fence has passed."""
         if self.flag[0]:
             with contextlib.suppress(BlockingIOError):  # full of wake-ups that were not read yet
                 os.write(self.write, (1).to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""Memory that processes can share: files without a name, reserved before anybody relies on them."""
+"""Memory that processes can share: files without a name, reserved before they are used."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def anonymous_file(name: str) -> int:
 def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.mmap:
     """Give the file `fd` `size` bytes, and map them. SharedMemoryError if there is not so much.
 
-    The first `used` (None: all) are really there: without that a full memory would kill whoever touches a page first
-    (SIGBUS) instead of failing here. The others are taken when they are written to.
+    The first `used` (None: all) are allocated now: without that, when memory is full, the first access to a page would
+    kill the process (SIGBUS) instead of failing here. The others are allocated when they are written to.
     """
     used = size if used is None else used
     available = available_memory()

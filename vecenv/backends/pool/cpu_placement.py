@@ -1,7 +1,7 @@
 """Placement: notices that workers step one after the other on one CPU while another idles, and moves them apart.
 
-The scheduler does not move a task that ran within the last half millisecond: its caches are thought to be warm. Two
-workers that came to share a CPU then take turns for hundreds of short rounds (measured: up to a third of all rounds of
+The scheduler does not move a task that ran within the last half millisecond: it assumes that its caches are warm. Two
+workers that share a CPU then take turns for hundreds of short rounds (measured: up to a third of all rounds of
 CartPole on two CPUs).
 """
 
@@ -20,7 +20,7 @@ REVIEW_WAITS = 8
 MIN_GAP = 10e-6
 """Seconds a round that are worth a move."""
 PAUSE = 2e-3
-"""Seconds between two moves; twice as long after each that did not help: other programs need the CPUs."""
+"""Seconds between two moves; doubled after each move that did not help, because other programs use the CPUs."""
 MAX_PAUSE = 1.0
 CPU_FIELD = 36  # of what follows the name in /proc/<pid>/stat: the CPU on which the process ran last
 
@@ -35,7 +35,7 @@ class Placement:
         self._next, self._pause = 0.0, PAUSE
 
     def review(self, waited: float, workers: Sequence[WorkerHandle]) -> None:
-        """`REVIEW_WAITS` rounds after the last review; the parent has waited so many seconds for rounds so far."""
+        """Called `REVIEW_WAITS` rounds after the last review; `waited`: total seconds of waits for rounds so far."""
         now = [self._control.line(worker.index)[BUSY_NS] for worker in workers]
         busy = [1e-9 * (b - a) for a, b in zip(self._busy, now, strict=bool(self._busy))]
         waited, self._waited, self._busy = waited - self._waited, waited, now
@@ -52,7 +52,7 @@ class Placement:
 
 def spread(pids: Sequence[int]) -> None:
     """Move processes that ran last on one CPU to CPUs on which none of the others did."""
-    with contextlib.suppress(OSError, IndexError):  # one has ended, or this system tells less
+    with contextlib.suppress(OSError, IndexError):  # one has ended, or this system reports less
         taken: set[int] = set()
         for pid in pids:
             stat = system_file(f"/proc/{pid}/stat") or ""

@@ -59,7 +59,7 @@ def check_method(method: str | None) -> str:
 def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...], name: str) -> process.BaseProcess:
     """Start a process that runs `target(*args)`; returns once it has been created, not once it runs."""
     kind: Any = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
-    worker = kind(target=target, args=args, name=name, daemon=False)  # envs may have children, whatever we are
+    worker = kind(target=target, args=args, name=name, daemon=False)  # envs may start processes
     if method != "fork":
         resource_tracker.ensure_running()  # now, because it ends with unblocking SIGINT
     with _start_lock, _one_blas_thread(), _keyboard_interrupt_later():
@@ -98,7 +98,7 @@ def _one_blas_thread() -> AbstractContextManager[None]:
 
 @contextmanager
 def _keyboard_interrupt_later() -> Iterator[None]:
-    """Processes started inside never see SIGINT: a Ctrl-C in the terminal is the parent's business."""
+    """Processes started inside never see SIGINT: the parent handles a Ctrl-C in the terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -139,7 +139,7 @@ def _ensure_server() -> None:
     default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload(PRELOAD)
-    # It is to load what we have loaded: a file in the working directory that bears the name of a library is not that.
+    # It must load the modules that are loaded here, not a file in the working directory with the name of a library.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_search_path())}):
         _server.ensure_running()
     # Starting the server fixes the default start method as a side effect; that is the user's choice.

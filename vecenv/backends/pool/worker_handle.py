@@ -28,7 +28,7 @@ _inherited_fds: set[int] = set()
 
 
 def _forked() -> None:
-    """A copy of the process that uses vector envs has channels of its own."""
+    """In a forked copy of the process: all channels so far are inherited, none is its own yet."""
     _inherited_fds.clear()
     _inherited_fds.update(_parent_fds)
     _parent_fds.clear()
@@ -85,7 +85,7 @@ class WorkerHandle:
             args.parent_fds = _inherited_fds  # not those of now: until the fork other threads may close and open some
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
-        except BaseException:  # a process that was started all the same ends with its channel
+        except BaseException:  # a process that was started nevertheless ends with its channel
             _parent_fds.discard(ours.fileno())
             ours.close()
             raise
@@ -99,11 +99,11 @@ class WorkerHandle:
         self.alive = True
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
-        """The part for its envs of what is there by env id, by their place in its block."""
+        """The entries of `by_id` for the envs of this worker, by their place in its block."""
         return {i - self.start: by_id[i] for i in self.ids if i in by_id}
 
     def pickle_own(self, by_id: Mapping[int, Any]) -> bytes:
-        """The same pickled; empty where there is nothing."""
+        """`own(by_id)` pickled; empty bytes for no entries."""
         mine = self.own(by_id)
         return pickle.dumps(mine) if mine else b""
 
@@ -115,7 +115,7 @@ class WorkerHandle:
         """Close our ends, reap the process, end what its envs left running. A second call does nothing."""
         self.alive = False
         _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
-        self._pipes = ()  # their numbers will be those of others
+        self._pipes = ()  # the system will reuse their numbers
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)
@@ -131,7 +131,7 @@ class WorkerHandle:
         self.process.join(1.0)
 
     def kill_group(self) -> None:
-        """Kill the process group that the worker leads, if there is one. A Mac refuses if all have ended already."""
+        """Kill the process group that the worker leads, if there is one. macOS refuses if all have ended already."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -155,7 +155,7 @@ class WorkerHandle:
 
 
 def enlarge_buffers(*ends: socket.socket) -> None:
-    """Enlarge buffers that are small: those of a Mac take 8 KiB."""
+    """Enlarge buffers that are small: those of macOS take 8 KiB."""
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
@@ -188,8 +188,8 @@ class Torn:
     def error(self, env_id: int) -> WorkerDiedError:
         """The error for one of the envs of the worker."""
         return WorkerDiedError(
-            f"the worker of env {env_id} (pid {self._pid}) was killed because an interrupt tore a message to or from "
-            f"it; reset({env_id}) starts it again."
+            f"the worker of env {env_id} (pid {self._pid}) was killed because an interrupt cut off a message to "
+            f"or from it; reset({env_id}) starts it again."
         )
 
 

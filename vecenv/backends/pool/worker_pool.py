@@ -1,4 +1,4 @@
-"""WorkerPool: worker processes from start to close, the frames that they send, and their deaths. It knows no rounds.
+"""WorkerPool: worker processes from start to close, the frames that they send, and their deaths. Independent of rounds.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -71,7 +71,7 @@ class WorkerPool:
         self.closing = False
         self._own_fds: list[int] = []
         self.torn: Sequence[WorkerHandle] = ()
-        """While a message to or from workers is half handled: those. Left there by an interrupt, they are killed."""
+        """The workers with a message that is partly handled. Those that an interrupt leaves here are killed."""
         self.on_frame: Callable[[WorkerHandle, Frame], None]
         self.on_loss: Callable[[WorkerHandle], None]
         self.notify: Callable[[WorkerHandle], None]
@@ -135,7 +135,7 @@ class WorkerPool:
         cpus = sorted(allowed_cpus() or ()) if self._affinity else []
         setup = WorkerSetup(
             env_fns=self._env_fns[worker.start : worker.stop],
-            # The environment of the forkserver is as old as the forkserver.
+            # The forkserver has the environment variables of the time when it was started.
             environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
             registered=registered,
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
@@ -194,7 +194,7 @@ class WorkerPool:
 
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
         """What happens until the deadline (of time.monotonic); None: what has happened already."""
-        # The system takes no wait of a month: the caller asks again.
+        # poll() rejects very long timeouts: the caller calls again.
         seconds = 0.0 if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL)
         try:
             return self._poller.poll(seconds * 1000)
@@ -202,7 +202,7 @@ class WorkerPool:
             return ()
 
     def handle(self, events: Sequence[tuple[int, int]]) -> None:
-        """Take in what workers have sent, and notice those that have ended."""
+        """Read what workers have sent, and notice those that have ended."""
         # Looked up first: the end of a worker, which several of its descriptors may report, removes them all.
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
             if isinstance(found, WorkerHandle):
@@ -245,9 +245,9 @@ class WorkerPool:
         """The process has ended: take what it still sent, and report its loss."""
         if worker.alive:
             self._receive(worker)
-            self._bury(worker)
+            self._note_end(worker)
 
-    def _bury(self, worker: WorkerHandle) -> None:
+    def _note_end(self, worker: WorkerHandle) -> None:
         self._unregister(*[fd for fd, found in self._by_fd.items() if found is worker])
         worker.bury()
         self.on_loss(worker)
@@ -258,7 +258,7 @@ class WorkerPool:
                 self._poller.unregister(fd)
 
     def kill(self, worker: WorkerHandle, reason: Hung | Torn | None) -> None:
-        """End a worker by force, and handle its end as of now; `reason` says why."""
+        """End a worker by force, and handle its end immediately; `reason` is the cause."""
         worker.reason = reason
         outer, self.torn = self.torn, self.torn or (worker,)
         worker.kill()
@@ -266,14 +266,14 @@ class WorkerPool:
         self.torn = outer
 
     def end_torn(self) -> None:
-        """Kill the workers whose messages an interrupt has torn: what else they send could be misread."""
+        """Kill the workers with a message that an interrupt cut off: what they send next could be misread."""
         while self.torn:
             worker = self.torn[0]
             if worker.process is not None and not isinstance(worker.reason, Torn):
                 worker.reason = Torn(worker) if worker.reason is None else worker.reason
                 worker.kill()
             if worker.process is not None:
-                self._bury(worker)  # without a look at what is left in its channel
+                self._note_end(worker)  # what is left in its channel is not read
             self.torn = self.torn[1:]
 
     # Close.
@@ -281,7 +281,7 @@ class WorkerPool:
     def close(self, timeout: float) -> list[str]:
         """Close the envs and end the workers; returns a line for each problem."""
         self.closing = True
-        # A poller of its own: a call may be waiting in the other, in another thread or where a signal interrupted it.
+        # A separate poller: a call may be waiting in the other one, in another thread or where a signal interrupted it.
         self._poller = select.poll()
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)

@@ -14,7 +14,7 @@ def advice(n: int, workers: int) -> str:
 class BlockingMeter:
     """Looks at the first rounds for envs that wait (sockets, sleep) but share a worker.
 
-    A process that waits gives the CPU up by itself; one that only has to share it does not.
+    A process that waits gives the CPU up voluntarily; one that is preempted does not.
     """
 
     MIN_WALL = 0.25

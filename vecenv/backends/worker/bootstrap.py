@@ -1,4 +1,4 @@
-"""Bootstrap: a worker becomes a process of its own that ends with its parent, and its envs' children with it."""
+"""Bootstrap: a worker leads its own process group, and ends with its parent, together with its envs' children."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _end_with_starter(args: WorkerArgs) -> None:
 
 
 def _watch_parent(sock: Any) -> None:
-    """Wait for the end of the parent: nobody else holds the other end of our channel."""
+    """Wait for the end of the parent: only the parent holds the other end of our channel."""
     poller = select.poll()
     if portability.polls_for_hangup():
         poller.register(sock, 0)  # nothing but the hang-up
@@ -80,7 +80,7 @@ def _lifeline() -> int:
 def _start_guard(wait: Callable[[int], None]) -> None:
     """Start a process that outlives this one for a moment, to kill what the envs have started.
 
-    Without the forkserver, which does that, nobody else is left when this process is killed.
+    The forkserver does that; without it no other process remains to do so when this one is killed.
     """
     worker = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -91,7 +91,7 @@ def _start_guard(wait: Callable[[int], None]) -> None:
 
 
 def _await_end_of_starter(worker: int) -> None:
-    """Wait until the kernel says that the worker has ended, or the worker itself that it ends."""
+    """Wait until the kernel reports that the worker has ended, or the worker reports that it ends."""
     os.closerange(3, MOST_FDS)  # held open here, they would hide the end of the worker
     portability.signal_at_end_of_starter(signal.SIGTERM)
     if os.getppid() == worker:
@@ -99,7 +99,7 @@ def _await_end_of_starter(worker: int) -> None:
 
 
 def _await_end_of_parent(worker: int) -> None:
-    """Wait until the parent has ended, or the worker says that it ends. If it crashes, the parent kills its group."""
+    """Wait until the parent has ended, or the worker reports that it ends. After a crash the parent kills the group."""
     lifeline = _lifeline()
     os.closerange(3, lifeline)
     os.closerange(lifeline + 1, MOST_FDS)

@@ -34,19 +34,19 @@ def _noted_fork() -> int:
 
 def _kill_workers() -> None:
     for pid in _workers:
-        # ChildProcessError: it was reaped, so that the number may be that of a stranger.
+        # ChildProcessError: it was reaped, so that another process may have its number.
         with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
             os.waitpid(pid, os.WNOHANG)
             os.killpg(pid, signal.SIGKILL)
 
 
-# Whoever imports this without being the server (a tool that looks at all modules) keeps its signals.
+# A process that imports this and is not the server (a tool that imports all modules) keeps its signal handlers.
 if any("multiprocessing.forkserver import main" in argument for argument in sys.orig_argv):
     # A closed terminal or a scheduler signals the whole group: the server has to outlive the parent for a moment.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(_kill_workers)
     os.fork = _noted_fork
-    # What is loaded stays: collectors in workers need not look at it, which would also copy its pages.
+    # The garbage collectors of workers do not scan what is loaded now, which would also copy its pages.
     gc.collect()
     gc.freeze()

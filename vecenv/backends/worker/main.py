@@ -27,7 +27,7 @@ def main(args: WorkerArgs) -> None:
     try:
         _live(args, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent is gone; its watch ends this process
+        pass  # the parent is gone; the thread that watches it ends this process
     finally:
         end_children()
 
@@ -47,7 +47,7 @@ def _live(args: WorkerArgs, channel: Channel) -> None:
     if frame.kind == messages.SETUP:
         server.bind(pickle.loads(frame.payload))
         gc.collect()
-        gc.freeze()  # what was made so far stays: the collector need not look at it again in the middle of a step
+        gc.freeze()  # the garbage collector does not scan what exists now in the middle of a step
         server.serve()
     else:
         server.handle(frame)
@@ -63,7 +63,7 @@ def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[
             blobs.append(dumps(report))
         except BaseException as error:
             reason = TypeError(
-                f"what env {first_id + j} says of itself (spaces, metadata, spec) cannot be sent: {describe(error)}"
+                f"the report of env {first_id + j} (spaces, metadata, spec) cannot be sent: {describe(error)}"
             )
             blobs.append(dumps(capture(reason, first_id + j, "__init__", local=False)))
     return blobs

@@ -1,7 +1,7 @@
 """The global random generators of a worker, numpy's and Python's, which follow from those of the program.
 
-Left as they are, they would be copies of one another; seeded afresh, a program that seeds its own before it makes a
-vector env would not get the same numbers twice.
+Inherited unchanged, they would be copies of one another; seeded from the system, they would not be reproducible in a
+program that seeds its own before it makes a vector env.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import numpy as np
 
 _launches = itertools.count()
-"""Of all vector envs of this process: neither a second one nor a worker that takes over repeats what was drawn."""
+"""Of all vector envs of this process: neither a second one nor a replaced worker repeats what was drawn."""
 
 
 def worker_seeds(index: int) -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""RoundServer: the loop of a worker that serves rounds and calls; a transport says how a round travels."""
+"""RoundServer: the loop of a worker that serves rounds and calls; a transport defines how a round travels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RoundServer(ABC):
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
 
     def run_block(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
-        """Do what the status bytes ask for and answer: for all at once, or for each env as soon as it is done."""
+        """Run the operations of the status bytes and answer: for all at once, or for each env as soon as it is done."""
         if opcodes.all_busy(asked):
             ids: Sequence[int] = self.everyone
         else:
@@ -78,7 +78,7 @@ class RoundServer(ABC):
         return result
 
     def handle(self, frame: Frame) -> bool:
-        """Do what a frame other than a round asks for; returns True if it was CLOSE."""
+        """Handle a frame other than a round; returns True if it was CLOSE."""
         if frame.kind == messages.CALL:
             self.line[DOING] = A_CALL
             reply = self._call(*cloudpickle.loads(frame.payload))
@@ -97,7 +97,7 @@ class RoundServer(ABC):
         """
         blobs = []
         for j, extra in extras.items():
-            if extra is RENEWED:  # its status byte says it all
+            if extra is RENEWED:  # its status byte is the whole answer
                 continue
             self.line[DOING] = SENDING
             try:
@@ -138,7 +138,7 @@ class RoundServer(ABC):
 
 
 def answer_of(extra: Extra | None) -> int:
-    """The status byte of an env that has done what it was asked for."""
+    """The status byte of an env that has answered."""
     if extra is None:
         return opcodes.DONE
     if extra is RENEWED:

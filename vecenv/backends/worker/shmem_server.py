@@ -67,7 +67,7 @@ class ShmemServer(RoundServer):
                 sched_yield()
             else:
                 self._sleep(seen)
-            # What is asked first, then the frames: its payloads, which were sent before it, are among them.
+            # Read the status bytes first, then the frames: the payloads of a round are sent before its status bytes.
             announced = rounds[0]
             if not IN_ORDER:
                 fence()

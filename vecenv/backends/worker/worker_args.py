@@ -30,7 +30,7 @@ class WorkerArgs:
     server: Any
     """The `RoundServer` class of the transport."""
     transport: Any
-    """What the transport needs besides."""
+    """Further arguments of the transport."""
     starter: int
     """The parent, if its main thread starts the worker; else 0."""
     socket: Any = None

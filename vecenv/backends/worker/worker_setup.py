@@ -25,7 +25,7 @@ class WorkerSetup:
     affinity: set[int] | None
 
     def apply(self) -> None:
-        """Give this process the environment, the affinity and the registry of the program."""
+        """Give this process the environment variables, the affinity and the registry of the program."""
         if self.environ is not None:
             for name in os.environ.keys() - self.environ.keys():
                 del os.environ[name]

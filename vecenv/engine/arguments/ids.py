@@ -23,7 +23,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
         array = array.nonzero()[0]
     elif array.size and not _are_integers(array, id):
         raise TypeError(f"env ids must be integers, got {id!r}")
-    rows = array.reshape(-1).tolist()  # few, nearly always: Python is quicker than numpy
+    rows = array.reshape(-1).tolist()  # nearly always few: Python is faster than numpy
     if not rows:
         raise ValueError("no env ids given; pass at least one, or None for all")
     if min(rows) < 0 or max(rows) >= n:
@@ -35,7 +35,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Whether ids are integers, also those too large for numpy; a list that mixes them with bools is a slip."""
+    """Whether ids are integers, also those too large for numpy; a list that mixes them with bools is rejected."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:

@@ -1,4 +1,4 @@
-"""What a call asks of each env in a round: opcodes, arguments of resets, and which rows are resets."""
+"""What a round runs in each env: opcodes, arguments of resets, and which rows are resets."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def next_seed(seed: int) -> int:
 
 
 def seed_chain(seed: int, n: int) -> list[int]:
-    """`n + 1` seeds: `seed` and its n successors; env i takes entry i, the last one is for whoever is seeded next."""
+    """`n + 1` seeds: `seed` and its n successors; env i takes entry i, the last one starts the next call."""
     chain = [check_seed(seed)]
     for _ in range(n):
         chain.append(next_seed(chain[-1]))

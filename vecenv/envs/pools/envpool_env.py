@@ -24,8 +24,8 @@ class EnvPoolVectorEnv(BaseVectorEnv):
     `pool` is made with env_type="gymnasium", has one player an env, and was not used yet; from now on it belongs to
     the vector env. If its `batch_size` is smaller than `num_envs`, the vector env is async with that `wait_num`, on a
     new pool of the same configuration with `batch_size - 1` spare envs, so that a reset of few never waits for more.
-    Results are those of every BaseVectorEnv; `info` has a dict for each env, with `elapsed_step` and what else the
-    task says.
+    Results are those of every BaseVectorEnv; `info` has a dict for each env, with `elapsed_step` and the other infos of
+    the task.
 
     There are no ghost transitions. EnvPool answers the step of an env whose episode is over with a reset, and drops
     the action; here such a step is a RuntimeError: reset the env by `reset(ids)`, or by `step(action, reset=ids)` in

@@ -2,10 +2,10 @@
 
     round --> pool._reset (envs in mid-episode), pool._send (all others) --> pool._recv --> rows of the arena
 
-Three habits of EnvPool decide how. The step of an env whose episode is over, or that was never reset, resets it: the
-resets of such envs ride along with the steps of the others. A synchronous pool hands out one batch at a time, and mixes
-up two. An asynchronous pool hands out exactly `batch_size` results, and waits without an end if fewer are on their
-way: so it is given spare envs, which nobody sees, and whose steps fill up a batch that would stay short.
+Three properties of EnvPool decide how. The step of an env whose episode is over, or that was never reset, resets it:
+the resets of such envs are sent with the steps of the others. A synchronous pool returns one batch at a time, and mixes
+up two. An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer are in flight: so it has
+spare envs, hidden from the caller, whose steps fill up a batch that would stay short.
 
 The methods with an underscore are those of the C++ class, which take and return lists of arrays. What the pool's
 `send` and `recv` in Python add to them costs about 10 us a round, of the 95 us that 64 CartPoles take on two CPUs.
@@ -69,7 +69,7 @@ class PoolCodec(Codec):
         return payloads
 
     def _check_actions(self, ids: Sequence[int], ops: int | np.ndarray, actions: np.ndarray) -> None:
-        """ValueError for an action outside of a Discrete space, on which EnvPool would read where it must not."""
+        """ValueError for an action outside of a Discrete space, for which EnvPool would read out of bounds."""
         choices = self._choices
         if choices is None:
             return
@@ -305,7 +305,7 @@ def _cast(obs: Any, rows: Any) -> Any:
 
 
 def _infos(ids: Sequence[int], elapsed: np.ndarray) -> np.ndarray:
-    """What the infos of every task say, as an object array of dicts."""
+    """The infos of every task, as an object array of dicts."""
     infos = [{"env_id": i, "elapsed_step": step} for i, step in zip(ids, elapsed.tolist(), strict=True)]
     return np.fromiter(infos, object, len(infos))
 

@@ -1,4 +1,4 @@
-"""AsyncCalls: the part of a gymnasium VectorEnv that is not about stepping: its one pending call, attributes, close."""
+"""AsyncCalls: the methods of a gymnasium VectorEnv besides reset and step: pending call, attributes, close."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PendingCall:
     def __init__(self, venv: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         while type(venv).call is VectorEnvWrapper.call:
             venv = venv.venv
-        # A `call` of its own, of a wrapper or a vector env of another kind, has no halves: it is made at once.
+        # Where a wrapper or another kind of vector env defines `call`, it has no two halves: it runs at once.
         self._engine = venv.engine if type(venv).call is BaseVectorEnv.call else None
         if self._engine is None:
             self._values = venv.call(name, *args, **kwargs)
@@ -66,7 +66,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
     # The pending call.
 
     def _begin(self, name: str) -> None:
-        """`name` is about to do something: is that possible now?"""
+        """Raise unless the call `name` is possible now."""
         if self.closed:
             raise self._closed_error()
         if self._pending is not None:
@@ -75,7 +75,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
             )
 
     def _expect(self, call: str) -> None:
-        """`{call}_wait` was called: is there something to wait for?"""
+        """Raise unless `{call}_async` was called before."""
         if self.closed:
             raise self._closed_error()
         if self._pending != call:
@@ -104,7 +104,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         """Call the method `name` of every env, found through wrappers; what is not a method is returned.
 
         All other arguments are the method's own; to call some of the envs: `.venv.call(name, ..., id=ids)`.
-        ValueError for `reset`, `step` and `close`, which have methods of their own; AttributeError, with the env named,
+        ValueError for `reset`, `step` and `close`, which have their own methods; AttributeError, with the env named,
         for an unknown name.
         """
         self._begin("call_async")

@@ -103,7 +103,7 @@ class ActionSplitter:
         self._is_dict = isinstance(single, spaces.Dict)
 
     def split(self, actions: Any) -> Any:
-        """`actions` as an array or a list; TypeError for what cannot be taken apart. The engine counts them."""
+        """`actions` as an array or a list; TypeError for what cannot be iterated. The engine checks their number."""
         if self.takes_arrays:
             if actions.__class__ is np.ndarray and actions.ndim:
                 return actions

@@ -21,7 +21,7 @@ class Episodes:
         self.over = np.zeros(n, dtype=np.bool_)
         """A mask of the envs whose last step ended their episode."""
         self.ended: list[int] = []
-        """Their ids."""
+        """The ids of these envs."""
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
 

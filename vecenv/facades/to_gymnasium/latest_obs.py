@@ -11,7 +11,7 @@ from vecenv.wrappers import VectorEnvWrapper
 
 
 class LatestObs:
-    """They are in the arena of the engine; but a wrapper may have changed what came from there: then a copy is kept."""
+    """Reads them from the arena of the engine; where a wrapper may change observations, keeps a copy instead."""
 
     def __init__(self, venv: Any) -> None:
         self._venv = venv

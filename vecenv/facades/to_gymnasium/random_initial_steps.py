@@ -1,4 +1,4 @@
-"""Random starts: envs that have been reset together are brought out of step by random actions."""
+"""Random starts: random actions spread out the episode ends of envs that were reset together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def spread_out(venv: Any, space: Any, most: int, seed: int | None, episodes: Epi
 
     With a `seed` (of env 0) the steps are the same each time.
     """
-    rng, space = np.random.default_rng(seed), copy.deepcopy(space)  # the caller's generator stays where it is
+    rng, space = np.random.default_rng(seed), copy.deepcopy(space)  # the caller's generator is not advanced
     counts = rng.integers(0, most, len(venv), endpoint=True)
     space.seed(int(rng.integers(2**31)))
     for t in range(int(counts.max())):

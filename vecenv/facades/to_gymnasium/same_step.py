@@ -15,7 +15,7 @@ from vecenv.facades.to_gymnasium.vector_infos import add_final, vector_infos
 
 
 class EndedStep:
-    """`step`, which ended the episodes of the envs `ids` and has reset them, but for those that are `left`.
+    """`step`, which ended the episodes of the envs `ids` and has reset them, except those in `left`.
 
     The last observations and infos of these episodes are kept apart from the rows, which are for the next ones.
     `restore` makes an observation what the env returned (see `int_restorer`).
@@ -31,7 +31,7 @@ class EndedStep:
         self._last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
-        """The envs that were left have been reset, and returned this."""
+        """Note what the reset of the `left` envs returned."""
         obs, _, _, _, infos = self.step
         nest.put(obs, self.left, first_obs)
         infos.update({i: first_infos.get(i, {}) for i in self.left})

@@ -1,4 +1,4 @@
-"""SpaceErrors: what is said of envs whose spaces do not fit, in the words of gymnasium's two vector env classes.
+"""SpaceErrors: error texts for envs whose spaces do not fit, in the words of gymnasium's two vector env classes.
 
 Programs and tests look for these words. Which env it is comes after them.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class SpaceErrors(NamedTuple):
-    """Texts about env `i`, whose space is `found` where `single` is expected; `cls` is the class that says so."""
+    """Texts about env `i`, whose space is `found` where `single` is expected; `cls` is the class that raises."""
 
     unequal_observations: str
     unlike_observations: str

@@ -83,7 +83,7 @@ class AsyncVectorEnv(_OwningVectorEnv):
 
         shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv. Every space works with both.
         context: "forkserver" (None means it too), "fork" or "spawn".
-        daemon: True and False mean the same: workers end with this process, and may start processes of their own.
+        daemon: True and False mean the same: workers end with this process, and may start processes.
         worker: refused. Workers of your own plug in by `BaseVectorEnv(env_fns, worker_fn)`.
         max_concurrency: the number of workers: each steps its envs one after the other.
 
@@ -117,7 +117,7 @@ class AsyncVectorEnv(_OwningVectorEnv):
         if worker is not None:
             raise ValueError(
                 "a `worker` is a loop for the processes of gymnasium's AsyncVectorEnv, which are not used here; "
-                "to change how envs are driven, make a BaseVectorEnv(env_fns, worker_fn) with an EnvWorker of your own "
+                "to change how envs are driven, make a BaseVectorEnv(env_fns, worker_fn) with your own EnvWorker "
                 "and wrap it: GymnasiumVectorEnv(venv); to change resets, wrap the envs or choose an autoreset_mode"
             )
         self.env_fns, fns = env_fns, check_env_fns(env_fns)

@@ -43,7 +43,7 @@ class GymnasiumVectorEnv(AsyncCalls):
 
     Arguments:
         venv: a BaseVectorEnv without `wait_num` and `timeout`, which is closed with this object. It stays reachable as
-            `.venv`, whose `step(actions, id=...)` steps some of the envs; whoever uses that resets them before `step`.
+            `.venv`, whose `step(actions, id=...)` steps some of the envs; reset those before the next `step`.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
         autoreset_mode: an AutoresetMode or its value. NEXT_STEP resets an env whose episode is over in the round in
             which the others step, SAME_STEP in that of its last step (with `seed_episodes` or a wrapper around the venv
@@ -52,8 +52,8 @@ class GymnasiumVectorEnv(AsyncCalls):
         final_info_format: "list" gives `final_observation`, and in `final_info` an array of dicts, as gymnasium 0.29
             did; for SAME_STEP mode.
         seed_episodes: every reset gets a seed, those of autoreset too: `next_seed` of the one before in the same env.
-            `np_random_seed` tells it, so that any episode can be played again by itself.
-        random_initial_steps: after a full reset each env makes between 0 and so many random steps, so that their
+            `np_random_seed` is that seed, so that any episode can be played again by itself.
+        random_initial_steps: after a full reset each env makes between 0 and this many random steps, so that their
             episodes do not end together.
 
     Guarantees: what is refused leaves every env untouched; returned arrays never change later (but see `copy`); no
@@ -91,11 +91,11 @@ class GymnasiumVectorEnv(AsyncCalls):
         n = self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = _render_mode(venv)
-        said = self._space_errors, type(self).__name__
+        errors = self._space_errors, type(self).__name__
         self.observation_space, self.single_observation_space = observation_spaces(
-            observation_mode, venv.observation_space, *said
+            observation_mode, venv.observation_space, *errors
         )
-        self.action_space, self.single_action_space = action_spaces(venv.action_space, *said)
+        self.action_space, self.single_action_space = action_spaces(venv.action_space, *errors)
         self.venv = venv  # from here on `close` closes it: nothing is refused any more
         self._driver = Driver(venv)
         self._final_as_list = final_info_format == "list"
@@ -113,7 +113,7 @@ class GymnasiumVectorEnv(AsyncCalls):
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )
         self._exchanges = self._driver.engine is not None and self._actions.takes_arrays and own_halves
-        """Whether a step may do without its halves."""
+        """Whether `step` may run a round without `step_async` and `step_wait`."""
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
         """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
         self._ids = range(n)
@@ -155,7 +155,7 @@ class GymnasiumVectorEnv(AsyncCalls):
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """The second half of `reset`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
 
-        Random initial steps, if there are any, are made here and take their own time.
+        Random initial steps, if there are any, are made here and may exceed `timeout`.
         """
         self._expect(RESET)
         if timeout is not None:
@@ -266,7 +266,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         return self._finish(ended)
 
     def _finish(self, ended: EndedStep) -> VectorStep:
-        """The results of the step, once the envs that it had left are reset."""
+        """The results of the step, once the envs that it did not reset are reset."""
         if left := ended.left:
             first_obs, _, _, _, first_infos = self._receive(left)
             self._ended = None
@@ -300,7 +300,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         return self._as_copies(step) if self._has_views else step
 
     def _as_copies(self, step: OwnStep) -> OwnStep:
-        """What the engine returned as views; only observations may be handed on as such."""
+        """What the engine returned as views; only observations may be returned as views."""
         obs, rew, terminated, truncated, infos = step
         return self._owned(obs), rew.copy(), terminated.copy(), truncated.copy(), infos
 
@@ -308,7 +308,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
     def _drop(self, error: BaseException) -> None:
-        """The call was interrupted, also between its halves: nothing of it is left in flight."""
+        """After an interrupted call, also between `x_async` and `x_wait`: nothing of it stays in flight."""
         if not self.closed and not self.venv.is_closed:
             self.venv.engine.abandon(error)
             self._give_up(error)
