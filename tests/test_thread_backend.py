@@ -293,9 +293,11 @@ def test_without_a_limit_a_warning_shows_where_an_env_is(gate: Gate, monkeypatch
     with hangs(gate, step_timeout=None, num_workers=4) as venv:
         venv.reset()
         venv.step([0] * 4)
-        threading.Timer(1.0, gate.open).start()
+        opener = threading.Timer(1.0, gate.open)
+        opener.start()
         with pytest.warns(RuntimeWarning, match=r"(?s)env 1 \(thread vecenv-block-1\) has been busy.*in stay"):
             venv.step([0] * 4)
+        opener.join()
 
 
 def test_an_env_that_does_not_return_from_an_interrupted_step_is_made_anew(

@@ -54,8 +54,10 @@ def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
         venv.reset()
         with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
             sleeps(venv)
-            threading.Timer(0.0, gates.open, (0, 1)).start()
+            opener = threading.Thread(target=gates.open, args=(0, 1))
+            opener.start()
             venv.close()
+        opener.join()
         assert isinstance(outcome[0], ClosedError) or len(outcome[0]) == 5  # the answers came before the close
 
 
