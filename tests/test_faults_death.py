@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -176,11 +177,11 @@ def test_a_worker_killed_in_step_is_reported_and_the_results_of_the_others_are_k
 
 @columns("blocks", "async", dummy=False)
 def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column, tmp_path: Path) -> None:
-    """The second of seven by time: most of them may fall into moments in which the machine does something else."""
+    """The median of five: any one of them may fall into a moment in which the machine does something else."""
     seen = tmp_path / "seen"
     delays = []
     with column.open(counters(N, env1=partial(HangsOnStep, at=1, seen=str(seen)))) as ledger:
-        for _ in range(7):
+        for _ in range(5):
             ledger.venv.reset()
             pid = pids(ledger.venv)[1]
             ledger.venv.send([0], [1])
@@ -191,7 +192,7 @@ def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column
             with pytest.raises(WorkerDiedError):
                 ledger.venv.recv()
             delays.append(time.monotonic() - begin)
-    assert sorted(delays)[1] < 0.1, delays
+    assert median(delays) < 0.1, delays
 
 
 @columns("blocks", "single", dummy=False)

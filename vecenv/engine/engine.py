@@ -170,14 +170,14 @@ class Engine:
         whole = len(self._order) == 1 and self._order[0] is None and not self.is_async
         before = self.all_ids if whole else self.status.waiting_ids
         try:
-            return self._receive()
+            return self._receive(whole)
         except INTERRUPTS as error:
             self.abandon(error, before)
             raise
 
-    def _receive(self) -> Received:
-        order = self._order
-        if len(order) == 1 and order[0] is None and not self.is_async:
+    def _receive(self, whole: bool) -> Received:
+        """`whole`: what is in flight is one round of all envs, which is waited for."""
+        if whole:
             self._wait(self.status.all_answered, None)
             self._order = []
             return None, self.all_ids, self._take(None, self.all_ids)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from vecenv.backends.base import Taken
+from vecenv.backends.memory.arena import Arena
 from vecenv.engine.readiness import Readiness
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Results
@@ -16,7 +15,7 @@ from vecenv.errors import Partial
 class Outcomes:
     """Notes the results of rounds, and handles failures as `on_error` requires."""
 
-    def __init__(self, arena: Any, recovery: Recovery, readiness: Readiness, results: Results) -> None:
+    def __init__(self, arena: Arena, recovery: Recovery, readiness: Readiness, results: Results) -> None:
         self._arena, self._recovery, self._readiness, self._results = arena, recovery, readiness, results
 
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
@@ -33,7 +32,7 @@ class Outcomes:
             if any(extra.failure is not None for extra in extras.values()):
                 failed = recovery.settle(extras)
         if self._readiness.strict:
-            self._readiness.note_ends(asked, taken, self._arena.terminated, self._arena.truncated)
+            self._readiness.note_ends(ids, taken, self._arena)
         if ids is None:
             recovery.resets = {}
         elif recovery.resets:

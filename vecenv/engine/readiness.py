@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Taken
+from vecenv.backends.memory.arena import Arena
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
 
@@ -49,25 +50,26 @@ class Readiness:
         self.check_idle(ids)
         recovery = self._recovery
         recovery.note_lost()
-        asked = np.arange(len(self._unreset)) if ids is None else ids
-        wrong = self._unreset[asked] if self.strict else np.zeros(len(asked), dtype=np.bool_)
+        wrong = (self._unreset if ids is None else self._unreset[ids]) & self.strict
         if recovery.errors and not recovery.absorbs:
-            wrong |= np.isin(asked, list(recovery.errors))
+            wrong |= np.isin(np.arange(len(wrong)) if ids is None else ids, list(recovery.errors))
         if resets is not None:
             wrong &= ~resets
-        for i in asked[wrong].tolist():
+        for row in wrong.nonzero()[0].tolist():
+            i = row if ids is None else int(ids[row])
             if not recovery.absorbs:
                 recovery.check(i)
             raise RuntimeError(
                 f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
             )
 
-    def note_ends(self, asked: Sequence[int], taken: Taken, terminated: np.ndarray, truncated: np.ndarray) -> None:
+    def note_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
         """`strict`: the envs whose episode has ended need a reset now, but for those that were reset with it."""
+        rows: Any = ... if ids is None else ids
         if taken.columns is not None:
-            self._unreset[asked] = taken.columns[2] | taken.columns[3]
+            self._unreset[rows] = taken.columns[2] | taken.columns[3]
         else:
-            self._unreset[asked] = terminated[asked] | truncated[asked]
+            self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
     def note_seeded(self, i: int, needs_reset: bool) -> None:
