@@ -82,6 +82,14 @@ def waiting_backend(request: pytest.FixtureRequest) -> type:
     return request.param
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cuda_has_started() -> None:
     """What CUDA opens when it starts stays open for the life of the process: no test has left it behind."""

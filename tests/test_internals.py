@@ -228,7 +228,7 @@ class TestWatchdog:
     def seen(self, monkeypatch):
         """Has a worker looked at, at a time; returns when it was taken for hanging, with a limit of 10."""
         clock, line, reported = [0.0], [0] * LINE, []
-        worker = WorkerHandle(0, 0, 1)
+        worker = WorkerHandle(0, range(1))
         worker.alive = True
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
         dog = watchdog.Watchdog(

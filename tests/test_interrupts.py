@@ -5,12 +5,10 @@ No later call hangs, returns stale rows or steps an env twice, wherever the inte
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import vecenv.engine.interrupts
+from tests.ctrl_c import interrupt_at_random, interrupted
 from tests.faulty import Counter, DiesOnReset, HangsOnStep, RaisesElsewhere, counters
 from tests.ledger import CLOSED, gone, kill, pids
 from vecenv import (
@@ -35,28 +34,7 @@ from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.pool.worker_handle import WorkerHandle
 
 ACTIONS = np.zeros(2, np.int64)
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[..., Any]:
-    """The function, and once a Ctrl-C as soon as it is done, or before it."""
-    left = [1]
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        result = None if first and left else function(*args, **kwargs)
-        if left:
-            left.clear()
-            signal.raise_signal(signal.SIGINT)
-        return result
-
-    return both
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def usable(venv: Any) -> None:
@@ -274,27 +252,10 @@ def test_an_interrupt_in_the_code_of_an_env_of_this_process(backend: Any) -> Non
 
 
 def test_interrupts_at_random_moments_of_dummy() -> None:
-    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
-    envs, interrupts = 8, 0
-    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
-    try:
-        with DummyVectorEnv(counters(envs)) as venv:
-            venv.reset()
-            for _ in range(200):
-                try:
-                    try:
-                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 4e-4))
-                        for _ in range(1000):
-                            venv.step([0] * envs)
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    interrupts += 1
-                usable(venv)
-    finally:
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
-    assert interrupts == 200
+    envs = 8
+    with DummyVectorEnv(counters(envs)) as venv:
+        venv.reset()
+        assert interrupt_at_random(lambda: venv.step([0] * envs), lambda: usable(venv), 200, longest=4e-4) == 200
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)

@@ -56,8 +56,8 @@ class Adapted(NamedTuple):
 
 OPTIONAL_LIBRARIES = {
     "torch": Adapted(("collector/*",), limit=None),
-    # One file imports it; two look whether the program has, to tell a module of tensordict's from others.
-    "tensordict": Adapted(("collector/batch/tensordict_form.py", "collector/policy/*"), limit=3),
+    # One file imports it; one looks whether the program has, to tell a module of tensordict's from others.
+    "tensordict": Adapted(("collector/batch/tensordict_form.py", "collector/policy/signature.py"), limit=2),
     "ray": Adapted(("vecenv/backends/ray_backend.py", "collector/cluster.py"), limit=2),
     "pettingzoo": Adapted(("vecenv/envs/*",)),
     "envpool": Adapted(("vecenv/envs/*",)),

@@ -1,27 +1,20 @@
 """Ctrl-C during a call of ParallelVectorEnv and AECVectorEnv: a reset makes every env usable, and no row is stale."""
 
-import gc
-import random
-import signal
+from functools import partial
 
 import numpy as np
 import pytest
 from agent_envs import Herd, herd_in_turns
 from gymnasium.vector import AutoresetMode
 
-from tests.test_interrupts import interrupted
+from tests.ctrl_c import interrupt_at_random, interrupted
 from vecenv import AECVectorEnv, ParallelVectorEnv, VectorEnvError
 from vecenv.envs.multi_agent.agent_actions import AgentActions
 
 KINDS = [(ParallelVectorEnv, Herd), (AECVectorEnv, herd_in_turns)]
 
 
-@pytest.fixture(autouse=True)
-def ctrl_c():
-    """Ctrl-C raises KeyboardInterrupt, also where it is switched off around the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def any_actions(venv):
@@ -89,24 +82,7 @@ def test_an_interrupt_while_the_next_episodes_begin_in_same_step_mode(backend, m
 
 @pytest.mark.parametrize(("kind", "make"), KINDS)
 def test_interrupts_at_random_moments(kind, make):
-    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
-    interrupts = 0
-    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
-    try:
-        with kind([make] * 4, "dummy") as venv:
-            for _ in range(100):
-                try:
-                    try:
-                        venv.reset()
-                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
-                        for _ in range(1000):
-                            venv.step(any_actions(venv))
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    interrupts += 1
-                usable(venv)
-    finally:
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
-    assert interrupts == 100
+    with kind([make] * 4, "dummy") as venv:
+        venv.reset()
+        step = partial(venv.step, any_actions(venv))
+        assert interrupt_at_random(step, lambda: usable(venv), 100, longest=2e-3) == 100

@@ -17,6 +17,14 @@ EnvFns = Sequence[Callable[[], Any]]
 START_TIMEOUT = 120.0
 
 
+def _timeouts(start_timeout: float | None, step_timeout: float | None) -> dict[str, Any]:
+    """The two arguments, checked."""
+    return {
+        "start_timeout": check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
+        "step_timeout": check_timeout(step_timeout, "step_timeout"),
+    }
+
+
 class LocalEnv(NamedTuple):
     """An env of this process, where code written for tianshou looks for it: `venv.workers[i].env`."""
 
@@ -73,12 +81,8 @@ class ProcessVectorEnv(BaseVectorEnv):
         affinity: bool = False,
         **options: Any,
     ) -> None:
-        backend = self.backend_class(
-            context=context,
-            start_timeout=check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
-            step_timeout=check_timeout(step_timeout, "step_timeout"),
-            affinity=affinity,
-        )
+        timeouts = _timeouts(start_timeout, step_timeout)
+        backend = self.backend_class(context=context, affinity=affinity, **timeouts)
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
         )
@@ -169,10 +173,7 @@ class ThreadVectorEnv(BaseVectorEnv):
         step_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        backend = ThreadBackend(
-            start_timeout=check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
-            step_timeout=check_timeout(step_timeout, "step_timeout"),
-        )
+        backend = ThreadBackend(**_timeouts(start_timeout, step_timeout))
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
         )

@@ -17,6 +17,11 @@ from vecenv.errors import Partial
 from vecenv.running_mean_std import RunningMeanStd
 
 
+def forwarded(name: str) -> Any:
+    """An attribute of a class that is the one of its `venv`, with the docstring that it has in BaseVectorEnv."""
+    return property(attrgetter(f"venv.{name}"), doc=getattr(BaseVectorEnv, name).__doc__)
+
+
 class VectorEnvWrapper(BaseVectorEnv):
     """Wraps a vector env: everything that a subclass does not define is that of `venv`, every attribute included.
 
@@ -84,17 +89,17 @@ class VectorEnvWrapper(BaseVectorEnv):
     def close(self) -> None:
         self.venv.close()
 
-    action_space = property(attrgetter("venv.action_space"), doc=BaseVectorEnv.action_space.__doc__)
-    observation_space = property(attrgetter("venv.observation_space"), doc=BaseVectorEnv.observation_space.__doc__)
-    metadata = property(attrgetter("venv.metadata"), doc=BaseVectorEnv.metadata.__doc__)
-    spec = property(attrgetter("venv.spec"), doc=BaseVectorEnv.spec.__doc__)
-    reward_range = property(attrgetter("venv.reward_range"), doc=BaseVectorEnv.reward_range.__doc__)
-    workers = property(attrgetter("venv.workers"), doc=BaseVectorEnv.workers.__doc__)
-    num_envs = property(attrgetter("venv.num_envs"), doc=BaseVectorEnv.num_envs.__doc__)
-    is_closed = property(attrgetter("venv.is_closed"), doc=BaseVectorEnv.is_closed.__doc__)
-    ready_id = property(attrgetter("venv.ready_id"), doc=BaseVectorEnv.ready_id.__doc__)
-    waiting_id = property(attrgetter("venv.waiting_id"), doc=BaseVectorEnv.waiting_id.__doc__)
-    failed_id = property(attrgetter("venv.failed_id"), doc=BaseVectorEnv.failed_id.__doc__)
+    action_space = forwarded("action_space")
+    observation_space = forwarded("observation_space")
+    metadata = forwarded("metadata")
+    spec = forwarded("spec")
+    reward_range = forwarded("reward_range")
+    workers = forwarded("workers")
+    num_envs = forwarded("num_envs")
+    is_closed = forwarded("is_closed")
+    ready_id = forwarded("ready_id")
+    waiting_id = forwarded("waiting_id")
+    failed_id = forwarded("failed_id")
 
     def __len__(self) -> int:
         return len(self.venv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from collector.device.tensors import resolve_device, torch
@@ -10,6 +9,7 @@ from collector.policy.cuda_graphs import GraphedPolicy, unchecked_distributions
 from collector.policy.exploration import ExplorationType
 from collector.policy.interface import Policy
 from collector.policy.padding import PaddedPolicy
+from collector.policy.signature import is_tensordict_module
 
 Options = bool | dict[str, Any]
 
@@ -91,8 +91,7 @@ def _options(option: Options | None) -> dict[str, Any] | None:
 
 
 def _refuse_tensordict(policy: Policy) -> None:
-    tensordict = sys.modules.get("tensordict")
-    if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
+    if is_tensordict_module(policy):
         raise TypeError(
             f"compile_policy and cudagraph_policy take policies on tensors; {type(policy).__name__} works on a "
             "TensorDict: wrap it with torch.compile or tensordict.nn.CudaGraphModule yourself"

@@ -21,10 +21,15 @@ class Signature(NamedTuple):
     tensordict: bool = False
 
 
+def is_tensordict_module(policy: Policy) -> bool:
+    """Whether a policy is a module of tensordict's, (imported already where there is one)."""
+    tensordict = sys.modules.get("tensordict")
+    return tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase)
+
+
 def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) -> Signature:
     """Read the signature of a policy. Raises `TypeError` where it needs arguments that no observation has."""
-    tensordict = sys.modules.get("tensordict")
-    if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
+    if is_tensordict_module(policy):
         return Signature(tensordict=True)
     try:
         parameters = inspect.signature(getattr(policy, "forward", policy)).parameters

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -31,12 +31,12 @@ from vecenv.backends.pickle_codec import PickleCodec
 from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
 from vecenv.backends.pool.watchdog import Watchdog, stack_of_process
 from vecenv.backends.pool.worker_handle import WorkerHandle
-from vecenv.backends.pool.worker_pool import START_TIMEOUT, WorkerPool
+from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process_calls import ProcessCall, Request
-from vecenv.backends.system_limits import usable_cpus
+from vecenv.backends.system_limits import default_num_workers
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.blocking_envs import advice
-from vecenv.caller_warnings import warn_caller
+from vecenv.caller_warnings import WorkerWarnings
 from vecenv.errors import ClosedError, ConcurrentCallError
 from vecenv.portability import IN_ORDER, binds_to_cpus
 
@@ -49,8 +49,8 @@ class ProcessBackend(Backend):
     def __init__(
         self,
         transport: Transport,
-        context: str | None = None,
-        start_timeout: float = START_TIMEOUT,
+        context: str | None,
+        start_timeout: float,
         step_timeout: float | None = None,
         affinity: bool = False,
     ) -> None:
@@ -65,8 +65,7 @@ class ProcessBackend(Backend):
         self._requests: dict[int, Request] = {}
         self._number = 0
         """Of the last request."""
-        self._warnings: list[str] = []
-        self._warned = False
+        self._warnings = WorkerWarnings()
         self.sleeps = False
         """Whether a call sleeps until envs have answered."""
         self._waits = 0
@@ -81,9 +80,8 @@ class ProcessBackend(Backend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
-        if num_workers is None:
-            num_workers = n if eager else min(n, usable_cpus())
-        self.num_workers, self._eager = num_workers, eager
+        self.num_workers = num_workers = num_workers or default_num_workers(n, eager)
+        self._eager = eager
         self.pool.open(num_workers, n, eager)
         stacks = self.pool.stacks
         self._watchdog = Watchdog(
@@ -183,7 +181,7 @@ class ProcessBackend(Backend):
             return NOTHING_BESIDES
         assert self._answers is not None
         if self._warnings:
-            self._show_warning()
+            self._warnings.show()
         status, extras = self._status.tobytes(), self._answers.extras
         i = status.find(opcodes.DONE_FINAL)
         while i >= 0:
@@ -195,14 +193,6 @@ class ProcessBackend(Backend):
             if missing:
                 self._sleep(lambda: all(i in extras for i in missing), None)
         return self._answers.take(ids)
-
-    def _show_warning(self) -> None:
-        """Show the first warning that came from a worker: those of the others say the same."""
-        text = self._warnings[0]
-        self._warnings.clear()
-        if not self._warned:
-            self._warned = True  # shown here, where a warning that is turned into an exception does no harm
-            warn_caller(text)
 
     # What workers send.
 
@@ -289,7 +279,7 @@ class ProcessBackend(Backend):
         extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)
         return extra_follows and i not in self._answers.extras
 
-    def restart(self, env_id: int) -> Iterable[int]:  # type: ignore[override]
+    def restart(self, env_id: int) -> Sequence[int]:
         worker = self.pool.workers[int(self.pool.worker_of[env_id])]
         if worker.alive:  # stuck
             self.pool.kill(worker, None)

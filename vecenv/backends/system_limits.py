@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import resource
+from itertools import pairwise
 
 from vecenv.portability import allowed_cpus, system_file
 
@@ -15,6 +16,17 @@ def usable_cpus() -> int:
     cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(cpus, math.ceil(quota))) if quota is not None else max(1, cpus)
+
+
+def default_num_workers(n: int, eager: bool) -> int:
+    """How many workers `n` envs have by default: one a CPU, or one an env where each is waited for by itself."""
+    return n if eager else min(n, usable_cpus())
+
+
+def blocks_of(n: int, num_workers: int) -> list[range]:
+    """The env ids of each worker: neighbours, and of equal number as far as they can be."""
+    bounds = [round(k * n / num_workers) for k in range(num_workers + 1)]
+    return [range(*ends) for ends in pairwise(bounds)]
 
 
 def _cgroup_quota() -> float | None:

@@ -26,10 +26,10 @@ from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pool.thread_pool import ThreadPool, stack_of_thread
 from vecenv.backends.pool.watchdog import Watchdog
-from vecenv.backends.system_limits import usable_cpus
+from vecenv.backends.system_limits import default_num_workers
 from vecenv.backends.worker.block_thread import BlockThread
 from vecenv.backends.worker.blocking_envs import advice
-from vecenv.caller_warnings import warn_caller
+from vecenv.caller_warnings import WorkerWarnings
 from vecenv.errors import ConcurrentCallError, VectorEnvError, WorkerDiedError
 
 
@@ -61,8 +61,7 @@ class ThreadBackend(Backend):
         )
         self._answers: Answers | None = None
         self._calls: list[_ThreadCall] = []
-        self._warnings: list[str] = []
-        self._warned = False
+        self._warnings = WorkerWarnings()
         self.sleeps = False
         """Whether a call waits for envs."""
 
@@ -73,7 +72,7 @@ class ThreadBackend(Backend):
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = len(env_fns)
         self._eager = eager
-        self.num_workers = num_workers or (n if eager else min(n, usable_cpus()))
+        self.num_workers = num_workers or default_num_workers(n, eager)
         return self._pool.start(env_fns, self.num_workers, eager)
 
     def bind(self, layout: Layout) -> Arena:
@@ -87,7 +86,10 @@ class ThreadBackend(Backend):
         assert self._answers is not None
         rows, own = self.arena.block(block.start, block.ids.stop), Arena.build(self._layout, len(block.ids))
         take_rows = BlockRows(rows, own, block.start, self._answers).take
-        block.bind(self._layout, own, rows.action, take_rows, self._warnings.append)
+        block.bind(self._layout, own, rows.action, take_rows, lambda text: self._on_warning(block, text))
+
+    def _on_warning(self, block: BlockThread, text: str) -> None:
+        self._warnings.append(text + advice(len(self._pool.block_of), self.num_workers * len(block.ids)))
 
     # Rounds and calls.
 
@@ -151,12 +153,7 @@ class ThreadBackend(Backend):
     def take(self, ids: Sequence[int] | None) -> Taken:
         assert self._answers is not None
         if self._warnings:
-            blocks = self._pool.blocks
-            text = self._warnings[0] + advice(len(self._pool.block_of), len(blocks) * len(blocks[0].ids))
-            self._warnings.clear()
-            if not self._warned:
-                self._warned = True  # shown here, where a warning that is turned into an exception does no harm
-                warn_caller(text)
+            self._warnings.show()
         return self._answers.take(ids)
 
     # Losses.

@@ -11,10 +11,9 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from vecenv.backends.host.env_host import EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
+from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.block_thread import BlockThread
 from vecenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 
@@ -48,9 +47,8 @@ class ThreadPool:
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int, eager: bool) -> list[EnvReport]:
         """Start all threads, and return the report of each env."""
         self._env_fns, self._eager = env_fns, eager
-        bounds = np.linspace(0, len(env_fns), num_workers + 1).round().astype(int).tolist()
-        for k in range(num_workers):
-            self.blocks.append(self._block(k, range(bounds[k], bounds[k + 1])))
+        for k, ids in enumerate(blocks_of(len(env_fns), num_workers)):
+            self.blocks.append(self._block(k, ids))
             self.blocks[k].thread.start()
         self.block_of = [block for block in self.blocks for _ in block.ids]
         reports = self._await_reports(self.blocks)

@@ -43,9 +43,9 @@ class WorkerHandle:
     The same object stands for all the processes that take over from one another after a death.
     """
 
-    def __init__(self, index: int, start: int, stop: int) -> None:
-        self.index, self.start, self.stop = index, start, stop
-        self.ids = range(start, stop)
+    def __init__(self, index: int, ids: range) -> None:
+        self.index, self.ids = index, ids
+        self.start, self.stop = ids.start, ids.stop
         self.process: Any = None
         self.channel: Channel = None  # type: ignore[assignment]
         self._pipes: tuple[int, ...] = ()

@@ -33,7 +33,7 @@ from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.memory.shared_memory import anonymous_file
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method
 from vecenv.backends.pool.worker_handle import Hung, Torn, WorkerHandle
-from vecenv.backends.system_limits import check_descriptors
+from vecenv.backends.system_limits import blocks_of, check_descriptors
 from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_args import WorkerArgs
@@ -45,7 +45,6 @@ from vecenv.portability import allowed_cpus, binds_to_cpus
 FDS_PER_WORKER = 7  # channel, sentinel, what it watches, wake-up, pidfd (or a pipe's other end), two while it starts
 FDS_BESIDES = 24
 LONGEST_POLL = 3600.0
-START_TIMEOUT = 120.0
 
 
 class WorkerPool:
@@ -88,9 +87,8 @@ class WorkerPool:
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
         self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
-        bounds = np.linspace(0, n, num_workers + 1).round().astype(int).tolist()
-        self.workers = [WorkerHandle(w, bounds[w], bounds[w + 1]) for w in range(num_workers)]
-        self.worker_of = np.repeat(np.arange(num_workers), np.diff(bounds))
+        self.workers = [WorkerHandle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
+        self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
         """The index of the worker of each env."""
 
     def start(

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from vecenv.envs.multi_agent.agent_rows import AECRows, ParallelRows
 from vecenv.envs.multi_agent.agent_spaces import common_spaces, make_env
 from vecenv.errors import Partial
 from vecenv.venvs import BACKENDS
+from vecenv.wrappers import forwarded
 
 NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
@@ -196,17 +196,17 @@ class MultiAgentVectorEnv:
                 self.agent_spaces.action[agent].seed(None if seeds[0] is None else seeds[0] + j)
         return seeds
 
-    get_env_attr = property(attrgetter("venv.get_env_attr"), doc=BaseVectorEnv.get_env_attr.__doc__)
-    set_env_attr = property(attrgetter("venv.set_env_attr"), doc=BaseVectorEnv.set_env_attr.__doc__)
-    call = property(attrgetter("venv.call"), doc=BaseVectorEnv.call.__doc__)
-    render = property(attrgetter("venv.render"), doc=BaseVectorEnv.render.__doc__)
-    alive = property(attrgetter("venv.alive"), doc=BaseVectorEnv.alive.__doc__)
-    stats = property(attrgetter("venv.stats"), doc=BaseVectorEnv.stats.__doc__)
-    close = property(attrgetter("venv.close"), doc=BaseVectorEnv.close.__doc__)
-    is_closed = property(attrgetter("venv.is_closed"), doc=BaseVectorEnv.is_closed.__doc__)
-    ready_id = property(attrgetter("venv.ready_id"), doc=BaseVectorEnv.ready_id.__doc__)
-    waiting_id = property(attrgetter("venv.waiting_id"), doc=BaseVectorEnv.waiting_id.__doc__)
-    failed_id = property(attrgetter("venv.failed_id"), doc=BaseVectorEnv.failed_id.__doc__)
+    get_env_attr = forwarded("get_env_attr")
+    set_env_attr = forwarded("set_env_attr")
+    call = forwarded("call")
+    render = forwarded("render")
+    alive = forwarded("alive")
+    stats = forwarded("stats")
+    close = forwarded("close")
+    is_closed = forwarded("is_closed")
+    ready_id = forwarded("ready_id")
+    waiting_id = forwarded("waiting_id")
+    failed_id = forwarded("failed_id")
 
     def __len__(self) -> int:
         return self.num_envs

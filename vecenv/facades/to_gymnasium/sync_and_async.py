@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_env_fns
 from vecenv.facades.to_gymnasium.arguments import check_arguments
 from vecenv.facades.to_gymnasium.space_errors import AS_ASYNC
@@ -29,6 +30,19 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
     """Makes the vector env that it wraps."""
 
     env_fns: EnvFns
+    _kind: type[BaseVectorEnv]
+
+    def __init__(
+        self,
+        env_fns: EnvFns,
+        copy: bool = True,
+        observation_mode: Any = "same",
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        **options: Any,
+    ) -> None:
+        self.env_fns = env_fns
+        arguments = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
+        self._open(self._kind, check_env_fns(env_fns), options, **arguments)
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
         """Check all that can be checked before an env is made; close what was made if the rest is wrong."""
@@ -61,19 +75,12 @@ class SyncVectorEnv(_OwningVectorEnv):
     _refused_calls = frozenset()
     """`call("reset")` is possible here, as in gymnasium."""
 
-    def __init__(
-        self,
-        env_fns: EnvFns,
-        copy: bool = True,
-        observation_mode: Any = "same",
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-        **options: Any,
-    ) -> None:
-        self.env_fns = env_fns
-        self.envs: list[Any] = []
-        fns = [_noted_in(self.envs, env_fn) for env_fn in check_env_fns(env_fns)]
-        arguments = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
-        self._open(DummyVectorEnv, fns, options, **arguments)
+    _kind = DummyVectorEnv
+
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves."""
+        return self.venv.envs
 
 
 class AsyncVectorEnv(_OwningVectorEnv):
@@ -133,27 +140,7 @@ class AsyncVectorEnv(_OwningVectorEnv):
 class ThreadedVectorEnv(_OwningVectorEnv):
     """Envs in threads of this process, with the arguments of SyncVectorEnv and the options of ThreadVectorEnv."""
 
-    def __init__(
-        self,
-        env_fns: EnvFns,
-        copy: bool = True,
-        observation_mode: Any = "same",
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-        **options: Any,
-    ) -> None:
-        self.env_fns = env_fns
-        arguments = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
-        self._open(ThreadVectorEnv, check_env_fns(env_fns), options, **arguments)
-
-
-def _noted_in(envs: list[Any], env_fn: Callable[[], Any]) -> Callable[[], Any]:
-    """`env_fn` that also appends its env to `envs`."""
-
-    def make() -> Any:
-        envs.append(env_fn())
-        return envs[-1]
-
-    return make
+    _kind = ThreadVectorEnv
 
 
 def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:
