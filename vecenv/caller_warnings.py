@@ -16,26 +16,18 @@ def warn_caller(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=level)
 
 
-class WorkerWarnings:
-    """Warnings that workers gave: the first is shown, those that follow say the same.
+class WorkerWarnings(list[str]):
+    """Warnings of workers that have not been shown: the first is, those that follow say the same.
 
-    They are collected where results arrive and shown where results are taken: there a warning that is turned into an
+    They are appended where results arrive and shown where results are taken: there a warning that is turned into an
     exception loses nothing.
     """
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._shown = False
-
-    def append(self, text: str) -> None:
-        self._texts.append(text)
-
-    def __bool__(self) -> bool:
-        return bool(self._texts)
+    _shown = False
 
     def show(self) -> None:
-        text = self._texts[0]
-        self._texts.clear()
+        text = self[0]
+        self.clear()
         if not self._shown:
             self._shown = True
             warn_caller(text)

@@ -60,6 +60,8 @@ RENEWED = Extra(final=Final(None, {}))
 
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 FLAGS = frozenset({bool, np.bool_})
+UNCHANGING = REWARDS | FLAGS | {str, bytes, type(None)}
+"""Types of values in infos that need no copy: most infos have no others."""
 
 
 class RowWriter:
@@ -295,6 +297,8 @@ def _as_it_is(value: Any) -> Any:
 
 def own_containers(value: Any) -> Any:
     """Copies of the containers and arrays, because the env may write into its own later."""
+    if value.__class__ is dict and UNCHANGING.issuperset(map(type, value.values())):
+        return value.copy()
     try:
         return _own_arrays(value)
     except RecursionError:  # nested too deep

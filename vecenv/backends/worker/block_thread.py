@@ -25,21 +25,6 @@ TakeRows = Callable[["list[int] | None", dict[int, Extra]], None]
 """Takes the answers of the envs at these places of the block (None: all), with their extras."""
 
 
-class Abandoned(BaseException):
-    """Raised in the thread of an abandoned block before it uses another env."""
-
-
-class Line(list[int]):
-    """The numbers of a block that the watchdog reads (see `control_block`)."""
-
-    abandoned = False
-
-    def __setitem__(self, key: Any, number: Any) -> None:
-        if self.abandoned:
-            raise Abandoned
-        super().__setitem__(key, number)
-
-
 class BlockThread:
     """The envs `ids`, in a thread of their own; `index` is the place of the block among all.
 
@@ -61,7 +46,10 @@ class BlockThread:
         """What the constructors led to, once it has been taken in."""
         self.problems: list[str] = []
         """What went wrong in closing the envs."""
-        self.line = Line([NOTHING] * LINE)
+        self.alive = True
+        """Whether its answers count."""
+        self.line = [NOTHING] * LINE
+        """The numbers of the block that the watchdog reads (see `control_block`)."""
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliver, self._on_death = partial(deliver, self), on_death
         self._one_by_one = eager and len(ids) > 1
@@ -74,11 +62,6 @@ class BlockThread:
     def envs(self) -> list[Any]:
         """The envs themselves."""
         return self._host.envs
-
-    @property
-    def alive(self) -> bool:
-        """Whether its answers count."""
-        return not self.line.abandoned
 
     @property
     def title(self) -> str:
@@ -95,8 +78,10 @@ class BlockThread:
 
     def abandon(self) -> None:
         """Have it end; what it has not delivered is lost."""
-        self.line.abandoned = True
+        self.alive = False
         self.work.put(None)
+        numbers, self.line = self.line, self.line.copy()
+        numbers.clear()  # the host writes there before it uses an env: the IndexError comes before the next env is used
 
     def bind(self, layout: Layout, own: Arena, action: Any, take_rows: TakeRows, warn: Callable[[str], None]) -> None:
         """Write into `own` from now on; actions are read from `action`."""
@@ -111,9 +96,7 @@ class BlockThread:
                 if work is not done:  # put twice by a `send` that was interrupted
                     work()
                     done = work
-        except Abandoned:
-            pass
-        except BaseException as error:  # not one of an env, which would be an answer
+        except BaseException as error:  # not one of an env, which would be an answer; of an abandoned block never seen
             self._deliver(self._on_death, self, error)
         finally:
             self.problems = self._host.close()
