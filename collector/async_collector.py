@@ -30,7 +30,7 @@ from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
 from vecenv.venvs import ShmemVectorEnv
-from vecenv.wrappers import check_halves
+from vecenv.wrappers import check_send_and_recv
 
 
 class AsyncDataCollector(BatchCollector):
@@ -90,7 +90,7 @@ class AsyncDataCollector(BatchCollector):
             raise ValueError(
                 "wait_num and num_workers are for envs that are yet to be made: set them in the vector env you pass"
             )
-        check_halves(self.env, "AsyncDataCollector")
+        check_send_and_recv(self.env, "AsyncDataCollector")
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()
         """Groups that are ready for actions."""

@@ -1,4 +1,4 @@
-"""64 environments whose step is a call of a tool behind a TCP server: in threads, and beside them in processes.
+"""64 envs that call a tool behind a TCP server in each step: steps/s in threads and in processes.
 
 python examples/waiting_envs.py [--fast]
 """
@@ -19,7 +19,7 @@ n, calls = (8, 20) if "--fast" in sys.argv else (64, 200)
 class Tool(socketserver.StreamRequestHandler):
     def handle(self):
         for number, line in enumerate(self.rfile):
-            time.sleep(0.005 + 0.001 * (number * 7 % 26))  # seconds: a sandbox, a search, a language model
+            time.sleep(0.005 + 0.001 * (number * 7 % 26))  # as long as a sandbox, a search or a language model takes
             self.wfile.write(b"result of " + line)
 
 
@@ -35,7 +35,7 @@ class ToolEnv(gym.Env):
 
     def step(self, action):
         self.socket.sendall(f"{action}\n".encode())
-        return self.lines.readline().strip(), 1.0, False, False, {}  # waits
+        return self.lines.readline().strip(), 1.0, False, False, {}  # waits for the tool
 
     def close(self):
         self.lines.close()
@@ -46,7 +46,7 @@ def steps_per_second(kind, port):
     with kind([lambda: ToolEnv(port)] * n, wait_num=n // 4, timeout=1.0) as venv:
         info, begin = venv.reset()[1], time.perf_counter()
         for _ in range(calls):
-            ids = [row["env_id"] for row in info]  # the ones that are ready
+            ids = [row["env_id"] for row in info]  # the envs that are ready
             info = venv.step([f"look up {i}" for i in ids], ids)[-1]
         return venv.stats()["steps"] / (time.perf_counter() - begin)
 

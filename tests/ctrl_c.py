@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen moment, or at random ones."""
+"""Sends SIGINT (Ctrl-C) to the test process, at a chosen moment or at random ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[..., Any]:
-    """The function, and once a Ctrl-C as soon as it is done, or before it."""
-    left = [1]
+    """Wrap `function`: a Ctrl-C follows its first call, or with `first` comes in place of that call."""
+    pending = [1]
 
     def both(*args: Any, **kwargs: Any) -> Any:
-        result = None if first and left else function(*args, **kwargs)
-        if left:
-            left.clear()
+        result = None if first and pending else function(*args, **kwargs)
+        if pending:
+            pending.clear()
             signal.raise_signal(signal.SIGINT)
         return result
 
@@ -24,13 +24,13 @@ def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[.
 
 
 def interrupt_at_random(step: Callable[[], Any], check: Callable[[], Any], times: int, longest: float) -> int:
-    """Call `step` over and over until Ctrl-C falls into it, within `longest` seconds, then `check`: `times` times.
+    """`times` times: call `step` repeatedly until a Ctrl-C comes, after `longest` seconds at most, then `check`.
 
-    Returns how many of them raised KeyboardInterrupt.
+    Returns how often KeyboardInterrupt was raised.
     """
     previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
     interrupts = 0
-    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
+    gc.disable()  # Python drops an interrupt in a callback of the garbage collector, such as that of hypothesis
     try:
         for _ in range(times):
             try:

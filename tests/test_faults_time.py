@@ -176,7 +176,7 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
         assert Path(filename).name == "ledger.py", "a warning names the line that called us"
         go.touch()  # the env comes back once it has been warned of
 
-    monkeypatch.setattr(watchdog, "SILENCE", 0.3)
+    monkeypatch.setattr(watchdog, "WARN_AFTER", 0.3)
     with column.open(counters(N, env2=partial(WaitsForFile, at=2, go=str(go)))) as ledger:
         ledger.begin()
         with warnings.catch_warnings():
@@ -238,7 +238,7 @@ class Watched:
     def look_after(self, seconds: float) -> None:
         self._clock.ahead += seconds
         backend = self.venv.engine.backend
-        backend._watchdog.look(backend._owing())
+        backend._watchdog.check(backend._unanswered())
 
     def waits(self) -> None:
         for _ in range(self.looks):
@@ -298,7 +298,7 @@ def test_a_worker_that_is_stopped_in_a_step_is_given_up(column: Column, tmp_path
                 errors.append(error)
         ledger._lose()
         assert len(errors) == 1
-        check_error(errors[0], 1, pid, "did not answer: stopped?")
+        check_error(errors[0], 1, pid, "is it stopped?")
         ledger.born_again(block)
         ledger.goes_on(block, WorkerTimeoutError)
 

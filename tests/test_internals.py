@@ -238,7 +238,7 @@ class TestWatchdog:
 
         def seen(at, doing=A_ROUND):
             clock[0], line[DOING] = at, doing
-            dog.look({worker: [0]})
+            dog.check({worker: [0]})
             return reported
 
         return seen

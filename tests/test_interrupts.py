@@ -217,7 +217,7 @@ def test_an_interrupt_while_a_dead_worker_is_buried_loses_it_once(
         venv.reset()
         kill(pids(venv)[0])
         with monkeypatch.context() as patch:
-            patch.setattr(WorkerHandle, "bury", interrupted(WorkerHandle.bury))
+            patch.setattr(WorkerHandle, "clean_up", interrupted(WorkerHandle.clean_up))
             with pytest.raises((KeyboardInterrupt, WorkerDiedError)):
                 venv.step(ACTIONS)
         assert venv.alive() == [False, True]

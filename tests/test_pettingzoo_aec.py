@@ -259,5 +259,5 @@ def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop(backend):
         venv.reset()
         for agent in venv.agents:
             venv.step({agent: [act_of(agent)]})
-        with pytest.raises(EnvContractError, match="env 0: agent 'runner_0' is dead"):
+        with pytest.raises(EnvContractError, match="did not remove the dead agent 'runner_0'"):
             venv.step({"runner_0": [1]})

@@ -1,4 +1,4 @@
-"""What runs where Linux's own calls are missing, tested on Linux with those calls hidden (`vecenv.portability`)."""
+"""The fallbacks for systems other than Linux, tested on Linux with its own calls hidden (`vecenv.portability`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(os.getpid())
 
 
 def portable(log: Path) -> dict[str, str]:
-    """The environment of a process that is to do without, and to note in `log` what it does without."""
+    """Environment variables for a process that takes the fallbacks, and notes in `log` which ones."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     return {**kept, "VECENV_PORTABLE": "1", "VECENV_PORTABLE_LOG": str(log), "PYTHONPATH": str(ROOT)}
 
@@ -84,22 +84,22 @@ def test_all_backends_keep_the_contract_and_survive_faults_without_the_calls_of_
     record_property("summary", f"{done.stdout.splitlines()[-1]}; {taken(tmp_path / 'log')}")
 
 
-def test_more_than_is_free_on_the_disk_is_refused_where_nothing_can_be_reserved(
+def test_a_batch_larger_than_the_free_disk_space_is_refused_where_space_cannot_be_reserved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(portability, "PORTABLE", True)
     monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=256, f_frsize=4096))
     fd = anonymous_file("vecenv-test")
     try:
-        reserve(fd, 4 << 20, "a few", used=1 << 20).close()
-        with pytest.raises(SharedMemoryError, match=r"2\.0 MiB .* needed for the moon, but only 1\.0 MiB are free in"):
-            reserve(fd, 2 << 20, "the moon")
+        reserve(fd, 4 << 20, "2 envs", used=1 << 20).close()
+        with pytest.raises(SharedMemoryError, match=r"2\.0 MiB .* needed for 4 envs, but only 1\.0 MiB are free in"):
+            reserve(fd, 2 << 20, "4 envs")
     finally:
         os.close(fd)
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOTCONN, errno.EPROTOTYPE])
-def test_a_worker_takes_every_word_for_a_closed_channel_as_the_end_of_the_parent(number: int) -> None:
+def test_every_errno_of_a_closed_channel_is_a_broken_pipe_for_the_worker(number: int) -> None:
     def sendall(data: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -107,7 +107,7 @@ def test_a_worker_takes_every_word_for_a_closed_channel_as_the_end_of_the_parent
         Channel(SimpleNamespace(sendall=sendall)).write(READY, 0)  # type: ignore[arg-type]
 
 
-def test_buffers_of_sockets_that_are_small_are_enlarged() -> None:
+def test_small_socket_buffers_are_enlarged() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for end in (ours, theirs):

@@ -1,4 +1,4 @@
-"""ThreadVectorEnv: what is true of threads alone. What all backends promise is tested with the others."""
+"""ThreadVectorEnv: what holds for threads only. The contract of all backends is tested elsewhere, for all of them."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from vecenv import (
 )
 
 LIMIT = 0.3
-ASKS = 20.0
+TIMEOUT = 20.0
 """Seconds after which a test has failed."""
 
 
 class Gate:
-    """Where steps, calls, resets or constructors stay until it is opened. `notes` are what its envs noted."""
+    """Blocks envs that enter it until it is opened. `notes` is a list to which the envs append."""
 
     def __init__(self) -> None:
         self._open, self.entered = threading.Event(), threading.Event()
         self.shut = True
         self.notes: list[tuple[Any, ...]] = []
 
-    def stay(self) -> None:
+    def enter(self) -> None:
         if self.shut:
             self.entered.set()
-            assert self._open.wait(ASKS)
+            assert self._open.wait(TIMEOUT)
 
     def open(self) -> None:
-        """What stays goes on, and nothing stays any more."""
+        """Let all envs pass, now and from now on."""
         self.shut = False
         self._open.set()
 
@@ -64,7 +64,7 @@ def gate() -> Iterator[Gate]:
     yield gate
     gate.open()
     for thread in block_threads():
-        thread.join(ASKS)
+        thread.join(TIMEOUT)
     assert block_threads() == []
 
 
@@ -72,8 +72,8 @@ def block_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("vecenv-block-")]
 
 
-class Stays(Counter):
-    """The first to be made stays at the gate in step `at`; those that are made later do not."""
+class BlocksAtGate(Counter):
+    """Blocks at the gate in step `at`, and in `method`, if it is the first env with its id; its replacements do not."""
 
     def __init__(self, id: int, gate: Gate, at: int = 2) -> None:
         super().__init__(id)
@@ -83,12 +83,12 @@ class Stays(Counter):
 
     def on_step(self) -> None:
         if self.first and self.t == self.at:
-            self.gate.stay()
+            self.gate.enter()
         self.gate.notes.append(("stepped", self.id, self.first, self.t))
 
     def method(self) -> str:
         if self.first:
-            self.gate.stay()
+            self.gate.enter()
             return "old"
         return "new"
 
@@ -96,9 +96,9 @@ class Stays(Counter):
         self.gate.notes.append(("closed", self.id, self.first))
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + ASKS
-    while not true():
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -107,7 +107,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 class Notes(Counter):
-    """Notes the thread of everything that is done to it."""
+    """Notes in which thread each operation runs."""
 
     def __init__(self, id: int, notes: dict[int, list[tuple[str, Any]]]) -> None:
         super().__init__(id)
@@ -160,10 +160,10 @@ def test_an_env_is_made_used_and_closed_in_one_thread(options: dict[str, Any]) -
         venv.seed(1)
         assert all(thread.daemon for thread in block_threads())
         assert len(block_threads()) == venv.num_workers
-    whats = {"init", "reset", "step", "render", "method", "prop", "set", "seed", "close"}
+    operations = {"init", "reset", "step", "render", "method", "prop", "set", "seed", "close"}
     threads = set()
     for own in notes.values():
-        assert {what for what, _ in own} == whats
+        assert {what for what, _ in own} == operations
         assert len({thread for _, thread in own}) == 1
         threads.add(own[0][1])
     assert len(threads) == venv.num_workers
@@ -181,7 +181,7 @@ def test_trajectories_are_those_of_dummy() -> None:
     assert rows[0] == rows[1] == rows[2]
 
 
-def test_the_default_is_a_thread_an_env_where_each_has_its_own_pace() -> None:
+def test_the_default_in_async_mode_is_one_thread_per_env() -> None:
     with ThreadVectorEnv(counters(5), wait_num=2) as venv:
         assert venv.num_workers == 5
     with ThreadVectorEnv(counters(5), timeout=1.0) as venv:
@@ -191,41 +191,41 @@ def test_the_default_is_a_thread_an_env_where_each_has_its_own_pace() -> None:
 # Hung envs.
 
 
-def hangs(gate: Gate, **options: Any) -> ThreadVectorEnv:
-    """Four envs in two threads, of which env 1 stays at the gate in its second step."""
-    fns = [partial(Counter, 0), partial(Stays, 1, gate), partial(Counter, 2), partial(Counter, 3)]
+def make_hanging(gate: Gate, **options: Any) -> ThreadVectorEnv:
+    """Four envs in two threads, of which env 1 blocks at the gate in its second step."""
+    fns = [partial(Counter, 0), partial(BlocksAtGate, 1, gate), partial(Counter, 2), partial(Counter, 3)]
     return ThreadVectorEnv(fns, **{"num_workers": 2, "step_timeout": LIMIT, **options})
 
 
-def goes_on(venv: Any) -> None:
-    """Steps what is ready, for ever."""
+def step_until_error(venv: Any) -> None:
+    """Step the envs that are ready until an error is raised."""
     while True:
         ready = venv.ready_id
         venv.step([0] * len(ready) if ready else None, ready or None)
 
 
 @pytest.mark.parametrize("wait_num", [None, 2])
-def test_a_hung_env_is_given_up_with_its_stack_and_the_others_go_on(gate: Gate, wait_num: int | None) -> None:
-    with hangs(gate, wait_num=wait_num) as venv:
+def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_go_on(gate: Gate, wait_num: int | None) -> None:
+    with make_hanging(gate, wait_num=wait_num) as venv:
         venv.reset()
         begin = time.monotonic()
         with pytest.raises(WorkerTimeoutError) as caught:
-            goes_on(venv)
+            step_until_error(venv)
         assert LIMIT <= time.monotonic() - begin < LIMIT + 5
         text = str(caught.value)
         assert f"env 1 has been busy for more than step_timeout={LIMIT} s" in text
         assert "threads cannot be killed" in text
         assert "vecenv-block-0 (envs [0, 1])" in text
-        assert "in stay" in text
+        assert "in enter" in text
         assert (caught.value.env_id, caught.value.env_ids, caught.value.pid) == (1, (0, 1), None)
         assert not caught.value.bystander
         while venv.waiting_id:
             venv.recv()
         assert venv.failed_id == [0, 1]
         assert venv.alive() == [False, False, True, True]
-        with pytest.raises(WorkerTimeoutError, match="env 0 is lost because env 1 has been busy") as mate:
+        with pytest.raises(WorkerTimeoutError, match="env 0 is lost because env 1 has been busy") as bystander:
             venv.step([0], [0])
-        assert mate.value.bystander
+        assert bystander.value.bystander
         t = venv.get_env_attr("t", [2, 3])
         venv.send([0, 0], [2, 3])
         while venv.waiting_id:
@@ -234,12 +234,12 @@ def test_a_hung_env_is_given_up_with_its_stack_and_the_others_go_on(gate: Gate, 
         obs, _ = venv.reset([0, 1])
         assert obs[:, :3].tolist() == [[0, 1, 0], [1, 1, 0]]
         assert venv.stats()["restarts"] == 1
-        assert len(block_threads()) == 3  # with the old one
+        assert len(block_threads()) == 3  # with the abandoned one
 
 
-def test_nothing_is_ever_seen_of_a_step_that_returns_after_its_env_was_reset(gate: Gate) -> None:
-    """Nor does its thread use another env: it closes them and ends."""
-    fns = [partial(Stays, 0, gate), partial(Stays, 1, gate, at=99)]
+def test_a_step_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) -> None:
+    """Its thread steps no other env either: it closes its envs and ends."""
+    fns = [partial(BlocksAtGate, 0, gate), partial(BlocksAtGate, 1, gate, at=99)]
     with ThreadVectorEnv(fns, num_workers=1, step_timeout=LIMIT, copy=False) as venv:
         venv.reset()
         venv.step([5, 5])
@@ -251,7 +251,7 @@ def test_nothing_is_ever_seen_of_a_step_that_returns_after_its_env_was_reset(gat
             row = venv.step([7, 7])
         kept = [np.copy(leaf) for leaf in row[:4]]
         gate.open()
-        old.join(ASKS)
+        old.join(TIMEOUT)
         assert not old.is_alive()
         assert ("stepped", 0, True, 2) in gate.notes  # the old step has returned
         assert ("stepped", 1, True, 2) not in gate.notes
@@ -263,20 +263,20 @@ def test_nothing_is_ever_seen_of_a_step_that_returns_after_its_env_was_reset(gat
         assert venv.failed_id == []
 
 
-def test_nothing_is_ever_seen_of_a_call_that_returns_after_its_env_was_reset(gate: Gate) -> None:
-    with ThreadVectorEnv([partial(Stays, 0, gate)], step_timeout=LIMIT) as venv:
+def test_a_call_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) -> None:
+    with ThreadVectorEnv([partial(BlocksAtGate, 0, gate)], step_timeout=LIMIT) as venv:
         venv.reset()
         with pytest.raises(WorkerTimeoutError, match="env 0 has been busy"):
             venv.call("method")
         old = block_threads()[0]
         venv.reset()
         gate.open()
-        old.join(ASKS)
+        old.join(TIMEOUT)
         assert venv.call("method") == ["new"]
 
 
 def test_a_hang_is_a_truncated_row_with_on_error_restart(gate: Gate) -> None:
-    with hangs(gate, on_error="restart") as venv:
+    with make_hanging(gate, on_error="restart") as venv:
         venv.reset()
         venv.step([0] * 4)
         *_, truncated, info = venv.step([0] * 4)
@@ -286,25 +286,25 @@ def test_a_hang_is_a_truncated_row_with_on_error_restart(gate: Gate) -> None:
         assert venv.step([0] * 4)[0][:, 2].tolist() == [1, 1, 3, 3]
 
 
-def test_without_a_limit_a_warning_shows_where_an_env_is(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_step_timeout_a_warning_shows_the_stack_of_an_env(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     from vecenv.backends.pool import watchdog
 
-    monkeypatch.setattr(watchdog, "SILENCE", 0.3)
-    with hangs(gate, step_timeout=None, num_workers=4) as venv:
+    monkeypatch.setattr(watchdog, "WARN_AFTER", 0.3)
+    with make_hanging(gate, step_timeout=None, num_workers=4) as venv:
         venv.reset()
         venv.step([0] * 4)
         opener = threading.Timer(1.0, gate.open)
         opener.start()
-        with pytest.warns(RuntimeWarning, match=r"(?s)env 1 \(thread vecenv-block-1\) has been busy.*in stay"):
+        with pytest.warns(RuntimeWarning, match=r"(?s)env 1 \(thread vecenv-block-1\) has been busy.*in enter"):
             venv.step([0] * 4)
         opener.join()
 
 
-def test_an_env_that_does_not_return_from_an_interrupted_step_is_made_anew(
+def test_an_env_that_does_not_return_from_an_interrupted_step_is_restarted(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vecenv.engine.interrupts, "DRAIN_TIMEOUT", 0.3)
-    with hangs(gate, step_timeout=None) as venv:
+    with make_hanging(gate, step_timeout=None) as venv:
         venv.reset()
         venv.step([0] * 4)
         interrupt_when(gate.entered.is_set)
@@ -318,23 +318,23 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_is_made_anew(
 # Constructors.
 
 
-def test_a_constructor_that_does_not_return_is_given_up(gate: Gate) -> None:
-    class StaysInInit(Counter):
+def test_a_constructor_that_does_not_return_is_abandoned(gate: Gate) -> None:
+    class BlocksInInit(Counter):
         def __init__(self, id: int) -> None:
             super().__init__(id)
-            gate.stay()
+            gate.enter()
 
         def close(self) -> None:
             gate.notes.append(("closed",))
 
-    fns = [partial(Counter, 0), partial(Counter, 1), partial(StaysInInit, 2), partial(StaysInInit, 3)]
+    fns = [partial(Counter, 0), partial(Counter, 1), partial(BlocksInInit, 2), partial(BlocksInInit, 3)]
     begin = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"envs \[2, 3\] were not constructed within start_timeout=0.3 s"):
         ThreadVectorEnv(fns, start_timeout=0.3, num_workers=2)
     assert time.monotonic() - begin < 2
     gate.open()
     wait_until(lambda: block_threads() == [])
-    assert gate.notes == [("closed",)]  # the second was not made any more
+    assert gate.notes == [("closed",)]  # env 3 was never made
 
 
 def test_the_failure_of_a_constructor_is_raised_once_all_threads_have_ended() -> None:
@@ -361,7 +361,7 @@ def test_a_restart_raises_what_the_constructor_raises(gate: Gate) -> None:
         made.append(1)
         if len(made) == 2:
             raise ZeroDivisionError
-        return Stays(0, gate, at=1)
+        return BlocksAtGate(0, gate, at=1)
 
     with ThreadVectorEnv([make], step_timeout=LIMIT) as venv:
         venv.reset()
@@ -398,7 +398,7 @@ def test_an_error_of_an_env_is_the_object_that_it_raised() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_would_end_a_program_is_the_failure_of_its_env(kind: type[BaseException]) -> None:
+def test_an_exception_that_would_end_the_program_is_the_failure_of_its_env(kind: type[BaseException]) -> None:
     with ThreadVectorEnv([partial(Counter, 0), partial(RaisesOnStep, 1, error=kind)]) as venv:
         venv.reset()
         venv.step([0, 0])
@@ -409,8 +409,8 @@ def test_what_would_end_a_program_is_the_failure_of_its_env(kind: type[BaseExcep
         assert venv.step([0, 0])[0][:, 2].tolist() == [3, 1]
 
 
-def test_a_thread_that_ends_by_itself_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never should; no call may hang if it does."""
+def test_the_envs_of_a_thread_that_ends_unexpectedly_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a bug of ours ends a thread; no call may hang then."""
     with ThreadVectorEnv(counters(2), num_workers=2) as venv:
         venv.reset()
         with monkeypatch.context() as patch:
@@ -425,11 +425,11 @@ def test_a_thread_that_ends_by_itself_is_a_loss(monkeypatch: pytest.MonkeyPatch)
 # Interrupts, and other threads.
 
 
-def interrupt_when(true: Callable[[], bool]) -> None:
-    """Ctrl-C as soon as it is so."""
+def interrupt_when(condition: Callable[[], bool]) -> None:
+    """Send SIGINT soon after `condition` holds."""
 
     def wait() -> None:
-        wait_until(true)
+        wait_until(condition)
         time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -437,7 +437,7 @@ def interrupt_when(true: Callable[[], bool]) -> None:
 
 
 def test_an_interrupted_wait_loses_no_env(gate: Gate) -> None:
-    with hangs(gate, step_timeout=None) as venv:
+    with make_hanging(gate, step_timeout=None) as venv:
         venv.reset()
         venv.step([0] * 4)
         interrupt_when(gate.entered.is_set)
@@ -453,7 +453,7 @@ def test_an_interrupted_wait_loses_no_env(gate: Gate) -> None:
 def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> None:
     previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
     envs, interrupts = 4, 0
-    gc.disable()  # Python drops an interrupt that falls into a callback of the garbage collector, as hypothesis has one
+    gc.disable()  # Python drops an interrupt in a callback of the garbage collector, such as that of hypothesis
     try:
         with ThreadVectorEnv(counters(envs), **options) as venv:
             venv.reset()
@@ -467,7 +467,7 @@ def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> No
                         signal.setitimer(signal.ITIMER_REAL, 0)
                 except KeyboardInterrupt:
                     interrupts += 1
-                while venv.waiting_id:  # it fell between two calls
+                while venv.waiting_id:  # the interrupt came between two calls
                     venv.recv()
                 assert venv.reset()[0][:, 2].tolist() == [0] * envs
                 for t in (1, 2):
@@ -482,18 +482,18 @@ def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> No
 
 
 def test_one_call_at_a_time_may_wait(gate: Gate) -> None:
-    with hangs(gate, step_timeout=None, wait_num=4) as venv:
+    with make_hanging(gate, step_timeout=None, wait_num=4) as venv:
         venv.reset()
         venv.step([0] * 4)
         thread = threading.Thread(target=lambda: venv.step([0] * 4))
         thread.start()
-        assert gate.entered.wait(ASKS)
+        assert gate.entered.wait(TIMEOUT)
         wait_until(lambda: venv.engine.backend.sleeps)
         assert venv.alive() == [True] * 4
         with pytest.raises(ConcurrentCallError):
             venv.recv()
         gate.open()
-        thread.join(ASKS)
+        thread.join(TIMEOUT)
 
 
 # Close.
@@ -501,17 +501,17 @@ def test_one_call_at_a_time_may_wait(gate: Gate) -> None:
 
 def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
-    venv = hangs(gate, step_timeout=None)
+    venv = make_hanging(gate, step_timeout=None)
     venv.reset()
     venv.step([0] * 4)
     venv.send([0] * 4)
-    assert gate.entered.wait(ASKS)
+    assert gate.entered.wait(TIMEOUT)
     begin = time.monotonic()
-    with pytest.warns(RuntimeWarning, match=r"(?s)the thread of envs \[0, 1\].*did not close in time.*in stay") as said:
+    with pytest.warns(RuntimeWarning, match=r"(?s)the thread of envs \[0, 1\].*not close in time.*in enter") as warned:
         venv.close()
     assert time.monotonic() - begin < CLOSED
-    assert len(said) == 1
-    assert "threads cannot be killed" in str(said[0].message)
+    assert len(warned) == 1
+    assert "threads cannot be killed" in str(warned[0].message)
     assert len(block_threads()) == 1
     venv.close()
     gate.open()
@@ -519,8 +519,8 @@ def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.Mo
     assert gate.notes[-1] == ("closed", 1, True)
 
 
-def test_close_does_not_wait_for_what_was_given_up(gate: Gate) -> None:
-    venv = hangs(gate)
+def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate) -> None:
+    venv = make_hanging(gate)
     venv.reset()
     venv.step([0] * 4)
     with pytest.raises(WorkerTimeoutError):
@@ -545,10 +545,10 @@ venv.reset()
 try:
     venv.step([0, 0])
 except TimeoutError:
-    print("given up")
+    print("timed out")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "timed out\n", "")
 
 
 # Envs that wait.

@@ -1,4 +1,4 @@
-"""Warnings that name a line of the program, not one of ours."""
+"""Warnings that point to a line of the user's program, not to one of this project."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _OURS = ("vecenv.", "collector.")
 
 
 def warn_caller(text: str) -> None:
-    """A RuntimeWarning at the line that called us, however many calls of our own have led here."""
+    """Give a RuntimeWarning that points to the line of the program that called vecenv or collector."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame, level = frame.f_back, level + 1
@@ -17,10 +17,10 @@ def warn_caller(text: str) -> None:
 
 
 class WorkerWarnings(list[str]):
-    """Warnings of workers that have not been shown: the first is, those that follow say the same.
+    """Warnings of the workers of a vector env, of which only the first is shown: the others repeat it.
 
-    They are appended where results arrive and shown where results are taken: there a warning that is turned into an
-    exception loses nothing.
+    They are collected where results arrive and shown where results are taken, because there no result is lost if a
+    filter turns the warning into an exception.
     """
 
     _shown = False

@@ -1,8 +1,8 @@
-"""What Linux has and other systems lack, asked for here alone: None or False means that the caller takes its fallback.
+"""System calls that only Linux has, used in this file alone: None or False means that the caller takes its fallback.
 
-`VECENV_PORTABLE=1` in the environment, set before Python starts, hides all of it in every process, so that what runs on
-a Mac can be tested on Linux. `VECENV_PORTABLE_LOG` names a file to which each fallback that is taken appends a line,
-"name<TAB>pid"; `FALLBACKS` has the names.
+`VECENV_PORTABLE=1` in the environment, set before Python starts, hides them in every process, so that the fallbacks of
+macOS can be tested on Linux. Each fallback that is taken appends a line "name<TAB>pid" to the file that
+`VECENV_PORTABLE_LOG` names; `FALLBACKS` has the names.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _os: Any = os
 _fcntl: Any = fcntl
 
 FALLBACKS = {
-    "eventfd": "wake-ups go through a pipe",
+    "eventfd": "wakeups go through a pipe",
     "memfd_create": "shared memory is an unlinked file in the temporary folder, without seals",
     "posix_fallocate": "the free space of the file system is checked instead of being reserved",
-    "pidfd_open": "children of a worker close its channel, so that the channel's end is the worker's",
+    "pidfd_open": "children of a worker close its channel, so that the channel ends when the worker does",
     "prctl": "a guard process watches the parent for its worker; the forkserver kills its own workers",
-    "poll": "the end of the parent is the end of multiprocessing's pipe, because poll cannot wait for a hang-up alone",
+    "poll": "workers detect the parent's end by multiprocessing's pipe: poll cannot wait for a hang-up alone",
     "sched_getaffinity": "all CPUs count as usable",
     "sched_setaffinity": "affinity=True warns that it has no effect; placement is left to the system",
     "/proc": "the machine's memory counts as available",
-    "/sys": "there are no control groups, so no limits of theirs",
+    "/sys": "there are no control groups, and none of their limits",
     "memory order": "fences order what processes write and read",
 }
 
 
-def _missing(name: str) -> None:
-    """Note that a fallback is taken."""
+def _note_fallback(name: str) -> None:
+    """Append a line to the file of `VECENV_PORTABLE_LOG`, if there is one."""
     if log := os.environ.get("VECENV_PORTABLE_LOG"):
         # One short write to a file opened for appending: lines of several processes do not mix.
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -45,10 +45,10 @@ def _missing(name: str) -> None:
 
 
 def _call(name: str) -> Callable[..., Any] | None:
-    """The function of `os`, looked up when it is used."""
+    """The function of `os`, or None; looked up at each use, so that tests can set `PORTABLE`."""
     found: Callable[..., Any] | None = None if PORTABLE else getattr(os, name, None)
     if found is None:
-        _missing(name)
+        _note_fallback(name)
     return found
 
 
@@ -65,13 +65,13 @@ def memfd(name: str) -> int | None:
 
 
 def seal_size(fd: int) -> None:
-    """Forbid every process to change the size of a file in memory; there are no seals without memfd."""
+    """Forbid all processes to change the size of a file in memory; without memfd this does nothing."""
     if not PORTABLE and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _fcntl.F_SEAL_SHRINK | _fcntl.F_SEAL_GROW)
 
 
 def allocate(fd: int, size: int) -> bool:
-    """Reserve the first `size` bytes of a file, or return False: OSError where there is no room."""
+    """Reserve the first `size` bytes of a file, or return False. Raises OSError if there is no room for them."""
     reserve = _call("posix_fallocate")
     if reserve is not None:
         reserve(fd, 0, size)
@@ -95,7 +95,7 @@ def has_pidfds() -> bool:
 def signal_at_end_of_starter(number: int) -> bool:
     """Have the kernel signal this process when the thread that started it ends, or return False."""
     if not signals_at_end_of_starter():
-        _missing("prctl")
+        _note_fallback("prctl")
         return False
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, number)
@@ -103,17 +103,17 @@ def signal_at_end_of_starter(number: int) -> bool:
 
 
 def signals_at_end_of_starter() -> bool:
-    """Whether the kernel does so."""
+    """Whether the kernel can signal a process when the thread that started it ends."""
     return not PORTABLE and sys.platform == "linux"
 
 
 def polls_for_hangup() -> bool:
     """Whether `poll` reports the hang-up of a socket that is polled for nothing else.
 
-    A Mac's never does for 0, and for POLLHUP it stops to look once data has arrived.
+    That of macOS never does for the event mask 0, and for POLLHUP it stops doing so once data has arrived.
     """
     if PORTABLE or sys.platform == "darwin":
-        _missing("poll")
+        _note_fallback("poll")
         return False
     return True
 
@@ -125,7 +125,7 @@ def allowed_cpus(pid: int = 0) -> set[int] | None:
 
 
 def allow_cpus(pid: int, cpus: set[int]) -> None:
-    """Have a process run on these CPUs; to be called only where `allowed_cpus` knows any."""
+    """Restrict a process to these CPUs; only where `binds_to_cpus()`."""
     _os.sched_setaffinity(pid, cpus)
 
 
@@ -135,23 +135,23 @@ def binds_to_cpus() -> bool:
 
 
 def system_file(path: str) -> str | None:
-    """The text of a file by which the kernel speaks, in /proc or /sys."""
+    """The text of a file of the kernel, in /proc or /sys."""
     if not PORTABLE:
         try:
             return Path(path).read_text(errors="replace")
         except OSError:
             pass
-    _missing("/" + path.split("/")[1])
+    _note_fallback("/" + path.split("/")[1])
     return None
 
 
 def _writes_in_order() -> bool:
     if PORTABLE or platform.machine() not in ("x86_64", "AMD64"):
-        _missing("memory order")
+        _note_fallback("memory order")
         return False
     return True
 
 
 IN_ORDER = _writes_in_order()
-"""Whether processors of this kind write in the order of the program and read in the order of the program. Only what
-they write before they read may be seen after it, without a fence."""
+"""Whether the processor does its writes in program order, and its reads too. Only a write before a read may become
+visible after it, which a fence prevents."""

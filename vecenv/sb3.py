@@ -1,4 +1,4 @@
-"""DummyVecEnv and SubprocVecEnv: the two vector envs of Stable-Baselines3 by their own names and arguments.
+"""DummyVecEnv and SubprocVecEnv: the two vector envs of Stable-Baselines3, with the same names and arguments.
 
 from vecenv.sb3 import SubprocVecEnv  # was: from stable_baselines3.common.vec_env import SubprocVecEnv
 """
@@ -17,11 +17,11 @@ __all__ = ["DummyVecEnv", "SubprocVecEnv"]
 EnvFns = Sequence[Callable[[], Any]]
 NOT_OFFERED = {
     "wait_num": "all envs step together here; use a vecenv class directly, whose step returns those that are ready",
-    "timeout": "all envs step together here; step_timeout gives up an env that hangs",
+    "timeout": "all envs step together here; step_timeout ends an env that hangs",
     "stack_obs": "observations are always stacked, as SB3 takes them",
     "worker_fn": "make a BaseVectorEnv(env_fns, worker_fn) and wrap it: SB3VecEnv(venv)",
     "backend": "make a BaseVectorEnv(env_fns, backend=...) and wrap it: SB3VecEnv(venv)",
-    "context": "SB3's name of it is start_method, and only SubprocVecEnv has it",
+    "context": "SB3 calls it start_method, and only SubprocVecEnv has it",
 }
 
 
@@ -29,7 +29,7 @@ class _OwningVecEnv(SB3VecEnv):
     """Makes the vector env that it wraps."""
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        """Refuse what SB3 has no use for before an env is made; close the envs if they do not fit SB3."""
+        """Refuse arguments that do not apply before any env is made; close the envs if they do not fit SB3."""
         for name in sorted(NOT_OFFERED.keys() & options.keys()):
             raise TypeError(f"{type(self).__name__} has no argument {name!r}: {NOT_OFFERED[name]}")
         venv = kind(env_fns, **arguments, **options)
@@ -43,8 +43,8 @@ class _OwningVecEnv(SB3VecEnv):
 class DummyVecEnv(_OwningVecEnv):
     """All envs in this process, one after the other: SB3's `DummyVecEnv` with its argument.
 
-    Besides that, as keywords, the options of DummyVectorEnv, such as `on_error="restart"`. `envs` are the envs
-    themselves. ValueError if two env_fns return the same env object.
+    Keywords are the options of DummyVectorEnv, such as `on_error="restart"`. `envs` are the envs themselves. ValueError
+    if two env_fns return the same env object.
 
     >>> import gymnasium as gym
     >>> env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
@@ -65,7 +65,7 @@ class SubprocVecEnv(_OwningVecEnv):
             `if __name__ == "__main__"` guard.
         shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv, which exchanges arrays through sockets.
 
-    A worker hosts a block of envs, as many workers as CPUs by default. Besides those, as keywords, the options of
+    A worker hosts a block of envs; by default there are as many workers as CPUs. Other keywords are the options of
     ShmemVectorEnv, such as `num_workers`, `step_timeout` and `on_error="restart"`.
 
     >>> import gymnasium as gym
@@ -81,6 +81,6 @@ class SubprocVecEnv(_OwningVecEnv):
         self, env_fns: EnvFns, start_method: str | None = None, *, shared_memory: bool = True, **options: Any
     ) -> None:
         if start_method is not None:
-            multiprocessing.get_context(start_method)  # ValueError in the words of SB3's own class
+            multiprocessing.get_context(start_method)  # raises the same ValueError as SB3's class
         kind = ShmemVectorEnv if shared_memory else SubprocVectorEnv
         self._open(kind, env_fns, options, context=start_method)

@@ -18,7 +18,7 @@ START_TIMEOUT = 120.0
 
 
 def _timeouts(start_timeout: float | None, step_timeout: float | None) -> dict[str, Any]:
-    """The two arguments, checked."""
+    """The two timeouts as arguments of a backend, checked."""
     return {
         "start_timeout": check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
         "step_timeout": check_timeout(step_timeout, "step_timeout"),
@@ -26,7 +26,7 @@ def _timeouts(start_timeout: float | None, step_timeout: float | None) -> dict[s
 
 
 class LocalEnv(NamedTuple):
-    """An env of this process, where code written for tianshou looks for it: `venv.workers[i].env`."""
+    """A worker in this process: code written for tianshou finds the env as `venv.workers[i].env`."""
 
     env: Any
 
@@ -91,8 +91,8 @@ class ProcessVectorEnv(BaseVectorEnv):
 class SubprocVectorEnv(ProcessVectorEnv):
     """Envs in worker processes that exchange arrays through sockets: nothing is shared.
 
-    The arguments are those of ShmemVectorEnv. With `share_memory` they write into shared memory, as those of
-    ShmemVectorEnv do (an argument of tianshou's).
+    The arguments are those of ShmemVectorEnv. With `share_memory` (an argument of tianshou) the workers write into
+    shared memory, as those of ShmemVectorEnv do.
 
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
@@ -124,8 +124,8 @@ class ShmemVectorEnv(ProcessVectorEnv):
         context: "forkserver" (default), "fork" or "spawn". None needs an `if __name__ == "__main__"` guard. Forked
             workers inherit the env_fns, which then need not be picklable.
         start_timeout: seconds that the constructors of the envs may take, all together (120).
-        step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with
-            its stack. None waits, with a warning that shows the stack each minute.
+        step_timeout: seconds after which the worker of an env that does not return is killed, and a WorkerTimeoutError
+            shows the env's stack. None waits, and a warning shows the stack each minute.
         affinity: bind each worker to one CPU.
 
     >>> import gymnasium as gym
@@ -144,15 +144,15 @@ class ThreadVectorEnv(BaseVectorEnv):
     behind a port), or that compute for long without the interpreter lock. Nothing is pickled.
 
     Each env is made, stepped, called, rendered and closed in one and the same thread. Envs share the global generators
-    of `random` and `numpy.random` with the program: only those with generators of their own repeat themselves.
+    of `random` and `numpy.random` with the program: only envs with generators of their own are reproducible.
 
     Arguments besides those of BaseVectorEnv:
         num_workers: the number of threads. By default one an env with `wait_num` or `timeout`, else one a CPU; envs
             that wait should have one each.
         start_timeout: seconds that the constructors of the envs may take, all together (120).
-        step_timeout: seconds after which an env that does not return from a step is given up: WorkerTimeoutError with
-            its stack. Threads cannot be killed: the old one goes on until that step returns, closes its envs and ends,
-            and nothing that they still do is seen. None waits, with a warning that shows the stack each minute.
+        step_timeout: seconds after which an env that does not return is abandoned, and a WorkerTimeoutError shows its
+            stack. Threads cannot be killed: the old one goes on until that step returns, closes its envs and ends, and
+            its results are discarded. None waits, and a warning shows the stack each minute.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:
@@ -185,4 +185,4 @@ BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {
     "shmem": ShmemVectorEnv,
     "thread": ThreadVectorEnv,
 }
-"""The vector env class of each name that arguments called `backend` take."""
+"""The names that `backend` arguments accept, with the vector env class of each."""

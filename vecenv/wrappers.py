@@ -18,12 +18,12 @@ from vecenv.running_mean_std import RunningMeanStd
 
 
 def forwarded(name: str) -> Any:
-    """An attribute of a class that is the one of its `venv`, with the docstring that it has in BaseVectorEnv."""
+    """A property that returns the attribute `name` of `self.venv`, with its docstring in BaseVectorEnv."""
     return property(attrgetter(f"venv.{name}"), doc=getattr(BaseVectorEnv, name).__doc__)
 
 
 class VectorEnvWrapper(BaseVectorEnv):
-    """Wraps a vector env: everything that a subclass does not define is that of `venv`, every attribute included.
+    """Wraps a vector env: methods and attributes that a subclass does not define are those of `venv`.
 
     Works on anything with the methods of a vector env, and is one itself (`isinstance(wrapper, BaseVectorEnv)`).
 
@@ -43,12 +43,12 @@ class VectorEnvWrapper(BaseVectorEnv):
         self.venv = venv
 
     def __getattr__(self, name: str) -> Any:
-        """What only the wrapped object has."""
-        if name == "venv":  # not set yet: the constructor of a subclass asks too early
+        """Forward what only the wrapped object has."""
+        if name == "venv":  # used in the constructor of a subclass before it is set
             raise AttributeError(f"{type(self).__name__} has no venv yet: call super().__init__(venv) first")
         return getattr(self.venv, name)
 
-    # What BaseVectorEnv defines, and would be found there.
+    # The names that BaseVectorEnv defines, so that `__getattr__` is not called for them.
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
         return self.venv.reset(*args, **kwargs)
@@ -108,15 +108,15 @@ class VectorEnvWrapper(BaseVectorEnv):
         return f"{type(self).__name__}({self.venv!r})"
 
 
-def check_halves(venv: Any, user: str) -> None:
-    """TypeError where a wrapper or subclass changes `step` or `reset` but neither `send` nor `recv`, as those written
-    for tianshou do: a `user` that steps it by halves would bypass it.
+def check_send_and_recv(venv: Any, user: str) -> None:
+    """TypeError if a wrapper or subclass overrides `step` or `reset` but neither `send` nor `recv`, as those written
+    for tianshou do: `user`, which calls `send` and `recv`, would bypass it.
     """
     while True:
         for cls in type(venv).__mro__:
             if cls in (BaseVectorEnv, VectorEnvWrapper):
                 break
-            if cls.__module__.startswith("vecenv."):  # ours do the same in both
+            if cls.__module__.startswith("vecenv."):  # the overrides of vecenv itself are consistent
                 continue
             own = vars(cls).keys()
             if own & {"step", "reset"} and not own & {"send", "recv"}:
@@ -130,7 +130,7 @@ def check_halves(venv: Any, user: str) -> None:
 
 
 class VectorEnvNormObs(VectorEnvWrapper):
-    """Normalises observations by their running mean and deviation (as tianshou's, and Dict and Tuple spaces too).
+    """Normalises observations by their running mean and deviation (as tianshou's, also of Dict and Tuple spaces).
 
     Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
     `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
@@ -172,7 +172,7 @@ class VectorEnvNormObs(VectorEnvWrapper):
         return self._normed(self.venv.recv)
 
     def _normed(self, call: Callable[..., tuple[Any, ...]], *args: Any, **kwargs: Any) -> Any:
-        """What `call` returns, with its observations normalised; so are those that its error brings along."""
+        """Return what `call` returns, or raise its error, with observations (in `partial`: of an error) normalised."""
         try:
             obs, *rest = call(*args, **kwargs)
         except Exception as error:
@@ -184,7 +184,7 @@ class VectorEnvNormObs(VectorEnvWrapper):
         return self._norm_batch(obs, rest[-1]), *rest
 
     def _norm_batch(self, obs: Any, info: np.ndarray) -> Any:
-        """Count the rows, and return them normalised; last observations in `info` are normalised in their place."""
+        """Update the statistics, and return the rows normalised; `final_obs` in `info` is normalised in place."""
         if self.obs_rms is None:
             return obs
         if isinstance(obs, np.ndarray) and obs.dtype == object:
@@ -204,7 +204,7 @@ class VectorEnvNormObs(VectorEnvWrapper):
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
-        """Use these statistics, shared with their other owners; with None observations stay as they are."""
+        """Use these statistics, not a copy; with None observations are not normalised."""
         self.obs_rms = obs_rms
 
 
@@ -221,7 +221,7 @@ def _new_statistics(venv: Any) -> Any:
                 f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
                 "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
             )
-    engine = getattr(venv, "engine", None)  # what is only like a vector env has none
+    engine = getattr(venv, "engine", None)  # an object that only has the methods of a vector env has none
     if isinstance(tree, (dict, tuple)) and engine is not None and engine.results.splits:
         raise ValueError(
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"

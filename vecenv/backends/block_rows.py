@@ -1,4 +1,4 @@
-"""BlockRows: how the answers of a block in a thread get into the caller's arena."""
+"""BlockRows: copies the results of a block of envs in a thread into the arena of the whole batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vecenv.backends.memory.arena import Arena
 
 
 class BlockRows:
-    """Copies what the envs of a block return from its own arena into its rows of the caller's."""
+    """Copies results from `own`, the arena of a block, into `rows`, the block's part of the caller's arena."""
 
     def __init__(self, rows: Arena, own: Arena, start: int, answers: Answers) -> None:
         self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
@@ -19,7 +19,7 @@ class BlockRows:
         self._status, self._start, self._answers = rows.status, start, answers
 
     def take(self, places: list[int] | None, extras: dict[int, Extra]) -> None:
-        """The envs at these places (None: all) have answered. Once more, after an interrupt, does no harm."""
+        """Copy the rows of the envs at these places (None: all). Repeating it, after an interrupt, does no harm."""
         rows: Any = ... if places is None else places
         for to, own in self._outputs:
             to[rows] = own[rows]

@@ -64,7 +64,7 @@ class ProcessBackend(Backend):
         self._answers: Answers | None = None
         self._requests: dict[int, Request] = {}
         self._number = 0
-        """Of the last request."""
+        """The number of the last request."""
         self._warnings = WorkerWarnings()
         self.sleeps = False
         """Whether a call sleeps until envs have answered."""
@@ -128,33 +128,33 @@ class ProcessBackend(Backend):
         return waited
 
     def _notice(self) -> None:
-        """Handle what has happened already, without waiting."""
+        """Handle the events that are there already, without waiting."""
         if self.pool.torn and not self.sleeps:
             self.pool.end_torn()
         if events := self.pool.events(None):
             self.pool.handle(events)
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
-        """Handle events until `done()` or the deadline, and now and then look for workers that hang."""
+        """Handle events until `done()` or the deadline, and check at intervals for workers that hang."""
         if self.sleeps:
-            raise ConcurrentCallError("another call waits for this vector env: one at a time may use it")
+            raise ConcurrentCallError("another call waits for this vector env; make the calls one after the other")
         pool = self.pool
         if pool.torn:
             pool.end_torn()
-        look, transport = self._watchdog.start(), self._transport
+        check_at, transport = self._watchdog.start(), self._transport
         try:
             self.sleeps = True
             done = transport.sleeping(done)
             while not done():
-                events = pool.events(look if deadline is None else min(look, deadline))
-                if pool.closing:  # by another thread, or by the handler of a signal
+                events = pool.events(check_at if deadline is None else min(check_at, deadline))
+                if pool.closing:  # by another thread or a signal handler
                     raise ClosedError("the vector env was closed while this call waited for its envs")
                 pool.handle(events)
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     return
-                if now >= look:
-                    look = self._watchdog.look(self._owing())
+                if now >= check_at:
+                    check_at = self._watchdog.check(self._unanswered())
         finally:
             transport.awake()
             self.sleeps = False
@@ -162,19 +162,19 @@ class ProcessBackend(Backend):
     def _review(self) -> None:
         if self._placement is not None:
             self._placement.review(self._waited, self.pool.workers)
-        if self._eager and self._watchdog.is_due():  # other envs get on, so no wait is long enough to look
-            self._watchdog.look(self._owing())
+        if self._eager and self._watchdog.is_due():  # answers of other envs end waits before a check
+            self._watchdog.check(self._unanswered())
 
-    def _owing(self) -> dict[WorkerHandle, Sequence[int]]:
-        """The workers that owe an answer, with the envs whose answers are missing."""
-        owing: dict[WorkerHandle, Sequence[int]] = {r.worker: r.worker.ids for r in self._requests.values()}
+    def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
+        """The workers that have not answered in full, with the envs whose answers are missing."""
+        unanswered: dict[WorkerHandle, Sequence[int]] = {r.worker: r.worker.ids for r in self._requests.values()}
         for worker in self.pool.workers:
             if pending := self._pending(worker):
-                owing[worker] = pending
-        return owing
+                unanswered[worker] = pending
+        return unanswered
 
     def take(self, ids: Sequence[int] | None) -> Taken:
-        if not IN_ORDER:  # the status bytes were read before, the rows will be read after
+        if not IN_ORDER:  # so that the rows are read after the status bytes
             fence()
         if ids is None and self._status.tobytes() == self._all_done and not self._warnings:
             self.arena.status[...] = opcodes.IDLE
@@ -207,7 +207,7 @@ class ProcessBackend(Backend):
             self._warnings.append(pickle.loads(frame.payload) + advice(self._n, self.num_workers * len(worker.ids)))
 
     def _load_extras(self, worker: WorkerHandle, payload: bytes | memoryview) -> None:
-        """Take the extras of a worker's round. One that cannot be read fails its env."""
+        """Unpickle the extras of a worker's round. One that cannot be unpickled is the failure of its env."""
         assert self._answers is not None
         for j, blob in pickle.loads(payload):
             i = worker.start + j
@@ -223,7 +223,7 @@ class ProcessBackend(Backend):
         return ProcessCall(ids, op, [self._request(w, p) for w, p in zip(workers, payloads, strict=True)])
 
     def _request(self, worker: WorkerHandle, payload: bytes) -> Request:
-        """Send a CALL frame; settled at once where the worker has ended."""
+        """Send a CALL frame; if the worker has ended, the request is lost at once."""
         request = Request(worker)
         if worker.alive:
             self._number += 1
@@ -236,7 +236,7 @@ class ProcessBackend(Backend):
     # Losses.
 
     def _on_loss(self, worker: WorkerHandle) -> None:
-        # If it died while the vector env was made or started again, that fails.
+        # The pool itself raises for a worker that dies while its envs are made.
         if self._answers is not None and isinstance(worker.ready, list) and not self.pool.closing:
             self._note_loss(worker)
         for number, request in list(self._requests.items()):
@@ -245,7 +245,7 @@ class ProcessBackend(Backend):
                 del self._requests[number]
 
     def _note_loss(self, worker: WorkerHandle) -> None:
-        """The envs of a worker are lost, and what they were asked for is answered by that."""
+        """The envs of a worker are lost, and their pending operations fail with the error."""
         assert self._answers is not None
         pending = self._pending(worker)
         line = self.pool.control.line(worker.index)
@@ -265,11 +265,11 @@ class ProcessBackend(Backend):
                 self._answers.put(i, Extra(failure=died_failure(i, "step", error, began=False)))
 
     def _reasons(self, worker: WorkerHandle) -> dict[int, BaseException]:
-        """Why the envs of a worker are lost."""
+        """The errors of the envs of a worker that are lost."""
         return {i: self.lost[i] for i in worker.ids if i in self.lost}
 
     def _pending(self, worker: WorkerHandle) -> list[int]:
-        """The envs of a worker that were asked for something and have not answered in full."""
+        """The envs of a worker whose operation is not answered in full."""
         assert self._answers is not None
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_extra(i)]
 
@@ -281,18 +281,18 @@ class ProcessBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         worker = self.pool.workers[int(self.pool.worker_of[env_id])]
-        if worker.alive:  # stuck
+        if worker.alive:  # it did not return from an interrupted call
             self.pool.kill(worker, None)
-        self._watchdog.forget(worker)
+        self._watchdog.discard(worker)
         self.pool.restart(worker, self._setup)
-        for i in worker.ids:  # what they had answered before stays to be taken
+        for i in worker.ids:  # answers from before the loss can still be taken
             self.lost.pop(i, None)
         return worker.ids
 
     def close(self, timeout: float) -> list[str]:
         pool, transport = self.pool, self._transport
         problems = pool.close(timeout)
-        # The memory goes with the last view of it that the caller holds, not with these objects.
+        # The memory is freed with the last view of it that the caller holds, not with these objects.
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport
@@ -301,4 +301,4 @@ class ProcessBackend(Backend):
 
 
 def _ignore(*args: Any) -> None:
-    """After a close nothing is of interest any more."""
+    """The callback of a closed pool."""

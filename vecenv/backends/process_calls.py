@@ -12,13 +12,13 @@ from vecenv.backends.pool.worker_handle import WorkerHandle
 
 
 class Request:
-    """One worker's part of a call, until it has replied or ended."""
+    """One worker's part of a call; done when the worker has replied or ended."""
 
     def __init__(self, worker: WorkerHandle) -> None:
         self.worker = worker
         self.reply: bytes | None = None
         self.lost: dict[int, BaseException] | None = None
-        """Where the worker ended instead of replying: the reason, for each of its envs."""
+        """If the worker ended instead of replying: the error of each of its envs."""
 
     def done(self) -> bool:
         return self.reply is not None or self.lost is not None

@@ -2,7 +2,7 @@
 
     parent                                        worker
     ------                                        ------
-    write actions, then the status bytes          (looks for a new round, then sleeps on its wake-up)
+    write actions, then the status bytes          (looks for a new round, then sleeps on its wakeup)
     count the round, wake if it sleeps  ->
     (looks for answers, then polls)               steps the envs of its block, writes rows
                                         <-        writes the status bytes, wakes the parent if it polls
@@ -36,16 +36,16 @@ from vecenv.backends.worker.shmem_server import ShmemArgs, ShmemServer
 from vecenv.portability import IN_ORDER
 
 SHARED_SPINS = 50
-"""How often the parent looks for answers, giving the CPU away each time, before it sleeps, where it needs a CPU on
-which a worker could run: longer, and it would keep both workers on one CPU while it spins on the other (measured)."""
+"""How often the parent looks for answers, with a sched_yield in between, before it sleeps, if no CPU is to spare.
+With more spins two workers share one CPU while the parent occupies the other (measured)."""
 SPARE_SPINS = 1000
-"""The same where there are more CPUs than workers."""
+"""The same if there are more CPUs than workers."""
 LONG_ROUND = 5e-3
-"""After a wait that took longer (seconds) spinning is not worth its CPU time: the parent sleeps at once."""
+"""Seconds: after a longer wait spinning is not worth its CPU time, so the parent sleeps at once."""
 
 
 class ShmemTransport(Transport):
-    """Status bytes and rows in shared memory; see the module for how a round travels."""
+    """Status bytes and rows in shared memory; the module docstring has the course of a round."""
 
     server = ShmemServer
 
@@ -54,7 +54,7 @@ class ShmemTransport(Transport):
         self._n = n
         self._control = pool.control
         self._parent = len(pool.workers)
-        """Where the parent's byte is among the sleepers."""
+        """The index of the parent's byte in `Control.sleepers`."""
         self._memory_fd = pool.own_fd(anonymous_file("vecenv-arena"))
         self._wakeup = self._new_wakeup(None)
         pool.watch(self._wakeup.read, self._wakeup.clear)
@@ -81,7 +81,7 @@ class ShmemTransport(Transport):
     def bind(self, layout: Layout, n: int) -> Arena:
         size, used = arena_bytes(layout, n), used_bytes(layout, n)
         memory = reserve(self._memory_fd, size, f"{n} envs of {used / n / 2**20:.2f} MiB", used)
-        self._everyone = np.arange(n)
+        self._all_ids = np.arange(n)
         arena = Arena.build(layout, n, memory)
         self._status = arena.status
         return arena
@@ -90,9 +90,9 @@ class ShmemTransport(Transport):
         if payloads:
             self._send_payloads(payloads)
         self._round += 1
-        # With an index array each status byte is written once, alone. A copy over all of them may write some twice
-        # (`memmove` does, and numpy): a worker that looks early, because of the round before, could answer in between.
-        self._status[self._everyone if ids is None else ids] = ops
+        # An index array writes each status byte once. A copy of all of them may write some twice (as memmove and
+        # numpy do), the second time over the answer of a worker that has seen the first.
+        self._status[self._all_ids if ids is None else ids] = ops
         workers = self._wakeups if ids is None else set(self._pool.worker_of[ids].tolist())
         if not IN_ORDER:
             fence()
@@ -110,7 +110,7 @@ class ShmemTransport(Transport):
                 self._pool.request(worker, messages.PAYLOADS, 0, mine)
 
     def notify(self, worker: WorkerHandle) -> None:
-        self._control.line(worker.index)[FRAMES] += 1  # it looks here, not at the channel
+        self._control.line(worker.index)[FRAMES] += 1  # the worker looks at this count, not at its channel
         fence()
         self._wakeups[worker.index].wake()
 
@@ -133,7 +133,7 @@ class ShmemTransport(Transport):
         return fenced
 
     def awake(self) -> None:
-        if hasattr(self, "_control"):  # else it was closed meanwhile
+        if hasattr(self, "_control"):  # else `close` was called meanwhile
             self._control.sleepers[self._parent] = 0
 
     def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes:
@@ -141,7 +141,7 @@ class ShmemTransport(Transport):
 
 
 class ShmemBackend(ProcessBackend):
-    """Workers on shared memory."""
+    """Workers that share the arena with the parent."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(ShmemTransport(), **options)

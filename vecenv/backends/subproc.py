@@ -1,4 +1,4 @@
-"""SubprocBackend: worker processes that get and give arrays through their channel, one message a worker and round.
+"""SubprocBackend: worker processes that exchange arrays through their channel, one message per worker and round.
 
 `vecenv.backends.worker.subproc_server` has the format of the messages, and the worker's side.
 """
@@ -20,7 +20,7 @@ from vecenv.backends.transport import Transport
 from vecenv.backends.worker.subproc_server import SubprocServer, as_rows
 
 SPINS = 50
-"""How often the parent looks for answers, giving the CPU away each time, before it sleeps."""
+"""How often the parent looks for answers, with a sched_yield in between, before it sleeps."""
 
 
 class _Block(NamedTuple):
@@ -30,13 +30,13 @@ class _Block(NamedTuple):
     status: memoryview
     actions: list[memoryview]
     outputs: list[tuple[memoryview, slice]]
-    """Each array with its part of an ANSWERS frame in which all envs of the block have answered."""
+    """Each array, and its slice of an ANSWERS frame in which all envs of the block have answered."""
     size: int
-    """Bytes of that frame, where there is nothing else in it."""
+    """Bytes of such a frame without final observations and extras."""
 
 
 class SubprocTransport(Transport):
-    """ROUND and ANSWERS frames: nothing is shared but a socket."""
+    """Sends rounds and answers as ROUND and ANSWERS frames over a socket."""
 
     server = SubprocServer
 
@@ -104,12 +104,12 @@ class SubprocTransport(Transport):
         return rest
 
     def _take_finals(self, worker: WorkerHandle, answered: bytes, payload: memoryview) -> memoryview:
-        """Take the last observations of episodes; returns what comes behind them."""
+        """Copy the last observations of episodes into the arena; returns the rest of the payload."""
         ids = [worker.start + j for j, byte in enumerate(answered) if byte & opcodes.FINAL]
         return self._take_arrays(self._finals, ids, payload) if ids else payload
 
     def _take_arrays(self, arrays: Sequence[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
-        """Take a row of each array for each of these envs; returns what comes behind them."""
+        """Copy a row of each array for each of these envs into the arena; returns the rest of the payload."""
         end = 0
         for array, size in arrays:
             start, end = end, end + len(ids) * size
@@ -125,5 +125,5 @@ class SubprocBackend(ProcessBackend):
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array, byte by byte."""
+    """The memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8).data

@@ -1,9 +1,9 @@
 """ThreadBackend: blocks of envs in threads of this process, for envs that wait or release the interpreter lock.
 
-    engine -- send, call --> work of a block --> BlockThread: an EnvHost that writes into an arena of the block's own
-    engine <-- wait, take -- ThreadPool <------- how the caller's thread takes the answer in
+    engine -- send, call --> work queue of a block --> BlockThread: its EnvHost writes into an arena of its own
+    engine <-- wait, take -- ThreadPool <------------- callbacks, which the caller's thread runs
 
-A thread cannot be killed: a block that hangs is abandoned with its arena, and nothing that comes from it is taken in.
+A thread cannot be killed, so a block that hangs is abandoned with its arena, and nothing it delivers later is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vecenv.errors import ConcurrentCallError, VectorEnvError, WorkerDiedError
 
 
 class _ThreadCall(Call):
-    """`found` are the values by env id, as far as they have been taken in."""
+    """`found` holds the values that have arrived, by env id."""
 
     def __init__(self, ids: Sequence[int], op: str) -> None:
         self.ids, self.op = ids, op
@@ -98,9 +98,9 @@ class ThreadBackend(Backend):
         asked = np.zeros(len(self._pool.block_of), dtype=np.uint8)
         asked[rows] = ops
         raw = asked.tobytes()
-        works = [(b, partial(b.round, raw[b.start : b.ids.stop], payloads)) for b in self._pool.blocks_of(ids)]
+        work = [(b, partial(b.round, raw[b.start : b.ids.stop], payloads)) for b in self._pool.blocks_of(ids)]
         self.arena.status[rows] = ops
-        self._pool.put(works)
+        self._pool.put(work)
         if self.lost:
             self._answer_lost()
 
@@ -119,11 +119,11 @@ class ThreadBackend(Backend):
         begin = perf_counter()
         if self.sleeps:
             if done is None:
-                return 0.0  # the other call takes in what there is
-            raise ConcurrentCallError("another call waits for this vector env: one at a time may use it")
+                return 0.0  # the call that waits runs the callbacks
+            raise ConcurrentCallError("another call waits for this vector env; make the calls one after the other")
         try:
             self.sleeps = True
-            self._pool.take_in()
+            self._pool.run_callbacks()
             if done is not None:
                 self._wait(done, deadline)
         finally:
@@ -131,24 +131,24 @@ class ThreadBackend(Backend):
         return perf_counter() - begin
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        look = self._watchdog.start()
+        check_at = self._watchdog.start()
         while not done() and (deadline is None or time.monotonic() < deadline):
-            if time.monotonic() >= look:
-                look = self._watchdog.look(self._owing())
+            if time.monotonic() >= check_at:
+                check_at = self._watchdog.check(self._unanswered())
             else:
-                self._pool.sleep(look if deadline is None else min(look, deadline))
-        if self._eager and self._watchdog.is_due():  # other envs get on, so no wait is long enough to look
-            self._watchdog.look(self._owing())
+                self._pool.sleep(check_at if deadline is None else min(check_at, deadline))
+        if self._eager and self._watchdog.is_due():  # answers of other envs end waits before a check
+            self._watchdog.check(self._unanswered())
 
-    def _owing(self) -> dict[BlockThread, Sequence[int]]:
-        """The blocks that owe an answer, with the envs whose answers are missing."""
+    def _unanswered(self) -> dict[BlockThread, Sequence[int]]:
+        """The blocks that have not answered in full, with the envs whose answers are missing."""
         assert self._answers is not None
-        owing: dict[BlockThread, Sequence[int]] = {}
+        unanswered: dict[BlockThread, Sequence[int]] = {}
         called = {i for call in self._calls for i in call.ids if i not in call.found}
         for block in self._pool.blocks:
             if missing := [i for i in block.ids if i in called or self._answers.busy(i)]:
-                owing[block] = missing
-        return owing
+                unanswered[block] = missing
+        return unanswered
 
     def take(self, ids: Sequence[int] | None) -> Taken:
         assert self._answers is not None
@@ -159,7 +159,7 @@ class ThreadBackend(Backend):
     # Losses.
 
     def _lose(self, block: BlockThread, error_of: Callable[[int], VectorEnvError]) -> None:
-        """The envs of a block are lost, and what they were asked for is answered by that."""
+        """Abandon a block: its envs are lost, and their pending operations fail with the error."""
         block.abandon()
         for i in block.ids:
             error = self.lost[i] = error_of(i)
@@ -179,18 +179,18 @@ class ThreadBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self._pool.block_of[env_id]
-        if old.alive:  # stuck
+        if old.alive:  # it did not return from an interrupted call
             self._on_death(old, f"its {old.title} was abandoned because env {env_id} did not return")
         new = self._pool.restart(old)
         self._bind(new)
-        self._watchdog.forget(new)
-        for i in new.ids:  # what they had answered before stays to be taken
+        self._watchdog.discard(new)
+        for i in new.ids:  # answers from before the loss can still be taken
             self.lost.pop(i, None)
         return new.ids
 
     def close(self, timeout: float) -> list[str]:
         problems = self._pool.close(timeout)
-        # The memory goes with the last view of it that the caller holds, not with this object.
+        # The memory is freed with the last view of it that the caller holds, not with this object.
         self.__dict__.pop("arena", None)
         self._answers = None
         return problems

@@ -1,4 +1,4 @@
-"""Transport: how the rounds of a pool's workers, and their answers, travel."""
+"""Transport: carries rounds to the workers of a pool, and their answers back."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from vecenv.backends.worker.round_server import RoundServer
 
 
 class Transport(ABC):
-    """The parent's side of how rounds travel to the workers of a pool and back; `server` is the worker's side."""
+    """The parent's side of carrying rounds and answers; `server` is the worker's side."""
 
     server: type[RoundServer]
 
     def open(self, pool: WorkerPool, n: int) -> None:
-        """The workers of `n` envs are about to be started."""
+        """Prepare for the workers of `n` envs, which are not started yet."""
         self._pool = pool
 
     def worker_args(self, worker: WorkerHandle) -> Any:
-        """What the server is started with besides `WorkerArgs`."""
+        """The arguments of the server besides `WorkerArgs`."""
         return None
 
     @abstractmethod
     def bind(self, layout: Layout, n: int) -> Arena:
-        """The parent's arena."""
+        """Make the parent's arena for `n` envs."""
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
@@ -41,15 +41,15 @@ class Transport(ABC):
         """Look for answers for a moment, without sleeping; returns `done()`. `last_wait`: seconds of the last wait."""
 
     def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """The caller is about to sleep until `done()`: the test to use meanwhile."""
+        """Called before the parent sleeps until `done()`; returns the test to use while it sleeps."""
         return done
 
     def awake(self) -> None:  # noqa: B027  most transports have nothing to do
-        """The caller has woken up."""
+        """Called when the parent sleeps no longer."""
 
     @abstractmethod
     def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
         """Take the rows of an ANSWERS frame into the arena; returns the pickled extras."""
 
     def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """A frame was posted to a worker that serves."""
+        """Called when a frame was posted to a worker that serves rounds."""

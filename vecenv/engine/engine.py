@@ -40,7 +40,7 @@ NO_ARGUMENTS: dict[str, Any] = {}
 HOLD_MEMORY = ["arena", "results", "recovery", "status", "readiness", "calls", "_outcomes", "_interrupts", "backend"]
 
 Received = tuple["np.ndarray | None", "list[int]", Taken]
-"""(ids or None for all, the same as a list, the results): what `Results.rows` makes a batch of."""
+"""(ids or None for all, the ids as a list, the results): the arguments of `Results.rows`."""
 
 
 class Engine:
@@ -104,7 +104,7 @@ class Engine:
         """The ids of each round in flight, as they were asked for (None: all)."""
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
-        """Make the envs and the memory for their batches, or close what was made of them."""
+        """Make the envs and the memory for their batches; if that fails, close what was made."""
         # Before anything is started, so that an interrupted constructor leaves nothing behind.
         self._lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
@@ -123,7 +123,7 @@ class Engine:
     # Rounds.
 
     def exchange(self, action: Any, reset: Any = None, autoreset: bool = False) -> Taken:
-        """A round of all envs, from its start to its results, which are rows of the arena and what is returned.
+        """Run a round of all envs; its results are the rows of the arena and the `Taken` that is returned.
 
         `action` has one row an env; envs in `reset` (ids, or a mask) are reset instead.
         """
@@ -176,7 +176,7 @@ class Engine:
             raise
 
     def _receive(self, whole: bool) -> Received:
-        """`whole`: what is in flight is one round of all envs, which is waited for."""
+        """`whole`: exactly one round of all envs is in flight, and the call waits for all of it."""
         if whole:
             self._wait(self.status.all_answered, None)
             self._order = []
@@ -209,10 +209,10 @@ class Engine:
     # The start of a round.
 
     def _start_plain(self, action: Any, reset: Any, autoreset: bool) -> bool:
-        """Start the round that nearly every round is: all envs, actions as the arena has them, `reset` None or a mask.
+        """Start a round of the usual kind: all envs, actions in the arena's shape and dtype, `reset` None or a mask.
 
-        False if it is another, or if anything is out of the ordinary: then nothing is done, and `_start_steps` does
-        the same after more checks. Those checks took most of the caller's time, which is why this shortcut exists.
+        Returns False, having done nothing, for another kind or if an env is not ready: then `_start_steps` starts it.
+        This shortcut exists because the checks there took most of the caller's time.
         """
         shape, dtype = self._plain
         if (
@@ -232,7 +232,7 @@ class Engine:
                 return False
             if chosen := reset.nonzero()[0].tolist():
                 ops = mixed_ops(ops, reset, opcodes.RESET)
-                self.recovery.resets = dict.fromkeys(chosen, NO_ARGUMENTS)  # of idle envs there is none in flight
+                self.recovery.resets = dict.fromkeys(chosen, NO_ARGUMENTS)  # all envs are idle: no other resets
                 self.statistics.resets += len(chosen)
         self.arena.action[...] = action
         statistics = self.statistics
@@ -295,13 +295,13 @@ class Engine:
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
         encoded = self.backend.codec.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
-        self.backend.wait(None, None)  # what ended while it was idle is started again at once
+        self.backend.wait(None, None)  # notices workers that died idle, to restart them now
         self._begin_resets(args)
         self._start(ids, op, encoded)
 
     def _begin_resets(self, args: dict[int, dict[str, Any]]) -> None:
-        """These envs are being reset; those that failed are cleared, and lost ones are restarted first."""
-        self.recovery.start_again(args)
+        """Restart the lost ones of these envs, and note that all of them are being reset."""
+        self.recovery.restart_lost(args)
         self.recovery.discard_errors(args)
         self.recovery.resets.update(args)
         self.statistics.resets += len(args)
@@ -335,7 +335,7 @@ class Engine:
         self.statistics.round_seconds.append(waited)
 
     def wait_for_all(self, deadline: float | None) -> bool:
-        """Wait until the deadline (of time.monotonic) for all that is in flight; returns whether it is there."""
+        """Wait until the deadline (of time.monotonic) for all that is in flight; returns whether all has arrived."""
         done = self.status.enough(self.status.in_flight)
         self._wait(done, deadline)
         return done()
@@ -350,10 +350,10 @@ class Engine:
         return self._outcomes.settle(ids, asked, taken)
 
     def abandon(self, error: BaseException, asked: Sequence[int] = ()) -> None:
-        """A call was interrupted: what is in flight is discarded, and its envs, and those `asked`, need a reset."""
+        """After an exception ended a call: discard what is in flight; its envs, and those `asked`, need a reset."""
         if self.closed:
             if not isinstance(error, ClosedError) and isinstance(error, Exception):
-                self.check_open()  # another thread is closing everything
+                self.check_open()  # another thread has closed the engine
         elif not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             self._order, self.recovery.resets = [], {}
             self._interrupts.abandon(error, asked)
@@ -382,7 +382,7 @@ class Engine:
         self.check_open()
         return self.statistics.summary(self.backend.workers, self.recovery.restarts, self.recovery.absorbed)
 
-    # Life.
+    # Close.
 
     def close(self) -> None:
         """Close all envs and end the workers: at most 5 seconds, then by force. A second call does nothing."""
@@ -392,6 +392,6 @@ class Engine:
         try:
             self._lifetime.close()
         finally:
-            # The memory goes with the last view of it that the caller holds, not with this object.
+            # The memory is freed with the last view of it that the caller holds, not with this object.
             for name in HOLD_MEMORY:
                 self.__dict__.pop(name, None)

@@ -40,7 +40,7 @@ class EnvCalls:
         return self._backend.call(asked, op, args)
 
     def wait(self, call: Call, deadline: float | None) -> bool:
-        """Wait until the deadline (of time.monotonic) for the answers of a call; returns whether they are there."""
+        """Wait until the deadline (of time.monotonic) for the answers of a call; returns whether all have arrived."""
         self._backend.wait(call.done, deadline)
         return call.done()
 
@@ -60,7 +60,7 @@ class EnvCalls:
         return self.finish(self.start(ids, op, [args] * len(self._all_ids if ids is None else ids)))
 
     def seed(self, seeds: Sequence[int | None]) -> None:
-        """Seed each env and its action space with its entry, None leaves it as it is."""
+        """Seed each env and its action space with its entry of `seeds`; None leaves them as they are."""
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
             return

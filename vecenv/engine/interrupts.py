@@ -1,7 +1,7 @@
 """Interrupts: which envs need a reset after an exception such as KeyboardInterrupt has ended a call early.
 
-Their results are discarded and they accept only a reset. The reset waits for what they are still doing, and gives an
-env that does not answer a new worker.
+Their results are discarded and they accept only a reset. The reset waits until they have finished the interrupted
+operation, and restarts the worker of an env that does not answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Interrupts:
         self._backend, self._status, self._recovery = backend, status, recovery
 
     def abandon(self, error: BaseException, asked: Sequence[int]) -> None:
-        """What is in flight will be discarded; its envs, and those `asked`, need a reset."""
+        """Mark what is in flight as discarded; its envs, and those `asked`, need a reset."""
         in_flight = set(self._status.waiting_ids)
         self._status.abandoned |= in_flight
         for i in sorted(in_flight.union(asked)):
@@ -37,7 +37,7 @@ class Interrupts:
                 f"env {i} was in a call that {type(error).__name__} interrupted, and its result was discarded; "
                 f"reset({i}) makes it usable again"
             )
-        self._backend.wait(None, None)  # finds the workers with a message that was cut off
+        self._backend.wait(None, None)  # ends the workers with a message that was cut off
 
     def drain(self, ids: np.ndarray | None) -> None:
         """Before a reset of these envs (None: all): discard the results of interrupted calls."""

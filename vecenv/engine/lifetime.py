@@ -12,18 +12,18 @@ from vecenv.backends.base import Backend
 from vecenv.caller_warnings import warn_caller
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds after which what has not closed is ended by force."""
+"""Seconds after which workers that have not closed are ended by force."""
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _orphan_all() -> None:
-    """In a forked copy of the process: the workers belong to the original."""
+def _disable_all() -> None:
+    """In a forked copy of the process no engine is usable: the workers belong to the original."""
     for owner in list(_open):
         owner.usable = False
 
 
-os.register_at_fork(after_in_child=_orphan_all)
+os.register_at_fork(after_in_child=_disable_all)
 
 
 class Lifetime:
@@ -37,7 +37,7 @@ class Lifetime:
         _open.add(owner)
 
     def discard(self) -> None:
-        """There is nothing to close any more."""
+        """Do not close the backend: the owner closes it."""
         self._backend = None
         self._finalizer.detach()
 

@@ -13,7 +13,7 @@ from vecenv.errors import Partial
 
 
 class Outcomes:
-    """Notes the results of rounds, and handles failures as `on_error` requires."""
+    """Records the results of rounds, and handles failures as `on_error` requires."""
 
     def __init__(self, arena: Arena, recovery: Recovery, readiness: Readiness, results: Results) -> None:
         self._arena, self._recovery, self._readiness, self._results = arena, recovery, readiness, results
@@ -43,7 +43,7 @@ class Outcomes:
         return taken
 
     def _raise(self, failed: list[int], asked: list[int], taken: Taken) -> None:
-        """Raise the first failure, a cause before its consequences."""
+        """Raise the first failure, that of an env before those of envs that only share its worker."""
         partial, extras = None, taken.extras
         lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
         if good := [i for i in asked if i not in lost]:

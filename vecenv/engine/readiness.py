@@ -64,7 +64,7 @@ class Readiness:
             )
 
     def note_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
-        """`strict`: the envs whose episode has ended need a reset now, but for those that were reset with it."""
+        """`strict`: note which envs need a reset, as their episode ended and the same round has not reset them."""
         rows: Any = ... if ids is None else ids
         if taken.columns is not None:
             self._unreset[rows] = taken.columns[2] | taken.columns[3]
@@ -73,7 +73,7 @@ class Readiness:
         self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
     def note_seeded(self, i: int, needs_reset: bool) -> None:
-        """Seeding has begun or ended an episode of env i."""
+        """Note whether env i needs a reset after it was seeded."""
         self._unreset[i] = needs_reset
 
 

@@ -26,7 +26,7 @@ class Recovery:
     """Keeps the error of every failed env until it is reset, and the budget of restarts.
 
     With on_error="restart" the failure of a step becomes a truncated row, and a reset that failed is tried
-    again: at most `max_restarts` times an env within a minute, the next failure is raised.
+    again: at most `max_restarts` times an env within a minute; the next failure is raised.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any) -> None:
@@ -51,14 +51,14 @@ class Recovery:
         """The envs that are being reset, with their arguments."""
 
     def note_lost(self) -> None:
-        """The envs of a worker that ended have failed, also those whose last answer has yet to be collected."""
+        """Note that the envs of workers that ended have failed, also those whose last answer is not taken yet."""
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
             logger.warning("envs %s are lost: %s", lost, str(self._backend.lost[lost[0]]))
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
     def note_replaced(self, i: int, same_worker: Iterable[int]) -> None:
-        """The worker of env i was replaced because it did not return; the envs that shared it have to be reset too."""
+        """Note that env i did not return and its worker was replaced; the envs that share it need a reset too."""
         self.restarts += 1
         for j in same_worker:
             text = f"env {j} was restarted because env {i}, which shares its worker, did not return"
@@ -74,8 +74,8 @@ class Recovery:
         error = self.errors.get(i)
         if error is not None:
             if hasattr(error, "partial"):
-                error.partial = None  # belonged to the call in which it happened
-            # Each raise lengthens the traceback, whose frames hold the arguments of the call: it stays as it was first.
+                error.partial = None  # it belongs to the call that failed
+            # Each raise lengthens the traceback, whose frames keep the call's arguments alive: restore the first one.
             first, trace = self._traces.get(i, (None, None))
             if first is not error:
                 self._traces[i] = error, (trace := error.__traceback__)
@@ -84,8 +84,8 @@ class Recovery:
                 )
             raise error.with_traceback(trace)
 
-    def start_again(self, asked: Iterable[int]) -> None:
-        """Before a reset: bring the lost ones back. Raises what their constructors raise."""
+    def restart_lost(self, asked: Iterable[int]) -> None:
+        """Before a reset: restart those of these envs that are lost. Raises what their constructors raise."""
         if not self._backend.lost:
             return
         for i in asked:
@@ -97,7 +97,7 @@ class Recovery:
                         raise
 
     def discard_errors(self, asked: Iterable[int]) -> None:
-        """These envs are being reset: they have not failed any more."""
+        """Discard the errors of these envs, which are being reset."""
         if self.errors:
             for i in asked:
                 self.errors.pop(i, None)
@@ -117,7 +117,7 @@ class Recovery:
         return ids[~failed], ops[~failed]
 
     def settle(self, extras: dict[int, Extra]) -> list[int]:
-        """Take the failures that are absorbed out of the extras of a round; returns the ids of the others."""
+        """Absorb failures of a round as `on_error` requires; returns the ids of the envs whose failure is raised."""
         failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
@@ -156,13 +156,13 @@ class Recovery:
         return backend.take([i]).extras.get(i, Extra())
 
     def _restart(self, i: int) -> None:
-        """Start the worker of a lost env; the others of its block exist again too, but have to be reset: their errors
-        are noted before the backend drops them.
+        """Restart the worker of a lost env. The errors of its block are noted before the backend discards them, because
+        the other envs of the block need a reset too.
         """
         self.note_lost()
         block = self._backend.restart(i)
         self.restarts += 1
-        logger.info("the worker of envs %s was started again", list(block))
+        logger.info("the worker of envs %s was restarted", list(block))
 
     def _truncated_row(self, i: int) -> Extra:
         """The row of a failed env: the last observation, and an episode that was cut off."""

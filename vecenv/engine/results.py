@@ -1,4 +1,4 @@
-"""Results: the one place where rows leave the arena and become the caller's."""
+"""Results: the only place where rows of the arena become batches for the caller."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Results:
     """Makes the returned batches from the arena.
 
     Guarantees that what it returns never changes later, unless `copy` is False: then a full batch is a view of the
-    arena, valid until the next call. `spaced`: the envs have observation spaces; without them arrays of one
-    shape are stacked as they come.
+    arena, valid until the next call. `spaced`: the envs have observation spaces; without them arrays are stacked
+    as long as all have one shape.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class Results:
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: Columns | None = None
-        """What a batch of all envs is a copy of, where observations are one array of numbers."""
+        """The arrays that a batch of all envs copies, if observations are one array of numbers."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] = ()
-        """Of every env: that of the first vector that came, if any."""
+        """The shape of the reward of every env: that of the first vector, else ()."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.own_ids: dict[int, Any] = {}
-        """What the envs of the last batch had under the key `env_id` of their infos, which holds their ids there."""
+        """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
@@ -62,7 +62,7 @@ class Results:
         return *self.columns(ids, taken), self.info(asked, extras)
 
     def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
-        """The same without the infos."""
+        """What `rows` returns, without the infos."""
         extras, columns = taken
         if columns is not None:
             return columns[:4]
@@ -121,8 +121,8 @@ class Results:
     def check_rewards(self, asked: Sequence[int], extras: dict[int, Extra]) -> None:
         """Turn rewards of another shape than those of the other envs into failures of their envs.
 
-        A row workers check for their own blocks; this is for envs of different workers. A 0 beside vectors passes: the
-        row may be that of a reset.
+        Workers check the rows of their own block; this is for envs of different workers. A 0 beside vectors passes,
+        because the row may be that of a reset.
         """
         shapes: dict[int, tuple[int, ...]] = {
             i: extra.reward.shape for i, extra in extras.items() if extra.reward is not None

@@ -11,18 +11,18 @@ import numpy as np
 from vecenv.backends.base import WorkerInfo
 
 KEPT_ROUNDS = 1024
-"""How many of the last rounds the percentiles are of."""
+"""The percentiles cover this many of the last rounds."""
 
 
 class Statistics:
-    """What an engine counts; its hot path writes the attributes directly."""
+    """What an engine counts; it writes the attributes directly, to save function calls."""
 
     def __init__(self) -> None:
         self.rounds = self.resets = 0
         self.operations = 0
         """Steps and resets of envs."""
         self.call_seconds = self.wait_seconds = 0.0
-        """In calls, and in those of the backend that wait."""
+        """Seconds in calls of the engine, and in those of `Backend.wait`."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def summary(self, workers: Sequence[WorkerInfo], restarts: int, absorbed: int) -> dict[str, Any]:

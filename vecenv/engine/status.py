@@ -1,4 +1,4 @@
-"""EnvStatus: what each env is doing, read off the status bytes, which are the only record of what is in flight."""
+"""EnvStatus: what each env is doing, read from the status bytes, which are the only record of what is in flight."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EnvStatus:
 
     @property
     def in_flight(self) -> int:
-        """How many envs were started and their results not yet taken."""
+        """How many envs have an operation whose result is not taken yet."""
         return self._n - self.bytes.tobytes().count(opcodes.IDLE) - len(self.abandoned)
 
     @property
@@ -46,7 +46,7 @@ class EnvStatus:
         return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE]
 
     def has_answered(self, i: int) -> bool:
-        """Whether the result of env i is there to be taken."""
+        """Whether the result of env i can be taken."""
         return bool(self.bytes[i] >= opcodes.DONE)
 
     def enough(self, need: int) -> Callable[[], bool]:

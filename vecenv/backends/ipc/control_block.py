@@ -12,7 +12,7 @@ from typing import Any
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
 
 LINE = 8  # numbers of 8 bytes in a line of 64
-# Written by the worker: index of the env it is using + block size * count of uses; changes while it makes progress.
+# Written by the worker: index of the env in use + block size * count of uses; it changes with each use.
 PROGRESS = 0
 FRAMES = 1  # written by the parent: how many frames it has posted that the worker has to read (Shmem)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
@@ -21,7 +21,7 @@ NOTHING, A_ROUND, A_CALL, SENDING = range(4)
 
 
 class Control:
-    """One for each vector env; `fd` is what a worker maps.
+    """The control page of one vector env; a worker maps the file `fd`.
 
     Each worker has a line of `LINE` 64-bit numbers, one cache line. The rest is for Shmem, in one place
     because the parent uses all of it in every round: `rounds`, a number for each worker, which the parent sets to that

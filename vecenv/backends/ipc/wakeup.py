@@ -1,8 +1,7 @@
-"""Wakeup: wakes the process that sleeps on it, without a system call while it is awake.
+"""Wakeup: wakes a process that sleeps on it; no system call is made while that process is awake.
 
-The sleeper sets a flag in shared memory *before* it looks a last time whether there is something to do; the waker
-writes what there is to do *before* it looks at the flag. A fence on both sides keeps these orders, so no wake-up is
-lost; an extra one does no harm.
+The sleeper sets a flag in shared memory *before* its last check for data; the waker writes data *before* it reads the
+flag. A fence on both sides keeps these orders, so no wakeup is lost; an extra one does no harm.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from vecenv.portability import IN_ORDER
 
 
 def _locked_fence() -> None:
-    # A fresh lock each time: one for all could be left locked by a Ctrl-C in between.
+    # A new lock each time: a Ctrl-C before its release would leave a shared one locked.
     threading.Lock().acquire()
 
 
-# Everything written before is seen before what is read or written after. On x86 any locked instruction does it, and
-# there is one in a lock; elsewhere it takes a system call with the interpreter lock given up and taken again.
+# Makes everything written before it visible before anything is read or written after it. On x86 any locked instruction
+# does so, such as that of a lock; elsewhere a system call that releases and takes the interpreter lock.
 fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 
@@ -38,19 +37,19 @@ def wakeup_fds() -> tuple[int, int]:
 
 
 class Wakeup:
-    """One end of a wake-up; `flag` is a one-element view of shared memory, non-zero while the sleeper sleeps."""
+    """One end of a wakeup; `flag` is a one-element view of shared memory, non-zero while the sleeper sleeps."""
 
     def __init__(self, read: int, write: int, flag: Any) -> None:
         self.read, self.write = read, write
         self.flag = flag
 
     def wake(self) -> None:
-        """Wake the sleeper if it sleeps; the data for it has been written, and a fence has passed."""
+        """Wake the sleeper if it sleeps; to be called after its data was written and a fence."""
         if self.flag[0]:
-            with contextlib.suppress(BlockingIOError):  # full of wake-ups that were not read yet
+            with contextlib.suppress(BlockingIOError):  # full of wakeups that were not read yet
                 os.write(self.write, (1).to_bytes(8, "little"))
 
     def clear(self) -> None:
-        """Drop the wake-ups so far."""
+        """Discard the wakeups so far."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.read, 4096)

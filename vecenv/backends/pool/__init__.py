@@ -1,1 +1,1 @@
-"""The parent's side of worker processes: start, death, restart, kill."""
+"""The parent's side of workers, processes or threads: start, death, restart, end."""

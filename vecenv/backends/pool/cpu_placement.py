@@ -1,8 +1,8 @@
-"""Placement: notices that workers step one after the other on one CPU while another idles, and moves them apart.
+"""Placement: detects workers that take turns on one CPU while another CPU idles, and moves them apart.
 
-The scheduler does not move a task that ran within the last half millisecond: it assumes that its caches are warm. Two
-workers that share a CPU then take turns for hundreds of short rounds (measured: up to a third of all rounds of
-CartPole on two CPUs).
+The scheduler does not move a task that ran within the last half millisecond, because its caches are assumed to be
+warm. Two workers that share a CPU then take turns for hundreds of short rounds (measured: up to a third of all rounds
+of CartPole on two CPUs).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from vecenv.portability import allow_cpus, allowed_cpus, system_file
 REVIEW_WAITS = 8
 """Waits between two reviews."""
 MIN_GAP = 10e-6
-"""Seconds a round that are worth a move."""
+"""Seconds per round by which waits must exceed the time of the busiest worker before workers are moved."""
 PAUSE = 2e-3
-"""Seconds between two moves; doubled after each move that did not help, because other programs use the CPUs."""
+"""Seconds between two moves; doubled after each move that did not help: other programs use the CPUs then."""
 MAX_PAUSE = 1.0
-CPU_FIELD = 36  # of what follows the name in /proc/<pid>/stat: the CPU on which the process ran last
+CPU_FIELD = 36  # index among the fields after the name in /proc/<pid>/stat: the CPU on which the process ran last
 
 
 class Placement:
-    """Reviews the rounds of workers. Where a worker may run is changed for a move only, and then put back."""
+    """Compares waits with the time of workers in rounds. A move sets the CPU affinity of a worker, and restores it."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -35,7 +35,7 @@ class Placement:
         self._next, self._pause = 0.0, PAUSE
 
     def review(self, waited: float, workers: Sequence[WorkerHandle]) -> None:
-        """Called `REVIEW_WAITS` rounds after the last review; `waited`: total seconds of waits for rounds so far."""
+        """Move workers that share a CPU; called every `REVIEW_WAITS` waits. `waited`: total seconds of all waits."""
         now = [self._control.line(worker.index)[BUSY_NS] for worker in workers]
         busy = [1e-9 * (b - a) for a, b in zip(self._busy, now, strict=bool(self._busy))]
         waited, self._waited, self._busy = waited - self._waited, waited, now
@@ -51,8 +51,8 @@ class Placement:
 
 
 def spread(pids: Sequence[int]) -> None:
-    """Move processes that ran last on one CPU to CPUs on which none of the others did."""
-    with contextlib.suppress(OSError, IndexError):  # one has ended, or this system reports less
+    """Move processes that last ran on the same CPU to CPUs on which none of the others ran."""
+    with contextlib.suppress(OSError, IndexError):  # a process has ended, or /proc has fewer fields here
         taken: set[int] = set()
         for pid in pids:
             stat = system_file(f"/proc/{pid}/stat") or ""

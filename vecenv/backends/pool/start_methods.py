@@ -1,9 +1,9 @@
 """Start worker processes by fork, forkserver or spawn, none of which imports the user's `__main__` again.
 
-multiprocessing's own spawn and forkserver run the main script once more in each worker, which is why peers need a
-`if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Functions arrive here by cloudpickle, so
-the script is not needed. The forkserver is our own: it has numpy and gymnasium loaded, so that a worker starts in
-milliseconds and shares their pages.
+multiprocessing's own spawn and forkserver run the main script once more in each worker, which is why other vector envs
+need an `if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Here env_fns travel by cloudpickle,
+which needs no script. The forkserver is separate from multiprocessing's: it has imported numpy and gymnasium, so that
+a worker starts in milliseconds and shares their memory pages.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...
     kind: Any = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
     worker = kind(target=target, args=args, name=name, daemon=False)  # envs may start processes
     if method != "fork":
-        resource_tracker.ensure_running()  # now, because it ends with unblocking SIGINT
-    with _start_lock, _one_blas_thread(), _keyboard_interrupt_later():
+        resource_tracker.ensure_running()  # before SIGINT is blocked below: it ends with unblocking SIGINT
+    with _start_lock, _one_blas_thread(), _sigint_blocked():
         # Not `start()`, which would enter the process in the list of those that multiprocessing ends or waits for at
         # exit, in forked copies of this process too, and which daemonic processes may not call.
         worker._popen = worker._Popen(worker)
@@ -71,14 +71,14 @@ def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...
 
 
 def parent_fds(worker: process.BaseProcess) -> tuple[int, ...]:
-    """The descriptors in this process by which it learns of the end of the worker, and the worker of ours."""
+    """The parent's pipe ends by which the parent detects the end of the worker, and the worker that of the parent."""
     popen: Any = worker._popen  # type: ignore[attr-defined]
     return tuple(popen.finalizer._args)
 
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Processes started inside see these variables."""
+    """Set environment variables for processes that are started inside."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -92,13 +92,13 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _one_blas_thread() -> AbstractContextManager[None]:
-    """Processes started inside see one thread for each numeric library, unless the user asked for another number."""
+    """Limit numeric libraries to one thread in processes started inside, unless the user has set another number."""
     return _environment({name: "1" for name in ONE_THREAD if name not in os.environ})
 
 
 @contextmanager
-def _keyboard_interrupt_later() -> Iterator[None]:
-    """Processes started inside never see SIGINT: the parent handles a Ctrl-C in the terminal."""
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT here and in processes started inside: the parent handles a Ctrl-C in the terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -107,12 +107,12 @@ def _keyboard_interrupt_later() -> Iterator[None]:
 
 
 def _search_path() -> list[str]:
-    """Where modules are looked for, without the entry that stands for the working directory of the moment."""
+    """`sys.path`, with "" (the current directory) replaced by the directory in which the program was started."""
     return [path or _process.ORIGINAL_DIR for path in sys.path]
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    """What `multiprocessing.spawn.prepare` needs, less everything about `__main__` and the default start method."""
+    """What `multiprocessing.spawn.prepare` needs, without what concerns `__main__` and the default start method."""
     return {
         "name": name,
         "authkey": process.current_process().authkey,
@@ -135,26 +135,26 @@ def _pickled(popen: Any, process_object: process.BaseProcess) -> memoryview:
 
 
 def _ensure_server() -> None:
-    """Start our forkserver unless it runs."""
+    """Start the forkserver unless it runs."""
     default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload(PRELOAD)
-    # It must load the modules that are loaded here, not a file in the working directory with the name of a library.
+    # The server must import this process's modules, not a file in the working directory that has a library's name.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_search_path())}):
         _server.ensure_running()
-    # Starting the server fixes the default start method as a side effect; that is the user's choice.
+    # Starting the server fixes the default start method as a side effect, but that is the user's choice.
     default._actual_context = chosen
 
 
-def _forget_server() -> None:
-    """In a forked child the server belongs to the parent: start another one when it is needed."""
+def _discard_server() -> None:
+    """In a forked child: discard the server, which belongs to the parent; a new one is started when needed."""
     global _server, _start_lock
     if (alive := _server._forkserver_alive_fd) is not None:
         os.close(alive)
     _server, _start_lock = forkserver.ForkServer(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_server)
+os.register_at_fork(after_in_child=_discard_server)
 
 
 class _ForkServerPopen(popen_forkserver.Popen):
@@ -164,7 +164,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
         data = _pickled(self, process_obj)
         _ensure_server()
         self.sentinel, write_end = _server.connect_to_new_process(self._fds)
-        # The worker watches the other end of this one to learn that the parent is gone.
+        # Stays open as long as this process lives: the worker takes the hang-up of the other end as our death.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
         with open(write_end, "wb", closefd=True) as stream:

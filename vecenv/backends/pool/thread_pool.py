@@ -1,4 +1,4 @@
-"""ThreadPool: starts, replaces and ends the threads of blocks, and takes in what they deliver; it knows no rounds."""
+"""ThreadPool: starts, replaces and ends block threads, and runs their callbacks. Independent of rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vecenv.backends.worker.block_thread import BlockThread
 from vecenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 
 LONGEST_SLEEP = 60.0
-"""Seconds after which a wait looks again: the system takes no wait of a month."""
+"""Seconds, at most, of one wait: the system rejects very long timeouts, so the caller waits again."""
 
 
 class ThreadPool:
@@ -30,12 +30,12 @@ class ThreadPool:
         self.block_of: list[BlockThread] = []
         """The block of each env."""
         self.on_death: Callable[[BlockThread, str], None]
-        """What is to be done when a thread has ended by itself, and why it has."""
+        """Called when a thread has ended unexpectedly, with the reason."""
         self._unsent: deque[tuple[BlockThread, Callable[[], None]]] = deque()
         self._inbox: deque[tuple[BlockThread, Callable[..., None], tuple[Any, ...]]] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
-        self._drowsy = False
-        """Whether the caller's thread sleeps, or is about to, and needs a wakeup."""
+        self._needs_wakeup = False
+        """Whether the caller's thread sleeps or is about to."""
         self._closing = False
 
     def line(self, worker: int) -> Any:
@@ -56,7 +56,7 @@ class ThreadPool:
         return reports
 
     def restart(self, old: BlockThread) -> BlockThread:
-        """Start a new block in the place of one that was abandoned, until its envs are made."""
+        """Start a new block in place of one that was abandoned, and wait until its envs are made."""
         new = self._block(old.index, old.ids)
         try:
             new.thread.start()
@@ -72,7 +72,7 @@ class ThreadPool:
         return BlockThread(index, ids, self._env_fns, self._eager, self._deliver, self._on_end)
 
     def _on_end(self, block: BlockThread, error: BaseException) -> None:
-        reason = f"its {block.title} has ended by {describe(error)}"
+        reason = f"its {block.title} has ended with {describe(error)}"
         if block.reports is None:
             block.reports = died_failure(block.start, "__init__", WorkerDiedError(f"env {block.start}: {reason}"))
         self.on_death(block, reason)
@@ -86,8 +86,9 @@ class ThreadPool:
                     block.abandon()
                 ids = [i for block in late for i in block.ids]
                 raise WorkerTimeoutError(
-                    f"envs {ids} were not constructed within start_timeout={self._start_timeout} s; threads cannot be "
-                    f"killed: {late[0].thread.name} goes on, abandoned, and is at\n{stack_of_thread(late[0])}"
+                    f"envs {ids} were not constructed within start_timeout={self._start_timeout} s; pass a larger "
+                    f"one if they need it. Threads cannot be killed: {late[0].thread.name} was abandoned and is at\n"
+                    + stack_of_thread(late[0])
                 )
             self.sleep(deadline)
             failures = [block.reports for block in blocks if isinstance(block.reports, Failure)]
@@ -105,7 +106,7 @@ class ThreadPool:
             block.abandon()
         problems = []
         for block in blocks:
-            if block.thread.ident is not None:  # an interrupt may have come before it was started
+            if block.thread.ident is not None:  # None if an interrupt came before it was started
                 block.thread.join(max(0.0, deadline - time.monotonic()))
             if block.thread.is_alive():
                 problems.append(
@@ -115,15 +116,15 @@ class ThreadPool:
             problems += block.problems
         return problems
 
-    # Work, and what threads deliver.
+    # Work for threads, and their callbacks.
 
     def blocks_of(self, ids: Iterable[int] | None) -> Sequence[BlockThread]:
         """The blocks of these envs (None: all)."""
         return self.blocks if ids is None else list(dict.fromkeys(self.block_of[i] for i in ids))
 
-    def put(self, works: Sequence[tuple[BlockThread, Callable[[], None]]]) -> None:
-        """Have each thread do its work. What an interrupt leaves unsent goes out in the next wait."""
-        self._unsent.extend(works)
+    def put(self, work: Sequence[tuple[BlockThread, Callable[[], None]]]) -> None:
+        """Queue work for threads. What an interrupt leaves unsent is queued by the next wait."""
+        self._unsent.extend(work)
         self._put_unsent()
 
     def _put_unsent(self) -> None:
@@ -132,32 +133,32 @@ class ThreadPool:
             block.work.put(work)
             self._unsent.popleft()
 
-    def _deliver(self, block: BlockThread, take_in: Callable[..., None], *args: Any) -> None:
-        """In the thread of a block: have the caller's thread call `take_in(*args)`, and wake it if it sleeps."""
-        self._inbox.append((block, take_in, args))
-        if self._drowsy:
-            self._drowsy = False
+    def _deliver(self, block: BlockThread, callback: Callable[..., None], *args: Any) -> None:
+        """In the thread of a block: have the caller's thread call `callback(*args)`, and wake it if it sleeps."""
+        self._inbox.append((block, callback, args))
+        if self._needs_wakeup:
+            self._needs_wakeup = False
             self._wakeups.put(None)
 
     def sleep(self, until: float) -> None:
-        """Take in what arrives until then (of time.monotonic); returns as soon as something did."""
-        self._drowsy = True
+        """Sleep until a callback arrives, at most until `until` (of time.monotonic), and run what has arrived."""
+        self._needs_wakeup = True
         if not self._inbox and not self._closing:
             with suppress(Empty):
                 self._wakeups.get(timeout=min(max(0.0, until - time.monotonic()), LONGEST_SLEEP))
-        self._drowsy = False
-        self.take_in()
+        self._needs_wakeup = False
+        self.run_callbacks()
 
-    def take_in(self) -> None:
-        """Take in what has arrived. Each stays in the inbox until it is done with, so that no interrupt loses it."""
+    def run_callbacks(self) -> None:
+        """Run the callbacks that have arrived. Each leaves the inbox when it has returned: no interrupt loses one."""
         if self._unsent:
             self._put_unsent()
         while self._inbox:
-            block, take_in, args = self._inbox[0]
+            block, callback, args = self._inbox[0]
             if block.alive:
-                take_in(*args)
+                callback(*args)
             self._inbox.popleft()
-        if self._closing:  # by another thread, or by the handler of a signal
+        if self._closing:  # by another thread or a signal handler
             raise ClosedError("the vector env was closed while this call waited for its envs")
 
 

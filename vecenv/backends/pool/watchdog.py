@@ -1,4 +1,4 @@
-"""Watchdog: notices an env that does not return, finds its stack, and kills its worker if `step_timeout` is set."""
+"""Watchdog: notices an env that does not return, finds its stack, and ends its worker if `step_timeout` is set."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vecenv.backends.ipc.control_block import DOING, NOTHING, PROGRESS
 from vecenv.backends.pool.worker_handle import Hung
 from vecenv.caller_warnings import warn_caller
 
-SILENCE = 60.0
-"""Without `step_timeout`: seconds after which a warning shows where an env hangs."""
-STACK_PATIENCE = 0.3
+WARN_AFTER = 60.0
+"""Without `step_timeout`: seconds after which a warning shows the stack of an env that hangs."""
+STACK_TIMEOUT = 0.3
 """Seconds to wait for a worker to write its stack."""
 
 
@@ -28,31 +28,31 @@ class Watched(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it is still to be watched."""
+        """Whether the worker is still to be watched."""
 
     @property
     def title(self) -> str:
-        """What it is, for a warning."""
+        """The worker's name in warnings."""
 
     @property
     def ending(self) -> str:
-        """What becomes of it if one of its envs hangs."""
+        """What was done with the worker because an env hung, as part of an error text."""
 
 
 class Lines(Protocol):
-    """The numbers that workers keep."""
+    """The progress numbers of all workers."""
 
     def line(self, worker: int, /) -> Any:
-        """Those of one worker (see `control_block`)."""
+        """The numbers of one worker (see `control_block`)."""
 
 
-Owing = Mapping[Any, Sequence[int]]
-"""The workers that owe an answer (`Watched`), each with the ids of the envs whose answers are missing."""
+Unanswered = Mapping[Any, Sequence[int]]
+"""The workers (`Watched`) that have not answered in full, each with the ids of the envs whose answers are missing."""
 
 
 @dataclass
 class _Seen:
-    """What a worker was doing at the last look, and for how long."""
+    """What a worker was doing at the last check, and for how long."""
 
     progress: int
     doing: int
@@ -61,10 +61,10 @@ class _Seen:
 
 
 class Watchdog:
-    """Adds up, for each worker, how long it has not got on while an answer was owed. `limit` is `step_timeout`.
+    """Adds up, for each worker, how long it has made no progress while an answer is missing. `limit`: `step_timeout`.
 
-    Waits may be short, one after another: what was seen in one counts in the next. `stack(worker)` is where a worker
-    is, `kill(worker, reason)` ends it.
+    The sum goes on from one wait to the next, because waits may be short. `stack(worker)` returns the stack of a
+    worker, `kill(worker, reason)` ends it.
     """
 
     def __init__(
@@ -77,34 +77,34 @@ class Watchdog:
         self._control = control
         self._stack = stack
         self._kill = None if limit is None else kill
-        self._limit = SILENCE if limit is None else limit
+        self._limit = WARN_AFTER if limit is None else limit
         self._interval = self._limit / 10
         self._next = 0.0
         self._seen: dict[int, _Seen] = {}
 
     def is_due(self) -> bool:
-        """Whether it is time to look."""
+        """Whether it is time for the next check."""
         return time.monotonic() >= self._next
 
-    def forget(self, worker: Watched) -> None:
-        """Another takes the place of the worker: it has done nothing yet."""
+    def discard(self, worker: Watched) -> None:
+        """Discard what was seen of a worker that has been replaced."""
         self._seen.pop(worker.index, None)
 
     def start(self) -> float:
-        """A wait begins; returns when to look (time.monotonic)."""
+        """To be called when a wait begins; returns the time of the next check (of time.monotonic)."""
         return max(self._next, time.monotonic() + self._interval / 2)
 
-    def look(self, owing: Owing) -> float:
-        """Check the workers that owe an answer, and end those that hang; returns when to look again."""
+    def check(self, unanswered: Unanswered) -> float:
+        """Check the workers whose answers are missing, and end those that hang; returns the time of the next check."""
         now = time.monotonic()
         before, self._seen = self._seen, {}
-        for worker, ids in owing.items():
+        for worker, ids in unanswered.items():
             line = self._control.line(worker.index)
             seen = before.get(worker.index)
             if seen is None or (seen.progress, seen.doing) != (line[PROGRESS], line[DOING]):
                 seen = _Seen(line[PROGRESS], line[DOING], 0.0)
             else:
-                # Between two looks it may have owed nothing, have waited for us, or have been stopped as we were.
+                # Between two checks the worker may have been idle, or suspended together with this process.
                 seen.spent += min(now - seen.at, 2 * self._interval)
                 if seen.spent >= self._limit and worker.alive:
                     self._hung(worker, ids, seen)
@@ -116,7 +116,7 @@ class Watchdog:
 
     def _hung(self, worker: Watched, ids: Sequence[int], seen: _Seen) -> None:
         env_id = worker.start + seen.progress % len(worker.ids)
-        if seen.doing == NOTHING:  # it has not begun: what it used last may be another one
+        if seen.doing == NOTHING:  # not begun: the progress number is that of the env that it used last
             env_id = next(iter(ids), env_id)
         stack = self._stack(worker)
         if self._kill is None:
@@ -132,14 +132,14 @@ def stack_of_process(stacks: int, pid: int) -> str:
         os.kill(pid, signal.SIGUSR1)
     except ProcessLookupError:
         return "(the worker has ended)"
-    deadline = time.monotonic() + STACK_PATIENCE
+    deadline = time.monotonic() + STACK_TIMEOUT
     size = before
     while time.monotonic() < deadline:
-        # A file gives no notice that it has grown: a short look now and then, for a moment, only once an env hangs.
+        # No event reports that a file has grown, so it is polled: briefly, and only once an env hangs.
         time.sleep(0.01)
         grown = os.fstat(stacks).st_size
         if grown == size > before:
             break
         size = grown
     text = os.pread(stacks, size - before, before).decode(errors="replace")
-    return text or "(the worker did not answer: stopped?)"
+    return text or "(the worker did not write its stack; is it stopped?)"

@@ -22,25 +22,25 @@ from vecenv.portability import pidfd
 SOCKET_BUFFER = 1 << 16
 
 _parent_fds: set[int] = set()
-"""Our ends of all channels of this process, of every vector env, and the pipes of multiprocessing."""
+"""The parent's ends of the channels and multiprocessing pipes of all workers that this process has started."""
 _inherited_fds: set[int] = set()
-"""In a forked process: those of the original at that moment. A forked worker closes them."""
+"""In a forked process: what `_parent_fds` was in the original at the fork. A forked worker closes them."""
 
 
-def _forked() -> None:
-    """In a forked copy of the process: all channels so far are inherited, none is its own yet."""
+def _inherit_fds() -> None:
+    """In a forked copy of the process: the descriptors so far are those of the original's workers."""
     _inherited_fds.clear()
     _inherited_fds.update(_parent_fds)
     _parent_fds.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_inherit_fds)
 
 
 class WorkerHandle:
     """The process that hosts the envs `start` .. `stop - 1`, its channel, and what it has reported.
 
-    The same object stands for all the processes that take over from one another after a death.
+    When a process dies, a new one takes its place in the same object.
     """
 
     def __init__(self, index: int, ids: range) -> None:
@@ -52,11 +52,11 @@ class WorkerHandle:
         self._pidfd: int | None = None
         self.alive = False
         self.ready: list[EnvReport] | Failure | None = None
-        """What it reported once its envs were made."""
+        """What the worker reported when its envs were made; None until then."""
         self.served = False
-        """Whether any of the processes has been ready."""
+        """Whether any of the processes was ever ready."""
         self.problems: list[str] | None = None
-        """What went wrong in closing its envs, once it has closed them."""
+        """What went wrong in closing its envs; None until it has closed them."""
         self.reason: Hung | Torn | None = None
         """Why the parent killed it, if it did."""
 
@@ -66,12 +66,12 @@ class WorkerHandle:
 
     @property
     def title(self) -> str:
-        """What it is, for a warning."""
+        """The worker's name in warnings."""
         return f"worker pid {self.pid}"
 
     @property
     def ending(self) -> str:
-        """What becomes of it if one of its envs hangs."""
+        """What was done with the worker because an env hung, as part of an error text."""
         return f"the worker (pid {self.pid}, envs {list(self.ids)}) was killed"
 
     def launch(self, args: WorkerArgs) -> None:
@@ -82,10 +82,10 @@ class WorkerHandle:
         _parent_fds.add(ours.fileno())
         args.socket = theirs
         if args.method == "fork":
-            args.parent_fds = _inherited_fds  # not those of now: until the fork other threads may close and open some
+            args.parent_fds = _inherited_fds  # filled at the fork, until which other threads may open and close some
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
-        except BaseException:  # a process that was started nevertheless ends with its channel
+        except BaseException:  # if the process was started nevertheless, it ends when its channel closes
             _parent_fds.discard(ours.fileno())
             ours.close()
             raise
@@ -94,7 +94,7 @@ class WorkerHandle:
         self._pipes = parent_fds(self.process)
         _parent_fds.update(self._pipes)
         if args.method != "forkserver":
-            # A process that the env forked may hold the other two open beyond the end of the worker.
+            # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
             self._pidfd = pidfd(self.pid)
         self.alive = True
 
@@ -108,14 +108,14 @@ class WorkerHandle:
         return pickle.dumps(mine) if mine else b""
 
     def fds(self) -> list[int]:
-        """To poll: the channel, and what becomes readable when the process ends."""
+        """The descriptors to poll: the channel, and those that become readable when the process ends."""
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
-    def bury(self) -> None:
-        """Close our ends, reap the process, end what its envs left running. A second call does nothing."""
+    def clean_up(self) -> None:
+        """After the end of the process: close our ends, reap it, kill what its envs left running. Idempotent."""
         self.alive = False
         _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
-        self._pipes = ()  # the system will reuse their numbers
+        self._pipes = ()  # the system reuses their numbers
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)
@@ -131,31 +131,31 @@ class WorkerHandle:
         self.process.join(1.0)
 
     def kill_group(self) -> None:
-        """Kill the process group that the worker leads, if there is one. macOS refuses if all have ended already."""
+        """Kill the process group that the worker leads, if any. macOS refuses if all its processes have ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def death(self, env_id: int, running: int | None, idle: str = "idle") -> VectorEnvError:
-        """The error of an env because its worker has ended: it was using env `running`, or was `idle`."""
+        """The error of an env whose worker has ended while it used env `running`; None: while it was `idle`."""
         if self.reason is not None:
             error = self.reason.error(env_id)
         else:
-            error = WorkerDiedError(self._obituary(env_id, running, idle))
+            error = WorkerDiedError(self._death_text(env_id, running, idle))
             error.bystander = running is not None and running != env_id
         error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
         return error
 
-    def _obituary(self, env_id: int, running: int | None, idle: str) -> str:
+    def _death_text(self, env_id: int, running: int | None, idle: str) -> str:
         others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
         doing = f"while {idle}" if running is None else f"while running env {running}"
         if self.ready is None:
             doing = "while constructing its envs"
-        hope = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
-        return f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{hope}"
+        advice = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
+        return f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{advice}"
 
 
 def enlarge_buffers(*ends: socket.socket) -> None:
-    """Enlarge buffers that are small: those of macOS take 8 KiB."""
+    """Enlarge socket buffers that are small, such as the 8 KiB of macOS."""
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
@@ -163,7 +163,7 @@ def enlarge_buffers(*ends: socket.socket) -> None:
 
 
 class Hung:
-    """Why a worker was lost: its env `env_id` did not return for `limit` seconds. `ending` says what became of it."""
+    """Why a worker was lost: its env `env_id` did not return for `limit` seconds. `ending` is as in `Watched`."""
 
     def __init__(self, ending: str, env_id: int, limit: float, stack: str) -> None:
         self._env_id, self._limit, self._stack, self._ending = env_id, limit, stack, ending
@@ -172,7 +172,7 @@ class Hung:
         """The error for one of the envs of the worker."""
         subject = f"env {env_id}" if env_id == self._env_id else f"env {env_id} is lost because env {self._env_id}"
         error = WorkerTimeoutError(
-            f"{subject} has been busy for more than step_timeout={self._limit} s; {self._ending}, "
+            f"{subject} has been busy for more than step_timeout={self._limit} s; {self._ending}; "
             f"reset({env_id}) starts it again. Env {self._env_id} was at\n{self._stack}"
         )
         error.bystander = env_id != self._env_id
@@ -196,7 +196,7 @@ class Torn:
 def _cause(exitcode: int | None) -> str:
     """How a process ended, in words."""
     if exitcode is None:
-        return "ended (its exit status was reaped elsewhere)"
+        return "ended (its exit status was collected outside of vecenv)"
     if exitcode == 255:
         return "exited with code 255"
     if exitcode >= 0:
@@ -208,6 +208,6 @@ def _cause(exitcode: int | None) -> str:
     hints = {
         "SIGKILL": " (often the kernel, out of memory)",
         "SIGSEGV": " (a crash in native code)",
-        "SIGBUS": " (memory that is gone)",
+        "SIGBUS": " (an access to memory that no longer exists)",
     }
     return f"was killed by {name}{hints.get(name, '')}"

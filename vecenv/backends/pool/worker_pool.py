@@ -42,7 +42,7 @@ from vecenv.caller_warnings import warn_caller
 from vecenv.errors import WorkerTimeoutError
 from vecenv.portability import allowed_cpus, binds_to_cpus
 
-FDS_PER_WORKER = 7  # channel, sentinel, what it watches, wake-up, pidfd (or a pipe's other end), two while it starts
+FDS_PER_WORKER = 7  # channel, sentinel, the pipe that it watches, wakeup, pidfd (or a pipe's other end), two at start
 FDS_BESIDES = 24
 LONGEST_POLL = 3600.0
 
@@ -52,8 +52,8 @@ class WorkerPool:
 
     `context` is the start method, `start_timeout` the seconds that all constructors together may take, `affinity`
     whether each worker is bound to one CPU. `server` is the class that serves rounds in the workers. The owner sets
-    `on_frame` and `on_loss`, which get what a worker sent, and that it has ended; and `notify`, called when a frame was
-    posted to a worker that serves.
+    three callbacks: `on_frame` for a frame from a worker, `on_loss` for a worker that has ended, and `notify` for a
+    frame that was posted to a worker that serves rounds.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class WorkerPool:
         return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
 
     def restart(self, worker: WorkerHandle, setup: bytes) -> None:
-        """Start a new process in the place of one that has ended, until it serves, or nothing is left of it."""
+        """Start a new process in place of one that has ended, until its envs are made; kill it if that fails."""
         try:
             self._launch(worker, self._registered())
             self._await_ready([worker])
@@ -115,7 +115,7 @@ class WorkerPool:
             raise
 
     def own_fd(self, fd: int) -> int:
-        """Close `fd` at the end."""
+        """Have `close` close `fd`, which is returned."""
         self._own_fds.append(fd)
         return fd
 
@@ -125,7 +125,7 @@ class WorkerPool:
         self._poller.register(fd, select.POLLIN)
 
     def _registered(self) -> list[bytes]:
-        """What workers get of gymnasium's registry, as it is now."""
+        """The envs that the program has registered with gymnasium by now; forked workers inherit them."""
         return [] if self.forked else registered_by_user()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
@@ -133,7 +133,7 @@ class WorkerPool:
         cpus = sorted(allowed_cpus() or ()) if self._affinity else []
         setup = WorkerSetup(
             env_fns=self._env_fns[worker.start : worker.stop],
-            # The forkserver has the environment variables of the time when it was started.
+            # The forkserver has the environment variables of the moment at which it was started.
             environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
             registered=registered,
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
@@ -165,21 +165,22 @@ class WorkerPool:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
-                if not worker.alive:  # also once it has reported
+                if not worker.alive:  # possibly after its report
                     raise worker.death(worker.start, None)
             late = [i for worker in workers if worker.ready is None for i in worker.ids]
             if not late:
                 return
             if time.monotonic() >= deadline:
                 raise WorkerTimeoutError(
-                    f"envs {late} were not constructed within start_timeout={self._start_timeout} s"
+                    f"envs {late} were not constructed within start_timeout={self._start_timeout} s; pass a larger one "
+                    "if they need it"
                 )
             self.handle(self.events(deadline))
 
     # Messages.
 
     def post(self, worker: WorkerHandle, kind: int, number: int, *parts: bytes | memoryview) -> None:
-        """Send a frame to a worker; what does not fit goes out while we wait for the answer."""
+        """Send a frame to a worker; what the socket does not take at once is sent in the next waits."""
         outer, self.torn = self.torn, self.torn or (worker,)
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
@@ -191,17 +192,17 @@ class WorkerPool:
         self.notify(worker)
 
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
-        """What happens until the deadline (of time.monotonic); None: what has happened already."""
+        """Poll until there are events or the deadline (of time.monotonic) has passed; None: without waiting."""
         # poll() rejects very long timeouts: the caller calls again.
         seconds = 0.0 if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL)
         try:
             return self._poller.poll(seconds * 1000)
-        except RuntimeError:  # another thread polls, and will find what there is
+        except RuntimeError:  # another thread is polling, and handles the events
             return ()
 
     def handle(self, events: Sequence[tuple[int, int]]) -> None:
         """Read what workers have sent, and notice those that have ended."""
-        # Looked up first: the end of a worker, which several of its descriptors may report, removes them all.
+        # Looked up first: several descriptors may report the end of a worker, and handling it removes all of them.
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
             if isinstance(found, WorkerHandle):
                 if found.alive:
@@ -219,7 +220,7 @@ class WorkerPool:
             self._poller.modify(worker.channel.fileno(), select.POLLIN)
         self._receive(worker)
         if worker.channel.ended and worker.alive:
-            self._unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed our descriptor
+            self._unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed the channel
             worker.process.join(0.1)
             if not worker.process.is_alive():
                 self._on_end(worker)
@@ -240,14 +241,14 @@ class WorkerPool:
     # The end of a worker.
 
     def _on_end(self, worker: WorkerHandle) -> None:
-        """The process has ended: take what it still sent, and report its loss."""
+        """Read what a process sent before it ended, and report its loss."""
         if worker.alive:
             self._receive(worker)
             self._note_end(worker)
 
     def _note_end(self, worker: WorkerHandle) -> None:
         self._unregister(*[fd for fd, found in self._by_fd.items() if found is worker])
-        worker.bury()
+        worker.clean_up()
         self.on_loss(worker)
 
     def _unregister(self, *fds: int) -> None:
@@ -271,7 +272,7 @@ class WorkerPool:
                 worker.reason = Torn(worker) if worker.reason is None else worker.reason
                 worker.kill()
             if worker.process is not None:
-                self._note_end(worker)  # what is left in its channel is not read
+                self._note_end(worker)  # without reading what is left in its channel
             self.torn = self.torn[1:]
 
     # Close.
@@ -279,7 +280,7 @@ class WorkerPool:
     def close(self, timeout: float) -> list[str]:
         """Close the envs and end the workers; returns a line for each problem."""
         self.closing = True
-        # A separate poller: a call may be waiting in the other one, in another thread or where a signal interrupted it.
+        # A new poller: the old one may be in use by another thread, or by a call that a signal handler interrupted.
         self._poller = select.poll()
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
@@ -290,7 +291,7 @@ class WorkerPool:
             for worker in started:
                 if worker.alive:
                     self.kill(worker, None)
-                with contextlib.suppress(ValueError):  # killed, and not gone yet
+                with contextlib.suppress(ValueError):  # killed, but it still exists
                     worker.process.close()
             own_fds, self._own_fds = self._own_fds, []
             for fd in own_fds:

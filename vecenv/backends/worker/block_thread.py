@@ -20,16 +20,17 @@ from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.blocking_envs import BlockingMeter
 
 Deliver = Callable[..., None]
-"""`deliver(block, take_in, *args)`: the caller's thread is to call `take_in(*args)`, unless the block is abandoned."""
+"""`deliver(block, callback, *args)`: the caller's thread calls `callback(*args)`, unless the block is abandoned."""
 TakeRows = Callable[["list[int] | None", dict[int, Extra]], None]
-"""Takes the answers of the envs at these places of the block (None: all), with their extras."""
+"""Called with the places in the block of the envs that have answered (None: all), and their extras."""
 
 
 class BlockThread:
     """The envs `ids`, in a thread of their own; `index` is the place of the block among all.
 
-    What is put into `work` is called there, in turn; None ends it. Once it is abandoned it uses no other env: it closes
-    them and ends as soon as the one that it is using returns. `eager` delivers each env as it finishes.
+    The thread calls what is put into `work`, one after the other; None ends it. An abandoned thread uses no
+    further env: when the env that it is using returns, it closes all of them and ends. With `eager` the result of each
+    env is delivered as soon as it is there, else those of the block together.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class BlockThread:
     ) -> None:
         self.index, self.ids, self.start = index, ids, ids.start
         self.reports: list[EnvReport] | Failure | None = None
-        """What the constructors led to, once it has been taken in."""
+        """The reports of the envs or the failure of a constructor; None until the caller's thread has them."""
         self.problems: list[str] = []
         """What went wrong in closing the envs."""
         self.alive = True
-        """Whether its answers count."""
+        """Whether its answers are used: it was not abandoned."""
         self.line = [NOTHING] * LINE
-        """The numbers of the block that the watchdog reads (see `control_block`)."""
+        """The numbers that the watchdog reads (see `control_block`). Each use of an env writes one first."""
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliver, self._on_death = partial(deliver, self), on_death
         self._one_by_one = eager and len(ids) > 1
@@ -65,44 +66,44 @@ class BlockThread:
 
     @property
     def title(self) -> str:
-        """What it is, for a warning."""
+        """The thread's name in warnings."""
         return f"thread {self.thread.name}"
 
     @property
     def ending(self) -> str:
-        """What becomes of it if one of its envs hangs."""
+        """What was done with the thread because an env hung, as part of an error text."""
         return (
             f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
             "that env returns"
         )
 
     def abandon(self) -> None:
-        """Have it end; what it has not delivered is lost."""
+        """Have the thread end; answers that the caller's thread has not received are discarded."""
         self.alive = False
         self.work.put(None)
         numbers, self.line = self.line, self.line.copy()
-        numbers.clear()  # the host writes there before it uses an env: the IndexError comes before the next env is used
+        numbers.clear()  # the host writes there before it uses an env: an IndexError comes before the next env is used
 
     def bind(self, layout: Layout, own: Arena, action: Any, take_rows: TakeRows, warn: Callable[[str], None]) -> None:
-        """Write into `own` from now on; actions are read from `action`."""
+        """Have the host write into `own`, and read actions from `action`."""
         self._action, self._take_rows, self._warn = action, take_rows, warn
         self.work.put(partial(self._host.bind, layout, own))
 
     def _run(self) -> None:
-        done = None
+        last = None
         try:
             self._deliver(setattr, self, "reports", self._host.construct())
             while (work := self.work.get()) is not None:
-                if work is not done:  # put twice by a `send` that was interrupted
+                if work is not last:  # put twice by a `send` that was interrupted
                     work()
-                    done = work
-        except BaseException as error:  # not one of an env, which would be an answer; of an abandoned block never seen
+                    last = work
+        except BaseException as error:  # no error of an env, which would be an answer; discarded once abandoned
             self._deliver(self._on_death, self, error)
         finally:
             self.problems = self._host.close()
 
     def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
-        """Do what the status bytes ask for, with payloads by env id."""
+        """Run the operations `asked`, an opcode for each env of the block, with payloads by env id."""
         places = None if opcodes.all_busy(asked) else [j for j, op in enumerate(asked) if op]
 
         def payload(j: int, op: int) -> Any:
@@ -129,9 +130,9 @@ class BlockThread:
         line[BUSY_NS] += perf_counter_ns() - begin
         return result
 
-    def call(self, op: str, args: Mapping[int, tuple[Any, ...]], take_in: Callable[[dict[int, Any]], None]) -> None:
-        """Run one of `ENV_CALLS` on envs, with arguments by env id: the values, or Failures."""
+    def call(self, op: str, args: Mapping[int, tuple[Any, ...]], callback: Callable[[dict[int, Any]], None]) -> None:
+        """Run one of `ENV_CALLS`, with arguments by env id; `callback` receives the values, or Failures, by env id."""
         self.line[DOING] = A_CALL
         values = {i: plain_copy(self._host.call(i - self.start, op, args[i])) for i in args}
         self.line[DOING] = NOTHING
-        self._deliver(take_in, values)
+        self._deliver(callback, values)

@@ -1,4 +1,4 @@
-"""Whether the envs of a worker wait more than they compute: then they should not share it."""
+"""BlockingMeter: detects envs that wait more than they compute, which should not share a worker."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import time
 
 
 def advice(n: int, workers: int) -> str:
-    """The end of the warning that `BlockingMeter` gives: how many workers the `n` envs should have."""
+    """The end of the warning of `BlockingMeter`: how many workers to pass for `n` envs."""
     return f". Pass num_workers={min(n, workers)} to give each its own worker."
 
 
 class BlockingMeter:
-    """Looks at the first rounds for envs that wait (sockets, sleep) but share a worker.
+    """Measures in the first rounds whether envs that share a worker wait (sockets, sleep).
 
-    A process that waits gives the CPU up voluntarily; one that is preempted does not.
+    A process that waits has voluntary context switches; one that is only preempted has none. Block threads measure the
+    whole process too: a thread that waits for the interpreter lock must not be taken for an env that waits.
     """
 
     MIN_WALL = 0.25
-    MIN_ROUNDS = 8  # one long step is no loop that waits
+    MIN_ROUNDS = 8  # a single long step proves nothing
     MAX_SHARE = 0.5
 
     def __init__(self, envs: int) -> None:
@@ -28,11 +29,11 @@ class BlockingMeter:
         self.measuring = envs > 1
 
     def start(self) -> None:
-        """A round begins."""
+        """Start to measure a round."""
         self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
 
     def stop(self) -> str | None:
-        """A round ended: the warning to give, once, or None."""
+        """End the measurement of a round; returns the text of a warning, once, or None."""
         begin, before = self._begin
         now = resource.getrusage(resource.RUSAGE_SELF)
         self._wall += time.perf_counter() - begin

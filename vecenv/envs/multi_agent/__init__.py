@@ -1,1 +1,1 @@
-"""PettingZoo envs, one by one and in batches."""
+"""PettingZoo envs, single and in vector envs."""

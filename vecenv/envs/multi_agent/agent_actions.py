@@ -14,7 +14,7 @@ from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 
 
 class AgentActions:
-    """Turns what the caller passes into what the engine takes, and refuses what does not fit.
+    """Converts the caller's actions into a batch for the engine, and refuses those that do not fit.
 
     Actions are a dict of batches, one for each agent, or with `single` one batch for the agents to move. With
     `check_legal` each action has to be in the space of its agent and allowed by its mask.
@@ -31,7 +31,7 @@ class AgentActions:
         self._masks: Any = None
 
     def note(self, raw: Any, ids: np.ndarray) -> None:
-        """Remember from rows of the envs `ids` which agents act next, and their masks."""
+        """Note from rows of the envs `ids` which agents act next, and their masks."""
         acts = raw["alive"]
         self._acts[ids] = acts & (raw["agent"][:, None] == np.arange(acts.shape[1])) if "agent" in raw else acts
         if self._check_legal and "action_mask" in raw:
@@ -40,15 +40,15 @@ class AgentActions:
                 self._masks = nest.map(lambda mask: np.ones((n, *mask.shape[1:]), dtype=np.bool_), raw["action_mask"])
             nest.put(self._masks, ids, raw["action_mask"])
 
-    def forget(self, ids: Sequence[int]) -> None:
-        """These envs have to be reset: the engine refuses to step them, whatever the actions."""
+    def discard(self, ids: Sequence[int]) -> None:
+        """Discard which agents act in these envs: until a reset the engine refuses to step them anyway."""
         self._acts[ids] = False
 
     def batch(self, actions: Any, ids: np.ndarray) -> Any:
         """The actions for the envs `ids`: a tree of arrays, or a list of one action an env.
 
-        Agents that do not act may be left out; their entries are zeros. ValueError and TypeError as the vector envs
-        document them.
+        Agents that do not act may be left out; their entries are zeros. Raises the ValueError and TypeError that
+        ParallelVectorEnv documents.
         """
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:

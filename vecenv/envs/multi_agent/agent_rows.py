@@ -2,14 +2,14 @@
 
 This is what the workers of ParallelVectorEnv and AECVectorEnv host. A row of the batch is
 
-    obs         ParallelRows: {agent: what it sees}. AECRows: what the agent to move sees, or such a dict where the
-                agents' observation spaces differ
+    obs         ParallelRows: {agent: observation}. AECRows: the observation of the agent to move, or such a dict where
+                the agents' observation spaces differ
     action_mask the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
     agent       AECRows: the index of the agent to move
     rewards     float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
 
 so that the arrays of the engine carry everything. The flag `terminated` of the step itself means that no agent is
-alive; the info holds those of the agents that have one.
+alive; the info is {agent: info}, without empty ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from vecenv.envs.multi_agent.agent_turns import AgentTurns
 from vecenv.errors import EnvContractError
 
 COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
-"""The parts of a row with one number an agent."""
+"""The parts of a row with one number per agent."""
 
 Row = dict[str, Any]
 
 
 class _Rows:
-    """What both kinds have in common. `env` is the PettingZoo env: attributes of it are found through this name."""
+    """Base of both classes. `env` is the PettingZoo env; `get_env_attr` finds its attributes through this name."""
 
     kind: str
 
@@ -51,13 +51,13 @@ class _Rows:
         return spaces.Dict({**parts, **columns})
 
     unwrapped = property(attrgetter("env.unwrapped"))
-    """The innermost env: two workers that hold the same one are a mistake, which the engine finds by it."""
+    """The innermost env, by which backends detect one env object behind two ids."""
     render = property(attrgetter("env.render"))
     close = property(attrgetter("env.close"))
 
 
 class ParallelRows(_Rows):
-    """A ParallelEnv: one step is one step of all agents that are alive."""
+    """A ParallelEnv: in each step all agents that are alive act."""
 
     kind = "parallel"
 
@@ -69,7 +69,7 @@ class ParallelRows(_Rows):
         self.observation_space = self._space(obs=_by_agent(known.observation), action_mask=_by_agent(masks))
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        """Start an episode: no agent was active yet."""
+        """Start an episode: no agent is `active` in its first row."""
         obs, infos = self.env.reset(**kwargs)
         return self._row((), obs, {}, {}, {}, infos)
 
@@ -90,7 +90,7 @@ class ParallelRows(_Rows):
         for agent in known.agents:
             ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
             acted, lives = agent in active, agent in alive and not (ended or cut)
-            # Nothing happens to an agent that was not there before and is not there now.
+            # An agent that was not alive before and is not alive now gets no reward.
             reward = float(rewards.get(agent, 0.0)) if acted or lives else 0.0
             events.append((reward, acted and ended, acted and cut, acted, lives))
             mask = None
@@ -103,13 +103,13 @@ class ParallelRows(_Rows):
             else:
                 row["obs"][agent] = self._zeros[agent]
             if (size := known.mask_size.get(agent)) is not None:
-                # An agent that is not there may do anything: policies need a legal action for each row.
+                # Every action of an absent agent is legal: policies need a legal one in each row.
                 row["action_mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
         return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
 
 
 class AECRows(_Rows):
-    """An AECEnv: one step is one turn of an agent that is alive."""
+    """An AECEnv: each step is the turn of one agent that is alive."""
 
     kind = "aec"
 
@@ -144,7 +144,7 @@ class AECRows(_Rows):
         row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
         row["agent"] = known.index[turns.agent]
         if known.mask_size:
-            # One width for all agents: what an agent does not have is not legal.
+            # One width for all agents: actions beyond an agent's own space are illegal.
             row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
             if turns.mask is not None:
                 row["action_mask"][: len(turns.mask)] = turns.mask

@@ -59,9 +59,9 @@ class AgentSpaces:
         return whole["observation"] if keys == ["observation"] else make({key: whole[key] for key in keys})
 
     def split(self, agent: Any, obs: Any, info: Mapping[str, Any]) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
-        """(obs, mask, info) with the mask taken from where the env put it.
+        """Take the action mask out of an observation or info; returns (obs, mask, info).
 
-        All True if there is none, None for an action space that is not Discrete.
+        The mask is all True if the env gives none, and None for an action space that is not Discrete.
         """
         size = self.mask_size.get(agent)
         if size is None:
@@ -135,7 +135,7 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
 
 
 def zeros(layout: Any, *batch: int) -> Any:
-    """Zeros in the place of an agent that is not there, one or a batch; None where it has no fixed shape."""
+    """Zeros for an absent agent, one row or a batch; None for parts without a fixed shape."""
 
     def zero(leaf: Any) -> Any:
         return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]

@@ -12,11 +12,11 @@ from vecenv.errors import EnvContractError
 
 
 class AgentTurns:
-    """Plays an AECEnv. Dead agents are taken out of it (a step with the action None) between the turns.
+    """Steps an AECEnv. Between the turns dead agents are removed from it, by steps with the action None.
 
     After `reset` and `step`:
-        agent: the one whose turn it is; `obs`, `mask` and `info` are for this agent. At the end of the episode, the
-            agent that the env names then, one of those that died last.
+        agent: the one whose turn it is; `obs`, `mask` and `info` are for this agent. At the end of the episode it is
+            the env's `agent_selection`, one of the agents that died last.
         rewards, terminated, truncated: (num_agents,) what happened to each agent since the turn before.
         active: the agents that were alive in the turn before, `alive` those that are alive now.
         done: no agent is alive.
@@ -44,7 +44,7 @@ class AgentTurns:
         self._go_to_next_turn({})
 
     def step(self, action: Any) -> None:
-        """The agent whose turn it is acts. RuntimeError if the episode is over, or has not begun."""
+        """Step the agent whose turn it is. RuntimeError if the episode is over, or has not begun."""
         if self.done:
             raise RuntimeError("no agent is alive to act: the episode is over or was never begun; call reset()")
         self.env.step(action)
@@ -63,8 +63,8 @@ class AgentTurns:
             if self.done or not (env.terminations[agent] or env.truncations[agent]):
                 break
             env.step(None)  # gives no rewards
-            if agent in env.agents:  # its turn would never end
-                raise EnvContractError(f"agent {agent!r} is dead and was stepped with None, but the env has kept it")
+            if agent in env.agents:  # this loop would never end
+                raise EnvContractError(f"env.step(None) did not remove the dead agent {agent!r} from env.agents")
         if agent in env.agents:
             obs, _, terminated, truncated, info = env.last()
             self.agent, self.last_flags = agent, (bool(terminated), bool(truncated))

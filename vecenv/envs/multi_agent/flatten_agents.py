@@ -21,9 +21,9 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
     mode is that of `env`. ValueError if the agents differ in their spaces, or `env` has `wait_num` or `timeout`.
 
     The rows of an env begin and end together, when its episode does. An agent that dies earlier stays as a row of
-    zeros with the reward 0, whose action is ignored, until no agent is alive; its row reports then how it had ended,
-    terminated or truncated (terminated if it never came). So returns and value targets are right without a mask.
-    `infos["active"]`, bool (num_envs,): the row holds a step that an agent really made. `infos["alive"]`: its agent
+    zeros with the reward 0, whose action is ignored, until no agent is alive; then its row is terminated or truncated,
+    as the agent was (terminated if it never appeared). So returns and value targets are right without a mask.
+    `infos["active"]`, bool (num_envs,): the row holds a step of an agent that was alive. `infos["alive"]`: its agent
     acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
@@ -36,7 +36,7 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
     if not isinstance(env, ParallelVectorEnv):
         raise TypeError(f"flatten_agents takes a ParallelVectorEnv, whose agents act at the same time; got {env!r}")
     if env.venv.is_async:
-        raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num, timeout")
+        raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num and timeout")
     return AgentRows(env)
 
 
@@ -56,16 +56,16 @@ class AgentRows(VectorEnv):
         self.render_mode = env.render_mode
         self.spec = None
         self._ended = np.zeros((2, *self._shape), dtype=np.bool_)
-        """Which agents were terminated, and which truncated, in the episodes that go on."""
+        """Which agents were terminated, and which truncated, in the current episodes."""
         self._last: dict[str, Any] = {}
-        """The newest rows, also of envs that a reset left out."""
+        """The latest rows of all envs, which a reset of some envs returns for the others."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in every env: (obs, infos), one row an agent.
 
         `seed`: an int s gives env i the seed s + i, a list has one seed for each env, or one for each row, of which
         those of the first agent count. `options["reset_mask"]`, bool (num_envs,), picks envs: all rows of each, or
-        none; `seed` is for all of them nevertheless.
+        none; `seed` has the same form with and without it.
         """
         mask, others = split_options(options, self.num_envs)
         ids = self._picked_envs(mask)
@@ -83,7 +83,7 @@ class AgentRows(VectorEnv):
         self._ended |= [self._as_rows(flags).reshape(self._shape) for flags in (terminations, truncations)]
         done = infos["done"]
         terminated, truncated = self._ended & done[:, None]
-        terminated |= done[:, None] & ~truncated  # those that never came too: nothing follows for them
+        terminated |= done[:, None] & ~truncated  # also agents that never appeared
         self._ended[:, done] = False
         obs, rows = self._take(obs, infos, np.arange(len(done)))
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
@@ -151,11 +151,11 @@ class AgentRows(VectorEnv):
                 self._add_info(row_infos, found, i * self._shape[1] + j)
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
-        """The info of agent j; what concerns the whole env is part of each agent's."""
+        """The info of agent j, with the entries that concern the whole env."""
         shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
         return {**shared, **info.get(self._agents[j], {})}
 
     def _as_rows(self, by_agent: dict[Any, Any]) -> Any:
-        """Batches of the agents, each a tree of arrays (k, ...), as one of arrays (k * agents, ...)."""
+        """One batch of rows, arrays (k * agents, ...), from a batch of arrays (k, ...) for each agent."""
         stacked = nest.stack([by_agent[agent] for agent in self._agents])
         return nest.map(lambda leaf: leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:]), stacked)

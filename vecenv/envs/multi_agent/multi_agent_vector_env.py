@@ -33,9 +33,9 @@ MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class MultiAgentVectorEnv:
-    """The part of ParallelVectorEnv and AECVectorEnv in which they are the same; used through them only.
+    """Base class of ParallelVectorEnv and AECVectorEnv.
 
-    `venv` is the vector env whose envs are the rows; its methods and states that concern whole envs are offered here.
+    `venv` is the vector env of ParallelRows or AECRows; its methods and properties for whole envs are here too.
     """
 
     rows_class: type[ParallelRows | AECRows]
@@ -77,15 +77,15 @@ class MultiAgentVectorEnv:
         self._done = np.zeros(n, dtype=np.bool_)
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        """The rows of the engine in the form of this class; adds to `infos`."""
+        """Convert rows of the engine to what `step` returns; adds to `infos`."""
         raise NotImplementedError
 
     def observation_space(self, agent: Any) -> Any:
-        """What the agent sees in one env, its action mask taken out."""
+        """The space of an agent's observation in one env, without its action mask."""
         return self.agent_spaces.observation[agent]
 
     def action_space(self, agent: Any) -> Any:
-        """What the agent does in one env; sampling from it is seeded by `seed`."""
+        """The space of an agent's action in one env; `seed` seeds its sampling."""
         return self.agent_spaces.action[agent]
 
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -97,7 +97,7 @@ class MultiAgentVectorEnv:
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         with self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist()):
             raw, info = self.venv.reset(id, **given)
-            obs, _, _, _, infos = self._results(raw, self._noted(raw, info))
+            obs, _, _, _, infos = self._results(raw, self._note(raw, info))
             return obs, infos
 
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
@@ -126,35 +126,35 @@ class MultiAgentVectorEnv:
         """
         with self._call(self.venv.waiting_id):
             raw, _, terminated, truncated, info = self.venv.recv()
-            infos = self._noted(raw, info, terminated, truncated)
+            infos = self._note(raw, info, terminated, truncated)
             if self.autoreset_mode == AutoresetMode.SAME_STEP and infos["done"].any():
-                self._begin_next(raw, infos)
+                self._reset_done(raw, infos)
             return self._results(raw, infos)
 
     @contextmanager
     def _call(self, asked: Sequence[int]) -> Iterator[None]:
-        """A call of the envs `asked`: a failure has the others' results, in the form of this class, in its `partial`.
+        """Runs a call of the envs `asked`, and converts the `partial` of its error to the results of this class.
 
-        After an interrupt the envs accept only a reset, because what was noted of them may be that of an earlier step.
+        After an interrupt the envs accept only a reset, because the masks and flags may be those of an earlier step.
         """
         try:
             try:
                 yield
             except Exception as error:
                 if not self.venv.is_closed:
-                    self._actions.forget(self.venv.failed_id)
+                    self._actions.discard(self.venv.failed_id)
                 if isinstance(partial := getattr(error, "partial", None), Partial):
-                    infos = self._noted(partial.obs, partial.info, partial.terminated, partial.truncated)
+                    infos = self._note(partial.obs, partial.info, partial.terminated, partial.truncated)
                     results = self._results(partial.obs, infos)
                     error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
                 raise
         except INTERRUPTS as error:
             self.venv.engine.abandon(error, asked)
-            self._actions.forget(asked)
+            self._actions.discard(asked)
             raise
 
-    def _noted(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
-        """Note what rows of the engine report of their envs; returns the infos that all kinds have."""
+    def _note(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
+        """Note which agents act next and which episodes are over; returns the infos that both classes share."""
         ids = np.array([row["env_id"] for row in info], dtype=np.int64)
         if np.any(truncated):  # failed under on_error="restart": the agents that were alive are truncated
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
@@ -165,8 +165,8 @@ class MultiAgentVectorEnv:
         self._done[ids] = terminated | truncated
         return {"env_id": ids, "done": self._done[ids], "info": info}
 
-    def _begin_next(self, raw: Any, infos: dict[str, Any]) -> None:
-        """Put the first observations of the next episodes into the rows of those that ended."""
+    def _reset_done(self, raw: Any, infos: dict[str, Any]) -> None:
+        """SAME_STEP: reset the envs whose episode is over, and put their first observations into the rows."""
         ids, done, info = infos["env_id"], infos["done"], infos["info"]
         try:
             first, first_info = self.venv.reset(ids[done])
@@ -178,10 +178,10 @@ class MultiAgentVectorEnv:
             if name in ("obs", "agent"):
                 infos[f"final_{name}"] = nest.map(np.copy, raw[name])
             nest.put(raw[name], done, first[name])
-        self._noted(first, first_info)
+        self._note(first, first_info)
         info[done] = first_info
 
-    # Seeds, attributes and life.
+    # Seeds, attributes, close.
 
     def seed(self, seed: Any = None) -> list[int | None]:
         """Seed and reset every env, and seed the action spaces: an int s gives env i the seed s + i.

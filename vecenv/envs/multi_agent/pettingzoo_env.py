@@ -34,10 +34,10 @@ class PettingZooEnv(gymnasium.Env):
     the action of this agent. The reward is a vector, float64 (num_agents,) in the order of `agents`: what each agent
     got since the step before.
 
-    Dead agents never have a turn: they are taken out of the env between the steps. `terminated` and `truncated` become
-    true only when no agent is alive; the observation, the flags and the info are then those of the agent that the env
-    names last. An illegal move ends the episode where the env is made so (PettingZoo's TerminateIllegalWrapper, which
-    all its classic games have: -1 for the offender); otherwise it is the env's error.
+    Dead agents never have a turn: they are removed from the env between the steps. `terminated` and `truncated` become
+    true only when no agent is alive; the observation, the flags and the info are then those of the env's last
+    `agent_selection`. An illegal move ends the episode if the env has PettingZoo's TerminateIllegalWrapper, as all its
+    classic games have (-1 for the offender); otherwise the env decides, and may raise.
 
     Arguments:
         env: an AECEnv, or the id of one in PettingZoo's registry. All its agents need the same spaces: ValueError if
@@ -98,7 +98,7 @@ class PettingZooEnv(gymnasium.Env):
         return obs
 
     def render(self) -> Any:
-        """The env's own frame."""
+        """A frame of the env."""
         return self.env.render()
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
     Arguments:
         env_fns: for each env a callable that makes it, or an id of PettingZoo's registry.
         backend: "shmem", "subproc", "thread", "dummy", or a vector env class such as ShmemVectorEnv.
-        possible_agents: all agents that can appear, in the order that is wanted; default: the envs' own
-            `possible_agents`. TypeError if there are neither.
+        possible_agents: all agents that can appear, in the order of `agents`; default: the envs' own
+            `possible_agents`. TypeError if there is neither.
         autoreset_mode: gymnasium's AutoresetMode. NEXT_STEP (default): the step after the end of an episode resets the
             env instead, whatever the actions. SAME_STEP: the env is reset at once, and `infos` has its last
             observation. DISABLED: stepping it is an error until it is reset.
@@ -38,16 +38,16 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
             the env is over. `env_id`, int (k,). `info`, object (k,): a dict {agent: info, "env_id": id} of those that
             have one. In SAME_STEP mode, when an episode ended: `final_obs` as `obs`, with the mask
             `_final_obs`, and `final_info`.
-    The row of an agent that is not there, because it died or has not come yet, is zeros with the reward 0, `active`
-    False and every action legal; the action for it is ignored.
+    The row of an absent agent, which has died or has not appeared yet, is zeros with the reward 0, `active` False and
+    every action legal; the action for it is ignored.
 
     Rejected before anything is sent, with the env and the agent named: an unknown agent, no actions for an agent that
     is alive (ValueError), a wrong shape (ValueError) or dtype (TypeError), an env that was not reset or whose episode
-    is over (RuntimeError), one that failed since (its error once more). The failure of an env is raised with the
+    is over (RuntimeError), one that has failed (its error again). The failure of an env is raised with the
     others' results as its `partial`. A call that Ctrl-C interrupts discards its results, and its envs have to be reset.
 
-    `venv` is the vector env that runs them all; `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats` and
-    the lists `ready_id`, `waiting_id` and `failed_id` are its.
+    `venv` is the vector env of all envs, to which `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`,
+    `ready_id`, `waiting_id` and `failed_id` are forwarded.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)
@@ -74,7 +74,7 @@ class AECVectorEnv(MultiAgentVectorEnv):
             actions = policy(obs, infos["agent"], infos["action_mask"])
             obs, rewards, terminations, truncations, infos = venv.step(actions)
 
-    Arguments are those of ParallelVectorEnv. Dead agents never have a turn: the worker takes them out of the env. For k
+    Arguments are those of ParallelVectorEnv. Dead agents never have a turn: the worker removes them from the env. For k
     envs:
         obs: (k, *shape), what the agent to move sees. Where the agents' observation spaces differ, {agent: (k,
             *shape)}, zeros but for the agent to move.
@@ -83,14 +83,14 @@ class AECVectorEnv(MultiAgentVectorEnv):
         rewards: float64 (k, num_agents), what each agent got since the step before. Over an episode they add up to the
             rewards of `last()` in PettingZoo's own loop.
         terminations, truncations: bool (k, num_agents), true once, when the agent ends.
-        infos: `agent`, int (k,): the index in `agents` of the agent to move (at the end of an episode, of the one that
-            the env names last). `action_mask`, bool (k, n): its legal actions, where actions are Discrete; n is that
+        infos: `agent`, int (k,): the index in `agents` of the agent to move (at the end of an episode, the env's last
+            `agent_selection`). `action_mask`, bool (k, n): its legal actions, where actions are Discrete; n is that
             of the largest space. `active`, `alive`: bool (k, num_agents): was alive before this step, is alive now.
             `done`, `env_id`, `info`, `final_obs`, `_final_obs` and `final_info` as in ParallelVectorEnv; beside
             `final_obs`, `final_agent` is the agent that sees it.
 
-    An illegal move ends the episode where the env is made so (the classic games: -1 for the offender), and is the
-    env's error elsewhere; `check_legal=True` refuses it before anything is sent.
+    An illegal move ends the episode if the env has PettingZoo's TerminateIllegalWrapper, as the classic games have (-1
+    for the offender), else the env may raise; `check_legal=True` refuses it before anything is sent.
 
     >>> with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)

@@ -29,7 +29,7 @@ from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 from vecenv.facades.to_gymnasium.same_step import EndedStep
 from vecenv.facades.to_gymnasium.space_errors import AS_SYNC
 from vecenv.facades.to_gymnasium.vector_infos import vector_infos
-from vecenv.wrappers import check_halves
+from vecenv.wrappers import check_send_and_recv
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
@@ -85,7 +85,7 @@ class GymnasiumVectorEnv(AsyncCalls):
     ) -> None:
         check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
         check_vector_env(venv)
-        check_halves(venv, type(self).__name__)
+        check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         n = self.num_envs = len(venv)
