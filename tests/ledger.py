@@ -79,9 +79,23 @@ def columns(*modes: str, dummy: bool = True, only: type | None = None) -> pytest
         known = [column for column in known if column.backend is only]
     if modes:
         known = [column for column in known if column.mode in modes or (column in _DUMMY and _fits(column, modes))]
-    # The first tier runs one mode with blocks and one with a worker for each env, where a test has them.
-    first = {column.mode for column in known} & {"blocks", "async", "sync"}
-    return pytest.mark.parametrize("column", [_param(c, slow=bool(first) and c.mode not in first) for c in known])
+    first = _first_tier(known)
+    return pytest.mark.parametrize("column", [_param(c, slow=c not in first) for c in known])
+
+
+def _first_tier(known: Sequence[Column]) -> list[Column]:
+    """Columns of the first tier, where a test has more: each mode with blocks or one worker an env, each class.
+
+    Transports and modes do not know of each other, so the whole product is left to the slow tier.
+    """
+    pairs = {(ShmemVectorEnv, "blocks"), (SubprocVectorEnv, "async"), (ThreadVectorEnv, "blocks")}
+    pairs |= {(ThreadVectorEnv, "async"), (DummyVectorEnv, "sync"), (DummyVectorEnv, "async")}
+    modes = {column.mode for column in known}
+    if "async" not in modes:
+        pairs |= {(SubprocVectorEnv, "blocks")}
+    if "blocks" not in modes:
+        pairs |= {(ShmemVectorEnv, "async")}
+    return [c for c in known if (c.backend, c.mode) in pairs] or list(known)
 
 
 def _param(column: Column, slow: bool) -> Any:
