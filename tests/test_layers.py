@@ -21,7 +21,7 @@ PACKAGES = ("vecenv", "collector")
 # An entry stands for the module and everything inside it; the most specific entry counts.
 LAYERS = (
     ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings", "vecenv.portability"),
-    ("vecenv.backends.memory", "vecenv.backends.ipc", "vecenv.backends.system_limits"),
+    ("vecenv.backends.memory", "vecenv.backends.ipc", "vecenv.backends.system_limits", "vecenv.openmp"),
     ("vecenv.backends.host",),
     ("vecenv.backends.worker",),
     ("vecenv.backends.pool",),
@@ -55,7 +55,7 @@ class Adapted(NamedTuple):
 
 
 OPTIONAL_LIBRARIES = {
-    "torch": Adapted(("collector/*",), limit=None),
+    "torch": Adapted(("collector/*", "vecenv/openmp.py"), limit=None),
     # One file imports it; one looks whether the program has, to tell a module of tensordict's from others.
     "tensordict": Adapted(("collector/batch/tensordict_form.py", "collector/policy/signature.py"), limit=2),
     "ray": Adapted(("vecenv/backends/ray_backend.py", "collector/cluster.py"), limit=2),
@@ -67,6 +67,7 @@ OPTIONAL_LIBRARIES = {
     "ale_py": Adapted(("vecenv/envs/*",)),
     "stable_baselines3": Adapted(("vecenv/facades/to_sb3.py",)),
     "matplotlib": Adapted(("collector/*",)),
+    "threadpoolctl": Adapted(("vecenv/backends/pool/openmp_release.py",)),
     "rich": Adapted(("collector/*",)),
 }
 
@@ -230,7 +231,7 @@ PRIVATE_NAMES_OF_LIBRARIES = {
     "sys": {"_current_frames", "_getframe"},
     "multiprocessing": {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"},
     "envpool": {"_reset", "_state_keys"},
-    "torch": {"_C", "_cuda_endAllocateToPool", "_validate_args"},
+    "torch": {"_C", "_is_profiler_enabled", "_cuda_endAllocateToPool", "_validate_args"},
 }
 PUBLIC_OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 

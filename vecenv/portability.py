@@ -145,6 +145,14 @@ def system_file(path: str) -> str | None:
     return None
 
 
+def thread_ids() -> list[int] | None:
+    """The ids of the threads of this process, whoever started them."""
+    if not PORTABLE and os.path.isdir("/proc/self/task"):
+        return [int(name) for name in os.listdir("/proc/self/task")]
+    _note_fallback("/proc")
+    return None
+
+
 def _writes_in_order() -> bool:
     if PORTABLE or platform.machine() not in ("x86_64", "AMD64"):
         _note_fallback("memory order")

@@ -79,10 +79,11 @@ class ProcessVectorEnv(BaseVectorEnv):
         start_timeout: float = START_TIMEOUT,
         step_timeout: float | None = None,
         affinity: bool = False,
+        release_openmp: bool = True,
         **options: Any,
     ) -> None:
         timeouts = _timeouts(start_timeout, step_timeout)
-        backend = self.backend_class(context=context, affinity=affinity, **timeouts)
+        backend = self.backend_class(context=context, affinity=affinity, release_openmp=release_openmp, **timeouts)
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
         )
@@ -127,6 +128,8 @@ class ShmemVectorEnv(ProcessVectorEnv):
         step_timeout: seconds after which the worker of an env that does not return is killed, and a WorkerTimeoutError
             shows the env's stack. None waits, and a warning shows the stack each minute.
         affinity: bind each worker to one CPU.
+        release_openmp: OpenMP threads of this process (torch's) spin for milliseconds after each operation. Where they
+            keep workers from their CPUs, and it is measured to help, end them before each round; False leaves them.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:

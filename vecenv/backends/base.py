@@ -127,6 +127,11 @@ class Backend(ABC):
         """Facts about each worker, as far as known."""
         return []
 
+    @property
+    def own_stats(self) -> dict[str, Any]:
+        """What it adds to `stats()` of the vector env."""
+        return {}
+
     @abstractmethod
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         """Make the envs, and return a report of each. Raises the error of a constructor with nothing left running.

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv import openmp
 from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
@@ -29,10 +30,12 @@ from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pickle_codec import PickleCodec
 from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
+from vecenv.backends.pool.openmp_release import OpenMPRelease
 from vecenv.backends.pool.watchdog import Watchdog, stack_of_process
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process_calls import ProcessCall, Request
+from vecenv.backends.releasing_transport import ReleasingTransport
 from vecenv.backends.system_limits import default_num_workers
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.blocking_envs import advice
@@ -53,14 +56,17 @@ class ProcessBackend(Backend):
         start_timeout: float,
         step_timeout: float | None = None,
         affinity: bool = False,
+        release_openmp: bool = True,
     ) -> None:
         super().__init__()
         self.pool = WorkerPool(transport.server, context, start_timeout, affinity)
         self.pool.on_frame, self.pool.on_loss, self.pool.notify = self._on_frame, self._on_loss, transport.notify
         self.codec = PickleCodec(self.pool.forked)
-        self._transport = transport
+        self._transport = self._carrier = transport
+        """In use: `_carrier`, or a ReleasingTransport around it."""
         self._step_timeout = step_timeout
         self._affinity = affinity
+        self._releases = release_openmp
         self._answers: Answers | None = None
         self._requests: dict[int, Request] = {}
         self._number = 0
@@ -76,6 +82,10 @@ class ProcessBackend(Backend):
         control = self.pool.control
         return [WorkerInfo(w.ids, w.pid, control.line(w.index)[BUSY_NS] / 1e9) for w in self.pool.workers]
 
+    @property
+    def own_stats(self) -> dict[str, Any]:
+        return {} if self._release is None else self._release.stats()
+
     # Start.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
@@ -89,6 +99,7 @@ class ProcessBackend(Backend):
         )
         spreads = num_workers > 1 and not eager and not self._affinity and binds_to_cpus()
         self._placement = Placement(self.pool.control) if spreads else None
+        self._release = OpenMPRelease(num_workers) if self._releases and not eager and openmp.is_enabled() else None
         self._transport.open(self.pool, n)
         return self.pool.start(env_fns, self._transport.worker_args)
 
@@ -162,6 +173,11 @@ class ProcessBackend(Backend):
     def _review(self) -> None:
         if self._placement is not None:
             self._placement.review(self._waited, self.pool.workers)
+        if self._release is not None:
+            was_engaged = self._release.engaged
+            self._release.review(self._waited)
+            if self._release.engaged is not was_engaged:
+                self._transport = self._carrier if was_engaged else ReleasingTransport(self._carrier, self._release)
         if self._eager and self._watchdog.is_due():  # answers of other envs end waits before a check
             self._watchdog.check(self._unanswered())
 
@@ -290,12 +306,12 @@ class ProcessBackend(Backend):
         return worker.ids
 
     def close(self, timeout: float) -> list[str]:
-        pool, transport = self.pool, self._transport
+        pool, transport = self.pool, self._carrier
         problems = pool.close(timeout)
         # The memory is freed with the last view of it that the caller holds, not with these objects.
         vars(self).clear()
         vars(transport).clear()
-        self.pool, self._transport = pool, transport
+        self.pool, self._transport, self._carrier = pool, transport, transport
         pool.on_frame = pool.on_loss = pool.notify = _ignore
         return problems
 

@@ -380,7 +380,8 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counts and seconds since the start (see `BaseVectorEnv.stats`)."""
         self.check_open()
-        return self.statistics.summary(self.backend.workers, self.recovery.restarts, self.recovery.absorbed)
+        backend, recovery = self.backend, self.recovery
+        return self.statistics.summary(backend.workers, recovery.restarts, recovery.absorbed) | backend.own_stats
 
     # Close.
 
