@@ -19,6 +19,7 @@ from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.ipc.wakeup import Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
 from vecenv.backends.memory.layout import Layout
+from vecenv.backends.worker.cpu_while_asleep import CPUWhileAsleep
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.portability import IN_ORDER
@@ -45,6 +46,7 @@ class ShmemServer(RoundServer):
         self._shared: ShmemArgs = args.transport
         self._handled = 0
         self._payloads: dict[int, bytes] = {}
+        self._cpu = CPUWhileAsleep(args.index, 0 if args.eager else args.num_workers)
         control, w = Control(args.num_workers, args.control.fd), args.index
         self._rounds = control.rounds[w : w + 1]
         self._parent_wakeup = Wakeup(-1, self._shared.parent_wakeup.fd, control.sleepers[args.num_workers :])
@@ -87,9 +89,10 @@ class ShmemServer(RoundServer):
         poller.register(self._wakeup.read, select.POLLIN)
         self._wakeup.flag[0] = 1
         fence()
-        while self._rounds[0] == seen and self.line[FRAMES] == self._handled:
-            poller.poll()
-            self._wakeup.clear()
+        with self._cpu:
+            while self._rounds[0] == seen and self.line[FRAMES] == self._handled:
+                poller.poll()
+                self._wakeup.clear()
         self._wakeup.flag[0] = 0
 
     def _read_frame(self) -> bool:
