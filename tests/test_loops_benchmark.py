@@ -117,6 +117,17 @@ def test_there_is_no_verdict_where_other_programs_disturbed_most_rounds():
     assert tables.judge(target(("peer",), 1.0), one).reached is None
 
 
+def test_pure_stepping_is_held_against_another_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(loops.paired, "timed_in", lambda checkout, *_: 2e-6 if checkout == tmp_path else 1e-6)
+    monkeypatch.setattr(loops, "DEFAULT", [])
+    target = tmp_path / "none.json"
+    assert loops.main([*TINY, "--other", str(tmp_path), "--json", str(target)]) == 0
+    found = json.loads(target.read_text())["results"]
+    assert [each["row"] for each in found] == [f"pure stepping: {row}" for row in loops.paired.ROWS]
+    assert {(each["value"], each["yardstick"]) for each in found} == {("1.0 us", "before 2.0 us")}
+    assert {(each["ratio"], each["reached"]) for each in found} == {("2.00 (2.00-2.00)", True)}
+
+
 # The README.
 
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks.loops`: what users run, on our vector envs and on those of others, with default settings.
 
-    python -m benchmarks.loops                            # every loop: a quarter of an hour, peers installed
+    python -m benchmarks.loops                            # every loop: twenty to thirty minutes, peers installed
     python -m benchmarks.loops --full                     # every loop in every size: hours
     python -m benchmarks.loops --targets                  # only what has a target; --other CHECKOUT adds pure stepping
     python -m benchmarks.loops --only sb3-ppo-busy-32     # one row; may be given more than once
@@ -103,12 +103,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--only", action="append", choices=ALL, metavar="ROW", help=f"one of: {', '.join(ALL)}; may be repeated"
     )
     parser.add_argument("--rounds", type=int, default=5, help="interleaved runs of each loop (default 5)")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each run (default 1.5), in whole iterations")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each run (default 1), in whole iterations")
     parser.add_argument(
         "--patience",
         type=float,
-        default=20.0,
-        help="seconds that a row may spend on repeating rounds that other programs disturbed (default 20)",
+        default=10.0,
+        help="seconds that a row may spend on repeating rounds that other programs disturbed (default 10)",
     )
     parser.add_argument(
         "--other", type=Path, metavar="CHECKOUT", help="the checkout that pure stepping is held against"
