@@ -139,3 +139,6 @@ class SleepEnv(_TimedEnv):
 
     def _work(self) -> None:
         time.sleep(SLEEP_SECONDS * self._pause.uniform(0.5, 1.5))
+
+
+gym.register("Busy-v0", entry_point="benchmarks.envs:BusyEnv")  # gym.make("benchmarks.envs:Busy-v0", iterations=...)

@@ -19,11 +19,13 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.bound import Bound
 from benchmarks.drive import AsyncDriver, Driver, SyncDriver
 from benchmarks.envs import EnvSpec
+from benchmarks.ours import CONTENDERS
+from benchmarks.peers import Contender
 
 OPEN_TIMEOUT = 180.0
 CALL_TIMEOUT = 120.0
@@ -34,9 +36,27 @@ class LaneError(RuntimeError):
     """A contender failed, hung or could not be built; the message holds its own traceback."""
 
 
+class Spec(Protocol):
+    """What runs in a lane. It is pickled, and its driver is built in the lane's own process."""
+
+    @property
+    def title(self) -> str:
+        """The name of the lane in tables and files."""
+
+    @property
+    def settle(self) -> float:
+        """Seconds for which its workers burn CPU after a measurement; others are measured after that time."""
+
+    def missing(self) -> str:
+        """Why it cannot run here, such as a library that is not installed; else an empty string."""
+
+    def build(self) -> Any:
+        """What measures: it has `measure(seconds)`, which returns a `Sample`, and `close()`."""
+
+
 @dataclass(frozen=True)
 class LaneSpec:
-    """What runs in a lane: a contender's name, or `bound(W)`, on `count` environments."""
+    """A contender's name, or `bound(W)`, on `count` environments: a lane that only steps."""
 
     contender: str
     env: EnvSpec
@@ -48,11 +68,45 @@ class LaneSpec:
     def title(self) -> str:
         return self.label or self.contender
 
+    @property
+    def settle(self) -> float:
+        kind = self._kind()
+        return kind.settle if kind else 0.0
+
+    def missing(self) -> str:
+        kind = self._kind()
+        if kind is None:
+            return ""
+        if kind.cartpole_only and self.env.kind != "cartpole":
+            return f"it has no {self.env.kind} environment"
+        return "" if kind.available() else f"{kind.needs} is not installed"
+
+    def build(self) -> Any:
+        kind = self._kind()
+        if kind is None:
+            return Bound(self.env, self.count, int(self.contender[6:-1]))
+        importlib.import_module(kind.needs)
+
+        def build() -> Driver:
+            contender = kind(self.env.env_fns(self.count), **self.options)
+            style = AsyncDriver if "wait_num" in self.options else SyncDriver
+            return style(contender, self.count)
+
+        begun = time.perf_counter()
+        driver = build()
+        driver.opened_in = time.perf_counter() - begun
+        driver.rebuild = build
+        return driver
+
+    def _kind(self) -> type[Contender] | None:
+        """The class of the contender; None for the bound."""
+        return None if self.contender.startswith("bound(") else CONTENDERS[self.contender]
+
 
 class Lane:
     """Starts the lane process at once; `call` runs one method of its driver and waits for the result."""
 
-    def __init__(self, spec: LaneSpec) -> None:
+    def __init__(self, spec: Spec) -> None:
         context = mp.get_context("spawn")
         self.spec = spec
         self._pipe, there = context.Pipe()
@@ -105,14 +159,14 @@ class Lane:
         return value
 
 
-def _lane_main(pipe: Connection, spec: LaneSpec, start_method: str) -> None:
+def _lane_main(pipe: Connection, spec: Spec, start_method: str) -> None:
     os.setpgid(0, 0)
     # A spawned process makes "spawn" its own default; give the libraries the platform's default.
     mp.set_start_method(start_method, force=True)
     warnings.simplefilter("ignore")
     os.environ["PYTHONWARNINGS"] = "ignore"
     try:
-        driver = _build(spec)
+        driver = spec.build()
         pipe.send(("value", None))
         while True:
             method, args = pipe.recv()
@@ -124,23 +178,3 @@ def _lane_main(pipe: Connection, spec: LaneSpec, start_method: str) -> None:
     except BaseException:
         with suppress(OSError):
             pipe.send(("error", traceback.format_exc()))
-
-
-def _build(spec: LaneSpec) -> Any:
-    if spec.contender.startswith("bound("):
-        return Bound(spec.env, spec.count, int(spec.contender[6:-1]))
-    from benchmarks.ours import CONTENDERS
-
-    kind = CONTENDERS[spec.contender]
-    importlib.import_module(kind.needs)
-
-    def build() -> Driver:
-        contender = kind(spec.env.env_fns(spec.count), **spec.options)
-        style = AsyncDriver if "wait_num" in spec.options else SyncDriver
-        return style(contender, spec.count)
-
-    begun = time.perf_counter()
-    driver = build()
-    driver.opened_in = time.perf_counter() - begun
-    driver.rebuild = build
-    return driver

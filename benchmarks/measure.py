@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from benchmarks.lane import Lane, LaneError, LaneSpec
-from benchmarks.ours import CONTENDERS
+from benchmarks.lane import Lane, LaneError, Spec
 from benchmarks.procfs import busy_seconds, cpu_seconds, descendants
 from benchmarks.rows import Claim, Experiment
 from benchmarks.sample import Sample
@@ -61,25 +60,26 @@ class Measured:
         if not claim.over:
             costs = [sample.cpu_per_call * 1e6 for sample in own]
             text = f"{median(costs):.1f} us"
-            spread = f"({min(costs):.1f}-{max(costs):.1f}){self._warning()}"
-            return Result(claim.title, text, "", spread, _target(claim), self._verdict(median(costs) <= claim.target))
+            spread = f"({min(costs):.1f}-{max(costs):.1f}){self.warning()}"
+            return Result(claim.title, text, "", spread, _target(claim), self.verdict(median(costs) <= claim.target))
         other = self.samples[claim.over]
         ratios = [mine.rate / theirs.rate for mine, theirs in zip(own, other, strict=True)]
         return Result(
             claim.title,
             _rate(own),
             f"{claim.over} {_rate(other)}",
-            f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}){self._warning()}",
+            f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}){self.warning()}",
             _target(claim),
-            self._verdict(median(ratios) >= claim.target),
+            self.verdict(median(ratios) >= claim.target),
         )
 
-    def _verdict(self, reached: bool) -> bool | None:
+    def verdict(self, reached: bool) -> bool | None:
         """No verdict where most of the rounds were disturbed: neither a yes nor a no would be worth anything."""
         rounds = max((len(samples) for samples in self.samples.values()), default=0)
         return None if 2 * self.disturbed > rounds else reached
 
-    def _warning(self) -> str:
+    def warning(self) -> str:
+        """What stands behind a ratio, if other programs disturbed some of its rounds."""
         return f", {self.disturbed} rounds disturbed" if self.disturbed else ""
 
 
@@ -142,13 +142,10 @@ def _wait_for_calm(deadline: float) -> None:
             return
 
 
-def _open(spec: LaneSpec, measured: Measured, say: Say) -> Lane | None:
-    contender = CONTENDERS.get(spec.contender)
-    if contender is not None and contender.cartpole_only and spec.env.kind != "cartpole":
-        return None
-    if contender is not None and not contender.available():
-        measured.skipped[spec.title] = f"{contender.needs} is not installed"
-        say(f"  {spec.title}: skipped, {contender.needs} is not installed")
+def _open(spec: Spec, measured: Measured, say: Say) -> Lane | None:
+    if reason := spec.missing():
+        measured.skipped[spec.title] = reason
+        say(f"  {spec.title}: skipped, {reason}")
         return None
     try:
         return Lane(spec)
@@ -172,9 +169,7 @@ def _sample(lane: Lane, seconds: float, into: dict[str, Sample], measured: Measu
         say(f"  {title}: dropped, it failed while being measured: {_last_line(error)}")
         return
     into[title] = replace(sample, foreign=max(0.0, foreign))
-    contender = CONTENDERS.get(lane.spec.contender)
-    if contender is not None and contender.settle:
-        time.sleep(contender.settle)
+    time.sleep(lane.spec.settle)
 
 
 def _last_line(error: LaneError) -> str:

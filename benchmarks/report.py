@@ -33,9 +33,12 @@ PACKAGES = [
 _REACHED = {True: "[green]yes[/]", False: "[red]NO[/]", None: "-"}
 
 
-def print_results(console: Console, results: list[Result]) -> None:
+TITLE = "Speed and cost (ratio: median of the rounds, lowest and highest behind it)"
+
+
+def print_results(console: Console, results: list[Result], title: str = TITLE) -> None:
     """The table of the rows, one line a claim."""
-    table = Table(title="Speed and cost (ratio: median of the rounds, lowest and highest behind it)")
+    table = Table(title=title)
     for column in ("row", "value", "against", "ratio", "to reach", "reached"):
         table.add_column(column, overflow="fold")
     for result in results:

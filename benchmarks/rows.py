@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.envs import EnvSpec
-from benchmarks.lane import LaneSpec
+from benchmarks.lane import LaneSpec, Spec
 from benchmarks.peers import PEERS
 
 SHMEM, SUBPROC, DUMMY = "vecenv Shmem", "vecenv Subproc", "vecenv Dummy"
@@ -30,7 +30,7 @@ class Experiment:
     """Lanes that are measured in turn, round after round, and the claims read off the same rounds."""
 
     name: str
-    lanes: list[LaneSpec]
+    lanes: Sequence[Spec]
     claims: list[Claim]
     yardstick: str = ""
     """The lane that the table of all contenders takes as 1."""

@@ -1,4 +1,4 @@
-"""What one timed run of one contender yields."""
+"""What one timed run of one contender, or of one loop, yields."""
 
 from __future__ import annotations
 
@@ -19,10 +19,22 @@ class Sample:
     p99: float = 0.0
     foreign: float = 0.0
     """CPUs that everything outside of the contender's process tree kept busy meanwhile."""
+    outside: float = 0.0
+    """Seconds of `wall` in which the caller learned or paused instead of collecting; for loops of users."""
 
     @property
     def rate(self) -> float:
         return self.steps / self.wall
+
+    @property
+    def rollout_rate(self) -> float:
+        """Steps a second while the caller collects."""
+        return self.steps / (self.wall - self.outside) if self.wall > self.outside else 0.0
+
+    @property
+    def learning_rate(self) -> float:
+        """Steps a second while the caller learns from them."""
+        return self.steps / self.outside if self.outside else 0.0
 
     @property
     def cpu_per_call(self) -> float:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from cases import counting
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
-from sb3_cases import cartpoles, counted_envs
+from sb3_cases import cartpoles, closing, counted_envs
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecVideoRecorder
 
 from vecenv import DummyVectorEnv, SB3VecEnv
+from vecenv.backends.ipc.messages import CALL, Channel
+from vecenv.engine.env_calls import EnvCalls
 from vecenv.testing import CountingEnv
 
 
@@ -91,6 +93,24 @@ class TestAccess:
         assert env.env_method("get_wrapper_attr", "length", indices=1) == [5]
         assert env.env_method("reset", indices=2, seed=4)[0][0][3] == 4
         env.close()
+
+    def test_a_method_of_all_envs_is_one_message_to_each_worker_before_any_answer(self, process_backend, monkeypatch):
+        env, messages, post, finish = counted_envs(process_backend), [], Channel.post, EnvCalls.finish
+
+        def noting(channel, kind, *rest):
+            messages.append(kind)
+            return post(channel, kind, *rest)
+
+        def awaited(calls, call):
+            messages.append("wait")
+            return finish(calls, call)
+
+        env.reset()
+        monkeypatch.setattr(Channel, "post", noting)
+        monkeypatch.setattr(EnvCalls, "finish", awaited)
+        assert env.env_method("get_wrapper_attr", "length") == [3] * 4
+        assert messages == [CALL, CALL, "wait"], "two workers with two envs each"
+        closing(env)
 
     def test_has_attr_is_true_only_if_all_have_it_and_harms_nothing(self, backend):
         def with_lambda():

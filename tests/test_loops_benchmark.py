@@ -1,0 +1,167 @@
+"""The benchmark of users' loops runs from end to end; what it measures here means nothing."""
+
+import importlib.util
+import json
+
+import pytest
+
+pytest.importorskip("rich")
+
+from benchmarks.loops import __main__ as loops
+from benchmarks.loops import rows, tables
+from benchmarks.measure import Measured
+from benchmarks.sample import Sample
+
+TINY = ["--rounds", "1", "--seconds", "0.01", "--patience", "0"]
+ROWS = [
+    pytest.param(row, marks=[pytest.mark.slow, pytest.mark.timeout(600)] if row != "pauses-cartpole-8" else [])
+    for row in rows.DEFAULT
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_lane_of_a_row_is_measured_or_left_out_with_a_reason(row, tmp_path, capsys):
+    target = tmp_path / "row.json"
+    assert loops.main([*TINY, "--only", row, "--json", str(target)]) == 0
+    found = json.loads(target.read_text())
+    (one,) = found["experiments"]
+    wanted = {lane.title for lane in rows.experiment(row, 1).lanes}
+    assert one["samples"].keys() | one["skipped"].keys() == wanted
+    installed = importlib.util.find_spec("mujoco") is not None or not row.startswith("half-cheetah")
+    assert not installed or any(title in one["samples"] for title in (rows.SHMEM, rows.after(rows.SHMEM, 1)))
+    for title, (sample,) in one["samples"].items():
+        assert sample["steps"] > 0, title
+        assert 0 <= sample["outside"] < sample["wall"], title
+    out = capsys.readouterr().out
+    assert all(f"{title}: skipped" in out for title in one["skipped"])
+    assert {result["row"].partition(":")[0] for result in found["results"]} <= {row}
+    assert len(found["results"]) == sum(target.row == row for target in rows.targets())
+
+
+def test_targets_are_measured_in_the_lanes_that_they_name_alone(tmp_path):
+    target = tmp_path / "row.json"
+    assert loops.main([*TINY, "--targets", "--only", "pauses-cartpole-8", "--json", str(target)]) == 0
+    found = json.loads(target.read_text())
+    assert list(found["experiments"][0]["samples"]) == [rows.after(rows.SHMEM, ms) for ms in (0, 0.2, 1)]
+    assert [result["target"] for result in found["results"]] == ["<= 1.8"] * 2
+
+
+def test_every_target_names_lanes_that_its_row_has():
+    for target in rows.targets():
+        assert target.row in rows.DEFAULT
+        titles = [lane.title for lane in rows.experiment(target.row, 1).lanes]
+        assert {target.lane, *target.over} <= set(titles)
+        assert len(titles) == len(set(titles))
+
+
+def test_a_variable_that_sets_threads_is_named(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setattr(loops, "DEFAULT", [])
+    assert loops.main([*TINY, "--json", str(tmp_path / "none.json")]) == 0
+    assert "OMP_WAIT_POLICY=passive is set" in capsys.readouterr().out
+
+
+# Ratios, of figures that are made up.
+
+
+def measured(**lanes):
+    """One round for each number: steps in a second of collecting, with another second of learning."""
+    samples = {
+        name: [Sample(steps, 1, 2.0, 0.0, 1 / steps, outside=1.0) for steps in found] for name, found in lanes.items()
+    }
+    return Measured(rows.experiment("pauses-cartpole-8", 1), samples)
+
+
+def target(over, limit, **options):
+    return rows.Target("a title", "a-row", "ours", over, limit, **options)
+
+
+def test_a_ratio_is_the_median_within_rounds_and_its_quartiles():
+    found = tables.judge(target(("peer",), 2.0), measured(ours=[20, 90, 120], peer=[10, 30, 60]))
+    assert (found.value, found.yardstick, found.reached) == ("90/s", "peer 30/s", True)
+    assert found.ratio == "2.00 (2.00-2.50), with learning 2.00"
+    assert found.target == ">= 2"
+
+
+def test_of_several_lanes_the_best_is_the_other_side():
+    one = measured(ours=[10, 10, 10], slow=[9, 9, 99], fast=[20, 20, 20])
+    assert tables.judge(target(("slow", "fast"), 0.6), one).reached is False
+    assert tables.judge(target(("slow", "fast"), 0.6), one).yardstick.startswith("fast")
+    assert tables.judge(target(("slow", "fast"), 2.1, of="p50", at_most=True), one).yardstick.startswith("fast")
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "reached"),
+    [
+        (1.0, {}, False),
+        (1.0, {"counts": 0.97}, True),
+        (1.02, {"of": "p50", "at_most": True}, False),
+        (1.03, {"of": "p50", "at_most": True}, True),
+        (1.0, {"of": "learning_rate", "counts": 0.97}, True),
+    ],
+)
+def test_what_counts_as_reached(limit, options, reached):
+    one = measured(ours=[98], peer=[100])
+    assert tables.judge(target(("peer",), limit, **options), one).reached is reached
+
+
+def test_a_lane_that_is_missing_is_named_and_there_is_no_verdict():
+    for one, names in ((measured(ours=[1]), "peer"), (None, "ours, peer")):
+        found = tables.judge(target(("peer",), 1.0), one)
+        assert (found.ratio, found.reached) == (f"not measured: {names}", None)
+
+
+def test_there_is_no_verdict_where_other_programs_disturbed_most_rounds():
+    one = measured(ours=[10, 10, 10], peer=[10, 10, 10])
+    one.disturbed = 2
+    assert tables.judge(target(("peer",), 1.0), one).reached is None
+
+
+def test_pure_stepping_is_held_against_another_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(loops.paired, "timed_in", lambda checkout, *_: 2e-6 if checkout == tmp_path else 1e-6)
+    monkeypatch.setattr(loops, "DEFAULT", [])
+    target = tmp_path / "none.json"
+    assert loops.main([*TINY, "--other", str(tmp_path), "--json", str(target)]) == 0
+    found = json.loads(target.read_text())["results"]
+    assert [each["row"] for each in found] == [f"pure stepping: {row}" for row in loops.paired.ROWS]
+    assert {(each["value"], each["yardstick"]) for each in found} == {("1.0 us", "before 2.0 us")}
+    assert {(each["ratio"], each["reached"]) for each in found} == {("2.00 (2.00-2.00)", True)}
+
+
+# The README.
+
+
+def test_the_table_takes_the_place_between_the_marks(tmp_path):
+    readme, results = tmp_path / "README.md", tmp_path / "loops.json"
+    sample = {"steps": 24_680, "calls": 1, "wall": 2.0, "cpu_main": 0.0, "outside": 1.0, "rate": 12_340.0}
+    plain = {**sample, "outside": 0.0}
+    samples = {rows.SHMEM: [sample], rows.SYNC: [plain], rows.ONE_THREAD: [plain]}
+    document = {
+        "date": "2026-11-22T10:00:00+00:00",
+        "machine": {"cpus_usable": 2, "cpu": "a CPU", "kernel": "6.18.1-x", "python": "3.11.7"},
+        "versions": {"gymnasium": "1.4.0", "envpool": "1"},
+        "options": {"rounds": 5},
+        "experiments": [{"name": "cleanrl-ppo-busy-32", "samples": samples}],
+    }
+    results.write_text(json.dumps(document))
+    readme.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    for _ in range(2):  # a second time: it finds its own
+        tables.write_readme(readme, results)
+        text = readme.read_text()
+        assert text.startswith(f"before\n{tables.BEGIN}\n")
+        assert text.endswith(f"{tables.END}\nafter\n")
+        assert "old" not in text
+        assert "medians of 5 interleaved runs, default settings of everything (gymnasium 1.4.0)" in text
+        assert "| CleanRL-style PPO, 32 envs of 100 us | - | 24,700 (12,300) | - | gymnasium Sync 12,300 |\n" in text
+
+
+def test_a_readme_without_the_marks_is_refused(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing")
+    with pytest.raises(ValueError, match="has no place for the table"):
+        tables.write_readme(readme, readme)
+
+
+def test_the_readme_of_the_project_has_a_place_for_the_table():
+    text = (loops.ROOT / "README.md").read_text()
+    assert text.index(tables.BEGIN) < text.index(tables.END) < text.index("bound(2)")
