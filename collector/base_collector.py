@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices
+from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.concatenate import concatenate
 from collector.batch.postprocessing import Finishing, truncate_last
 from collector.batch.request import BatchRequest
@@ -60,6 +60,7 @@ class BatchCollector(ABC):
         set_truncated: bool = False,
         compile_policy: bool | dict[str, Any] = False,
         cudagraph_policy: bool | dict[str, Any] = False,
+        policy_threads: int | None = 1,
     ) -> None:
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
@@ -78,7 +79,8 @@ class BatchCollector(ABC):
         self.set_truncated = set_truncated
         self._limit = limit("max_frames_per_traj", max_frames_per_traj)
         self._interruptor = Interruptor() if interruptor is None else interruptor
-        self._policy_options = {"cudagraph": cudagraph_policy, "compile": compile_policy}
+        count = threads("policy_threads", policy_threads)
+        self._options: dict[str, Any] = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._closed = False
@@ -103,8 +105,7 @@ class BatchCollector(ABC):
         self._clock = Clock()
         self._obs: Any = None
         self.policy: Any = policy
-        options = self._policy_options
-        self._runner = PolicyRunner(policy, self.env, self._exploration_type, self.policy_device, **options)
+        self._runner = PolicyRunner(policy, self.env, self._exploration_type, self.policy_device, **self._options)
         self._weights = PolicyWeights(policy, self._runner.module)
         if self.init_random_frames:
             self._runner.replaces(random=True)  # now, because it refuses spaces from which it cannot draw
@@ -273,7 +274,7 @@ class BatchCollector(ABC):
         self._clock.lap("idle")
         request = request._replace(random=self._runner.replaces(request.random))
         try:
-            with set_exploration_type(self._exploration_type), self._weights.kept():
+            with set_exploration_type(self._exploration_type), self._weights.kept(), self._runner.on_threads():
                 batch = self._gather(request)
             check_rewards(batch)
         except BaseException:

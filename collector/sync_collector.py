@@ -82,6 +82,12 @@ class SyncDataCollector(BatchCollector):
         set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on in the next batch.
         compile_policy, cudagraph_policy: run the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
             of options. Weights that are replaced in place still take effect.
+        policy_threads: threads of torch for a policy on the CPU while a batch is collected, the same on every machine:
+            another number may change the last bits of what it computes, because long sums are added up in another
+            order. The caller's `torch.set_num_threads` counts between batches, in `postproc` and `on_episode`, and at
+            all times in other threads. What else runs in the collecting thread during a batch (`on_step`, envs of a
+            `DummyVectorEnv`) has the policy's number. None: the caller's number for the policy too. `TypeError` or
+            `ValueError` where it is no integer of at least 1.
 
     Example::
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from device_double import outputs_of  # noqa: E402
 
-from collector.device.tensors import as_tensor, one_thread, resolve_device, to_device  # noqa: E402
+from collector.device.tensors import as_tensor, resolve_device, to_device  # noqa: E402
 from collector.device.transfer import DirectTransfer, PinnedTransfer  # noqa: E402
 from collector.policy.exploration import ExplorationType  # noqa: E402
 from collector.policy.torch_policy import TorchPolicy  # noqa: E402
@@ -214,9 +214,3 @@ class TestDevices:
     @needs_cuda
     def test_cuda_gets_its_index(self) -> None:
         assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
-
-    def test_one_thread_is_undone_afterwards(self) -> None:
-        before = torch.get_num_threads()
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == before

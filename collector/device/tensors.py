@@ -5,8 +5,6 @@ All modules that need torch import it from here, so that one message names what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,20 +44,6 @@ def resolve_device(device: Any) -> torch.device:
     if index >= count:
         raise ValueError(f"there is no device {device}: PyTorch sees {count} CUDA devices; use 'cpu' or 'auto'")
     return torch.device("cuda", index)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch's CPU operations on one thread: those of a small network do not gain from a second one.
-
-    Where worker processes use the other CPUs, waiting for a second thread makes the network several times slower.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def to_device(tree: Any, device: Any) -> Any:

@@ -85,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("workers", "worker processes [one for each CPU]", **count)
     add("policy", "mlp: a network with random weights", choices=POLICIES)
     add("device", "where the network runs", choices=DEVICES)
+    add("policy_threads", "threads for the network on the CPU", **count)
     add("seed", "the same seed, the same episodes", type=_seed, metavar="N")
     add("max_episode_steps", "truncate episodes after this many steps [the limit of the env]", **count)
     parser.add_argument("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")

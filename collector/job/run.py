@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -54,6 +53,9 @@ class JobConfig:
     """"mlp": a small network with random weights, which does not learn. "random": uniform random actions."""
     device: str = "auto"
     """Where the network runs: "auto" (CUDA where there is one), "cpu" or "cuda"."""
+    policy_threads: int | None = 1
+    """Threads of torch for the network on the CPU; None: as many as torch uses elsewhere. Its actions may depend on the
+    number, because sums are added up in another order."""
     seed: int = 0
     max_episode_steps: int | None = None
     """Truncate episodes at this length; None: at the limit of the env."""
@@ -114,12 +116,13 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
     _check_env(config.env)
     state = JobState(config, device=_device(config))
     check_folder(config.out, config.overwrite)
-    threads = _few_threads(config)
-    with threads, StopSignals() as stop, _make_env(config) as env:
+    with StopSignals() as stop, _make_env(config) as env:
         state.workers = 0 if config.backend == "dummy" else env.num_workers
         policy = _make_policy(config, env, state.device)
         frames = env.env_num * _steps_per_batch(config, env)
-        with SyncDataCollector(env, policy, frames_per_batch=frames, interruptor=stop) as batches:
+        with SyncDataCollector(
+            env, policy, frames_per_batch=frames, interruptor=stop, policy_threads=config.policy_threads
+        ) as batches:
             batches.set_seed(config.seed)
             # Now that the job can run: this is the end of the old episodes.
             prepare_folder(config.out, config.overwrite)
@@ -201,14 +204,6 @@ def _device(config: JobConfig) -> str:
         return str(resolve_device(config.device))
     except ValueError as error:
         raise JobError(str(error)) from None
-
-
-def _few_threads(config: JobConfig) -> AbstractContextManager[None]:
-    if config.policy == "random":
-        return nullcontext()
-    from collector.device.tensors import one_thread
-
-    return one_thread()
 
 
 def _make_env(config: JobConfig) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,18 +27,25 @@ Layout = dict[str, RowLayout]
 class PolicyRunner:
     """Calls the policy of a collector for some envs, and checks its outputs against the action space.
 
-    policy: None for random actions. device: the collector's `policy_device`. options: `compile` and `cudagraph` of
-    `collector.prepare.prepare_policy`.
+    policy: None for random actions. device: the collector's `policy_device`. threads: the collector's `policy_threads`.
+    options: `compile` and `cudagraph` of `collector.prepare.prepare_policy`.
     """
 
     def __init__(
-        self, policy: Policy | None, env: Any, exploration: ExplorationType, device: Any = None, **options: Any
+        self,
+        policy: Policy | None,
+        env: Any,
+        exploration: ExplorationType,
+        device: Any = None,
+        threads: int | None = None,
+        **options: Any,
     ) -> None:
         self.module: Any = None
         """The network that is called (a copy where the policy is on another device), or None."""
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy has been called."""
         self._env, self._exploration = env, exploration
+        self._threads = threads
         self._space = _common_space(env.action_space)
         self._returned: Layout = {}
         self._needs_cast = False
@@ -126,6 +133,18 @@ class PolicyRunner:
         if self._state is None:
             return self._policy(*args, **named)
         return self._state.keep(rows, self._policy(*args, **named, state=self._state.recall(rows)))
+
+    def on_threads(self) -> AbstractContextManager[None]:
+        """The context of a batch: torch's CPU operations of this thread run on as many threads as the policy is to use.
+
+        It changes nothing where the policy is on another device or random, or the program does not use torch.
+        """
+        on_cpu = self._torch is None or self._torch.device.type == "cpu"
+        if self._threads is None or self._is_random or not on_cpu or sys.modules.get("torch") is None:
+            return nullcontext()
+        from collector.device.policy_threads import policy_threads
+
+        return policy_threads(self._threads)
 
     def begin(self, env_ids: Any) -> None:
         """Note that episodes begin in these envs: a recurrent policy restarts from its initial state."""

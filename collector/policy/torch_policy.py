@@ -35,7 +35,8 @@ class TorchPolicy:
         **options: Any,
     ) -> None:
         home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
-        target = home if device is None else resolve_device(device)
+        self.device = target = home if device is None else resolve_device(device)
+        """Where the policy runs."""
         moved = _on_device(policy, target)
         self.module = moved if isinstance(moved, torch.nn.Module) else None
         self.policy = prepare_policy(moved, target, rows=rows, exploration=exploration, **options)
@@ -43,20 +44,20 @@ class TorchPolicy:
         # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
         self._guard: Any = torch.no_grad() if is_lazy(policy) else self._inference
         self._transfer = make_transfer(target, rows, memory=memory)
-        self._device: Any = None  # of the inputs, once there were some
+        self._inputs_device: Any = None  # once there were some
 
     def __call__(self, call: Callable[[Any], dict[str, Any]], inputs: Any) -> dict[str, np.ndarray]:
         """What `call` returns for the inputs on the device; valid until the next call."""
         with self._guard:
             tensors = self._transfer.to_device(inputs)
             outputs = call(tensors)
-            if self._device is None:
-                self._device = next(nest.leaves(tensors)).device
+            if self._inputs_device is None:
+                self._inputs_device = next(nest.leaves(tensors)).device
             for name, value in outputs.items():
-                if isinstance(value, torch.Tensor) and value.device != self._device:
+                if isinstance(value, torch.Tensor) and value.device != self._inputs_device:
                     raise ValueError(
-                        f"the policy returned {name!r} on {value.device}; it must be on {self._device}, where its "
-                        "observations were (see policy_device)"
+                        f"the policy returned {name!r} on {value.device}; it must be on {self._inputs_device}, where "
+                        "its observations were (see policy_device)"
                     )
             arrays = self._transfer.to_numpy(outputs)
         self._guard = self._inference
