@@ -37,24 +37,20 @@ class InfoReader:
         """The worker has ended: the next one in its place has other forms."""
         self._of_worker[worker] = UNKNOWN
 
-    def can_read(self, ids: Sequence[int] | None) -> bool:
-        """Whether the forms of the rows of these envs (None: all) have arrived."""
-        return bool((self._indices_of(ids) != UNKNOWN).all())
-
-    def read(self, ids: Sequence[int] | None) -> list[InfoColumns]:
-        """The infos of these envs (None: all), grouped by their form."""
-        indices = self._indices_of(ids)
+    def read(self, ids: Sequence[int] | None) -> list[InfoColumns] | None:
+        """The infos of these envs (None: all), grouped by their form; None if the form of one has not arrived."""
+        if ids is not None and not ids:
+            return []
+        rows = slice(None) if ids is None else ids
+        indices = self._of_worker[self._worker_of[rows], self._rows[rows, 0]]
         first = int(indices[0])
         if (indices == first).all():
-            return [self._columns(first, ids)]
+            return None if first == UNKNOWN else [self._columns(first, ids)]
+        if (indices == UNKNOWN).any():
+            return None
         env_ids = np.arange(len(self._rows)) if ids is None else np.array(ids)
         found, places = np.unique(indices, return_index=True)
         return [self._columns(int(found[k]), env_ids[indices == found[k]].tolist()) for k in np.argsort(places)]
-
-    def _indices_of(self, ids: Sequence[int] | None) -> np.ndarray:
-        rows = slice(None) if ids is None else ids
-        indices: np.ndarray = self._of_worker[self._worker_of[rows], self._rows[rows, 0]]
-        return indices
 
     def _columns(self, index: int, ids: Sequence[int] | None) -> InfoColumns:
         form, rows = self._forms[index], self._rows if ids is None else self._rows[ids]

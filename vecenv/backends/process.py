@@ -194,10 +194,9 @@ class ProcessBackend(Backend):
             self._await_rest(ids)
         if opcodes.DONE_INFO not in status:
             return self._answers.take(ids)
-        if not self._infos.can_read(self._in_rows(ids)):
+        # Looked at again after each wait: the rows of a worker that ends meanwhile become extras.
+        while (infos := self._infos.read(self._in_rows(ids))) is None:
             self._await_rest(ids)
-        in_rows = self._in_rows(ids)  # again: a worker may have ended meanwhile
-        infos = [] if in_rows == [] else self._infos.read(in_rows)
         return Taken(self._answers.take(ids).extras, None, infos)
 
     def _await_rest(self, ids: Sequence[int] | None) -> None:
@@ -283,7 +282,7 @@ class ProcessBackend(Backend):
         """Read the infos in the rows of a worker that has ended; the next worker's rows have other forms."""
         assert self._answers is not None
         in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
-        for infos in self._infos.read(in_rows) if in_rows else ():
+        for infos in self._infos.read(in_rows) or ():
             for i, info in infos.items():
                 self._answers.put(i, Extra(info))
         self._infos.forget(worker.index)
@@ -308,7 +307,7 @@ class ProcessBackend(Backend):
         """Whether the env has answered, but for an extra, or the form of its info, that is still on its way."""
         assert self._answers is not None
         if self._status[i] == opcodes.DONE_INFO:
-            return not self._infos.can_read([i])
+            return self._infos.read([i]) is None
         extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)
         return extra_follows and i not in self._answers.extras
 

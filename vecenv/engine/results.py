@@ -146,27 +146,39 @@ class Results:
 
     def info(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
-        empty = self._empty_infos if asked is self._all else map(self._empty_infos.__getitem__, asked)
-        infos = np.fromiter(map(dict.copy, empty), object, len(asked))  # without a Python loop over envs
         if self.own_ids:
             self.own_ids = {}
         if taken is not NOTHING_BESIDES:
-            row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
-            for i, info in self.own_infos(taken).items():
-                if "env_id" in info:
-                    self.own_ids[i] = info["env_id"]
-                info["env_id"] = i
-                infos[row_of[i]] = info
+            return self._infos_of(asked, taken)
+        empty = self._empty_infos if asked is self._all else map(self._empty_infos.__getitem__, asked)
+        return np.fromiter(map(dict.copy, empty), object, len(asked))  # without a Python loop over envs
+
+    def _infos_of(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
+        if not taken.extras and len(taken.infos) == 1:
+            columns = taken.infos[0]
+            if columns.ids == asked and "env_id" not in columns.form.keys:
+                return np.fromiter(columns.dicts(env_id=True), object, len(asked))
+        infos = self.info(asked, NOTHING_BESIDES)
+        row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
+        for i, info in self._own_infos(taken).items():
+            if "env_id" in info:
+                self.own_ids[i] = info["env_id"]
+            info["env_id"] = i
+            infos[row_of[i]] = info
         return infos
 
     def own_infos(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Infos as the envs returned them, by ascending env id; empty ones are left out."""
-        extras, _, groups = taken
-        if len(groups) == 1 and not extras:
-            return groups[0]
-        infos = {i: info for group in groups for i, info in group.items()}
-        infos.update({i: self._own_info(i, extra) for i, extra in extras.items()})
-        return {i: infos[i] for i in sorted(infos) if infos[i]}
+        """Infos as the envs returned them, by env id; empty ones are left out."""
+        if len(taken.infos) == 1 and not taken.extras:
+            return taken.infos[0]
+        infos = self._own_infos(taken)
+        return {i: infos[i] for i in sorted(infos) if infos[i]}  # facades name keys in the order of the envs
+
+    def _own_infos(self, taken: Taken) -> dict[int, dict[str, Any]]:
+        infos = {i: info for columns in taken.infos for i, info in columns.items()} if taken.infos else {}
+        for i, extra in taken.extras.items():
+            infos[i] = self._own_info(i, extra)
+        return infos
 
     def _own_info(self, i: int, extra: Extra) -> dict[str, Any]:
         info = dict(extra.info or {})

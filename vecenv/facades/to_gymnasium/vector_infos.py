@@ -47,10 +47,12 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
     if "final_obs" in keys or any(_is_mask_of_another(key, keys) for key in keys):
         return vector_infos(infos.items(), n)
     batch: dict[Any, Any] = {}
-    for key, values in zip(keys, infos.columns, strict=True):
+    for key, kind, values in zip(keys, infos.form.kinds, infos.columns, strict=True):
         mask = np.zeros(n, dtype=np.bool_)
         mask[infos.ids] = True
-        if len(values) == n:
+        if kind is np.bool_:  # no number of numpy's
+            column = object_column(infos.ids, list(values), n)
+        elif len(values) == n:
             column = values.copy()
         else:
             column = np.zeros((n, *values.shape[1:]), dtype=values.dtype)
