@@ -14,8 +14,9 @@ from gymnasium import spaces
 from gymnasium_cases import assert_same
 
 from benchmarks.counting import CallCounter
-from vecenv import AsyncVectorEnv, DummyVectorEnv, ShmemVectorEnv, SyncVectorEnv, WorkerDiedError
+from vecenv import AsyncVectorEnv, DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, WorkerDiedError
 from vecenv.backends.host.row_writer import own_containers
+from vecenv.backends.info_reader import InfoReader
 from vecenv.backends.memory.info_rows import INFO_BYTES
 from vecenv.backends.worker.info_writer import MOST_FORMS, MOST_KNOWN, InfoWriter
 
@@ -299,6 +300,47 @@ def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_ti
         assert [*map(described, infos)] == [first_life(0, 101), second_life(1, 101)]
 
 
+# Failures.
+
+
+class FailsInOddResets(Speaks):
+    """Its second, fourth, ... resets raise."""
+
+    resets = 0
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        if self.resets % 2 == 0:
+            raise ValueError("boom")
+        return super().reset(**kwargs)
+
+
+def test_the_info_of_a_reset_that_was_repeated_is_that_of_the_last_one(process_backend):
+    fns = [partial(FailsInOddResets if i == 1 else Speaks, "cheetah", i) for i in range(N)]
+    with process_backend(fns, num_workers=WORKERS, on_error="restart") as venv:
+        venv.reset()
+        _, infos = venv.reset()
+        assert [*map(described, infos)] == [first_life(i, 200) for i in range(N)]
+
+
+class PaysVectors(Speaks):
+    """Its reward is a vector."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.ones(2), *rest
+
+
+def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others(process_backend):
+    """Only the caller sees that the rewards of envs of two workers differ in shape."""
+    fns = [partial(PaysVectors if i < 3 else Speaks, "cheetah", i) for i in range(N)]
+    with process_backend(fns, num_workers=WORKERS) as venv:
+        venv.reset()
+        with pytest.raises(EnvContractError) as caught:
+            venv.step(np.zeros(N, int))
+        assert [*map(described, caught.value.partial.info)] == [first_life(i, 101) for i in range(3)]
+
+
 # Facades.
 
 LIKE_GYMNASIUM = [
@@ -356,7 +398,7 @@ def test_a_vector_info_shares_no_memory_with_others():
     envs.close()
 
 
-# The writer alone.
+# The writer and the reader alone.
 
 
 def test_a_writer_learns_a_bounded_number_of_forms():
@@ -372,3 +414,16 @@ def test_an_info_of_exactly_the_size_of_a_row_fits():
     assert writer.write(1, {"x": np.zeros(INFO_BYTES - 1, np.uint8)})
     assert not writer.write(1, {"x": np.zeros(INFO_BYTES, np.uint8)})
     assert writer.size == INFO_BYTES
+
+
+def test_what_was_read_stays_when_the_rows_are_written_again():
+    rows = np.zeros((2, INFO_BYTES), np.uint8)
+    writer, reader = InfoWriter(rows), InfoReader(rows, np.array([0, 0]))
+    writer.write(0, {"x": 1, "at": np.arange(3)})
+    assert reader.read([0]) is None  # its form has not arrived
+    reader.learn(0, 0, writer.forms[0].keys, writer.forms[0].kinds)
+    (infos,) = reader.read([0])
+    writer.write(0, {"x": 2, "at": np.zeros(3, int)})
+    assert described(infos[0]) == described({"x": 1, "at": np.arange(3)})
+    reader.forget(0)
+    assert reader.read([0]) is None
