@@ -13,6 +13,7 @@ from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.info_rows import InfoColumns
 from vecenv.backends.memory.layout import Layout
 
 Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
@@ -24,6 +25,8 @@ class Taken(NamedTuple):
 
     extras: dict[int, Extra]
     columns: Columns | None = None
+    infos: Sequence[InfoColumns] = ()
+    """Infos that came in info rows; the extra of an env, if it has one, comes before them."""
 
 
 NOTHING_BESIDES = Taken({})

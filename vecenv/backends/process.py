@@ -22,6 +22,7 @@ from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Taken, Worke
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
+from vecenv.backends.info_reader import InfoReader
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
@@ -108,7 +109,9 @@ class ProcessBackend(Backend):
         arena = self._transport.bind(layout, self._n)
         self.arena, self._answers = arena, Answers(arena)
         self._status: Any = arena.status.data
+        self._infos = InfoReader(arena.info, self.pool.worker_of)
         self._all_done = bytes([opcodes.DONE]) * self._n
+        self._all_infos = bytes([opcodes.DONE_INFO]) * self._n
         for worker in self.pool.workers:
             self.pool.post(worker, messages.SETUP, 0, self._setup)
         return arena
@@ -204,11 +207,26 @@ class ProcessBackend(Backend):
             extras[i] = RENEWED
             i = status.find(opcodes.DONE_FINAL, i + 1)
         if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may still be on their way
-            asked = range(self._n) if ids is None else ids
-            missing = [i for i in asked if self._lacks_extra(i)]
-            if missing:
-                self._sleep(lambda: all(i in extras for i in missing), None)
-        return self._answers.take(ids)
+            self._await_rest(ids)
+        if opcodes.DONE_INFO not in status:
+            return self._answers.take(ids)
+        # Looked at again after each wait: the rows of a worker that ends meanwhile become extras.
+        while (infos := self._infos.read(self._in_rows(ids))) is None:
+            self._await_rest(ids)
+        return Taken(self._answers.take(ids).extras, None, infos)
+
+    def _await_rest(self, ids: Sequence[int] | None) -> None:
+        """Wait for the extras and forms of these answers that are still on their way."""
+        missing = [i for i in (range(self._n) if ids is None else ids) if self._lacks_rest(i)]
+        if missing:
+            self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
+
+    def _in_rows(self, ids: Sequence[int] | None) -> Sequence[int] | None:
+        """Those of the answers `ids` (None: all) whose infos are in their rows; None if that is all of them."""
+        status = self._status.tobytes()
+        if ids is None and status == self._all_infos:
+            return None
+        return [i for i in (range(self._n) if ids is None else ids) if status[i] == opcodes.DONE_INFO]
 
     # What workers send.
 
@@ -216,6 +234,8 @@ class ProcessBackend(Backend):
         if frame.kind == messages.ANSWERS:
             if extras := self._transport.take_rows(worker, frame.payload):
                 self._load_extras(worker, extras)
+        elif frame.kind == messages.INFO_FORM:
+            self._infos.learn(worker.index, frame.number, *pickle.loads(frame.payload))
         elif frame.kind == messages.REPLY:
             if (request := self._requests.pop(frame.number, None)) is not None:
                 request.reply = frame.payload
@@ -264,6 +284,7 @@ class ProcessBackend(Backend):
         """The envs of a worker are lost, and their pending operations fail with the error."""
         assert self._answers is not None
         pending = self._pending(worker)
+        self._keep_infos(worker, pending)
         line = self.pool.control.line(worker.index)
         began = line[DOING] in (A_ROUND, SENDING)
         running = None if line[DOING] in (NOTHING, SENDING) else worker.start + line[PROGRESS] % len(worker.ids)
@@ -272,6 +293,15 @@ class ProcessBackend(Backend):
             self.lost[i] = worker.death(i, running, idle)
         for i in pending:
             self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
+
+    def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
+        """Read the infos in the rows of a worker that has ended; the next worker's rows have other forms."""
+        assert self._answers is not None
+        in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
+        for infos in self._infos.read(in_rows) or ():
+            for i, info in infos.items():
+                self._answers.put(i, Extra(info))
+        self._infos.forget(worker.index)
 
     def _answer_lost(self) -> None:
         """Answer for the envs whose worker had ended before the round was sent."""
@@ -287,11 +317,13 @@ class ProcessBackend(Backend):
     def _pending(self, worker: WorkerHandle) -> list[int]:
         """The envs of a worker whose operation is not answered in full."""
         assert self._answers is not None
-        return [i for i in worker.ids if self._answers.busy(i) or self._lacks_extra(i)]
+        return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
-    def _lacks_extra(self, i: int) -> bool:
-        """Whether the env has answered, but for an extra that is still on its way."""
+    def _lacks_rest(self, i: int) -> bool:
+        """Whether the env has answered, but for an extra, or the form of its info, that is still on its way."""
         assert self._answers is not None
+        if self._status[i] == opcodes.DONE_INFO:
+            return self._infos.read([i]) is None
         extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)
         return extra_follows and i not in self._answers.extras
 

@@ -5,11 +5,12 @@
     write actions, then the status bytes          (looks for a new round, then sleeps on its wakeup)
     count the round, wake if it sleeps  ->
     (looks for answers, then polls)               steps the envs of its block, writes rows
+                                        <-        INFO_FORM frame, once for each form of infos in rows
                                         <-        writes the status bytes, wakes the parent if it polls
                                         <-        ANSWERS frame with the extras, only if there are any
 
 Nothing is pickled, no frame is sent and, as long as both sides are awake, no system call is made in a round whose
-infos are empty.
+infos are empty, or numbers and small arrays of a form that is known.
 """
 
 from __future__ import annotations

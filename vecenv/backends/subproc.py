@@ -17,7 +17,7 @@ from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.transport import Transport
-from vecenv.backends.worker.subproc_server import SubprocServer, as_rows
+from vecenv.backends.worker.subproc_server import SIZE, SubprocServer, as_rows
 
 SPINS = 50
 """How often the parent looks for answers, with a sched_yield in between, before it sleeps."""
@@ -93,12 +93,12 @@ class SubprocTransport(Transport):
                 target[:] = view[part]
             rest = view[block.size :]
             if len(rest):
-                rest = self._take_finals(worker, answered, rest)
+                rest = self._take_infos(worker, answered, self._take_finals(worker, answered, rest))
             block.status[:] = answered
             return rest
         ids = [worker.start + j for j, byte in enumerate(answered) if byte]
         rest = self._take_arrays(self._outputs, ids, view[len(answered) :])
-        rest = self._take_finals(worker, answered, rest)
+        rest = self._take_infos(worker, answered, self._take_finals(worker, answered, rest))
         for i in ids:
             self._arena.status[i] = answered[i - worker.start]
         return rest
@@ -107,6 +107,14 @@ class SubprocTransport(Transport):
         """Copy the last observations of episodes into the arena; returns the rest of the payload."""
         ids = [worker.start + j for j, byte in enumerate(answered) if byte & opcodes.FINAL]
         return self._take_arrays(self._finals, ids, payload) if ids else payload
+
+    def _take_infos(self, worker: WorkerHandle, answered: bytes, payload: memoryview) -> memoryview:
+        """Copy info rows into the arena; returns the rest of the payload."""
+        ids = [worker.start + j for j, byte in enumerate(answered) if byte & opcodes.INFO]
+        if not ids:
+            return payload
+        (size,) = SIZE.unpack_from(payload)
+        return self._take_arrays([(self._arena.info[:, :size], size)], ids, payload[SIZE.size :])
 
     def _take_arrays(self, arrays: Sequence[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
         """Copy a row of each array for each of these envs into the arena; returns the rest of the payload."""

@@ -200,8 +200,8 @@ class Engine:
         try:
             self._start_resets(ids, kwargs)
             self._wait(self.status.answered(asked), None)
-            extras = self._take(ids, asked).extras
-            return self.results.obs(ids, extras), self.results.info(asked, extras)
+            taken = self._take(ids, asked)
+            return self.results.obs(ids, taken.extras), self.results.info(asked, taken)
         except INTERRUPTS as error:
             self.abandon(error, asked)
             raise

@@ -47,7 +47,8 @@ class Outcomes:
         partial, extras = None, taken.extras
         lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
         if good := [i for i in asked if i not in lost]:
-            others = Taken({i: extras[i] for i in good if i in extras})
+            infos = [columns.of(good) for columns in taken.infos]
+            others = Taken({i: extras[i] for i in good if i in extras}, None, infos)
             partial = Partial(np.array(good), *self._results.rows(np.array(good), good, others))
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))

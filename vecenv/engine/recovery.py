@@ -153,7 +153,8 @@ class Recovery:
         op, backend = opcodes.RESET_KWARGS if args else opcodes.RESET, self._backend
         backend.send(np.array([i]), op, backend.codec.encode([i], op, None, args))
         backend.wait(lambda: backend.arena.status[i] >= opcodes.DONE, None)
-        return backend.take([i]).extras.get(i, Extra())
+        taken = backend.take([i])
+        return taken.extras.get(i) or Extra(next((infos[i] for infos in taken.infos), None))
 
     def _restart(self, i: int) -> None:
         """Restart the worker of a lost env. The errors of its block are noted before the backend discards them, because

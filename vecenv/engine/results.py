@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.base import Taken
+from vecenv.backends.base import NOTHING_BESIDES, Taken
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena
@@ -18,7 +18,7 @@ Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated)"""
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
-OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[int, dict[str, Any]]]
+OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
 """A batch with the infos that the envs returned, by env id; empty infos are left out."""
 
 
@@ -56,16 +56,15 @@ class Results:
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
-        extras, columns = taken
-        if columns is not None and columns[4] is not None:
-            return columns
-        return *self.columns(ids, taken), self.info(asked, extras)
+        if taken.columns is not None and taken.columns[4] is not None:
+            return taken.columns
+        return *self.columns(ids, taken), self.info(asked, taken)
 
     def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
         """What `rows` returns, without the infos."""
-        extras, columns = taken
-        if columns is not None:
-            return columns[:4]
+        if taken.columns is not None:
+            return taken.columns[:4]
+        extras = taken.extras
         if ids is None and self._whole is not None:
             obs, rew, terminated, truncated = self._whole
             rew = self.rew(None, extras) if self._reward_shape else rew.copy()
@@ -143,30 +142,43 @@ class Results:
         if taken.columns is not None and taken.columns[4] is not None:
             *columns, infos = taken.columns
             return *columns, {info.pop("env_id"): info for info in infos}
-        return *self.columns(ids, taken), self.own_infos(taken.extras) if taken.extras else {}
+        return *self.columns(ids, taken), {} if taken is NOTHING_BESIDES else self.own_infos(taken)
 
-    def info(self, asked: Sequence[int], extras: Mapping[int, Extra]) -> np.ndarray:
+    def info(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
-        empty = self._empty_infos if asked is self._all else map(self._empty_infos.__getitem__, asked)
-        infos = np.fromiter(map(dict.copy, empty), object, len(asked))  # without a Python loop over envs
         if self.own_ids:
             self.own_ids = {}
-        if extras:
-            row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
-            for i, extra in extras.items():
-                infos[row_of[i]] = self._info(i, extra)
+        if taken is not NOTHING_BESIDES:
+            return self._infos_of(asked, taken)
+        empty = self._empty_infos if asked is self._all else map(self._empty_infos.__getitem__, asked)
+        return np.fromiter(map(dict.copy, empty), object, len(asked))  # without a Python loop over envs
+
+    def _infos_of(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
+        if not taken.extras and len(taken.infos) == 1:
+            columns = taken.infos[0]
+            if columns.ids == asked and "env_id" not in columns.form.keys:
+                return np.fromiter(columns.dicts(env_id=True), object, len(asked))
+        infos = self.info(asked, NOTHING_BESIDES)
+        row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
+        for i, info in self._own_infos(taken).items():
+            if "env_id" in info:
+                self.own_ids[i] = info["env_id"]
+            info["env_id"] = i
+            infos[row_of[i]] = info
         return infos
 
-    def _info(self, i: int, extra: Extra) -> dict[str, Any]:
-        info = self._own_info(i, extra)
-        if "env_id" in info:
-            self.own_ids[i] = info["env_id"]
-        info["env_id"] = i
-        return info
+    def own_infos(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
+        """Infos as the envs returned them, by env id; empty ones are left out."""
+        if len(taken.infos) == 1 and not taken.extras:
+            return taken.infos[0]
+        infos = self._own_infos(taken)
+        return {i: infos[i] for i in sorted(infos) if infos[i]}  # facades name keys in the order of the envs
 
-    def own_infos(self, extras: Mapping[int, Extra]) -> dict[int, dict[str, Any]]:
-        """Infos as the envs returned them, by ascending env id; empty ones are left out."""
-        return {i: info for i in sorted(extras) if (info := self._own_info(i, extras[i]))}
+    def _own_infos(self, taken: Taken) -> dict[int, dict[str, Any]]:
+        infos = {i: info for columns in taken.infos for i, info in columns.items()} if taken.infos else {}
+        for i, extra in taken.extras.items():
+            infos[i] = self._own_info(i, extra)
+        return infos
 
     def _own_info(self, i: int, extra: Extra) -> dict[str, Any]:
         info = dict(extra.info or {})

@@ -137,7 +137,10 @@ class SB3VecEnv(VecEnv):
             raise _vector_error(rewards)
         dones = terminated | truncated
         over = dones.nonzero()[0].tolist()
-        left = self._note_new_episodes(over, env_infos) if over and self._one_round else over
+        left = over
+        if over and self._one_round:
+            env_infos = dict(env_infos)
+            left = self._note_new_episodes(over, env_infos)
         infos = list(map(dict.copy, self._plain_infos))  # without a Python loop over envs
         for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}

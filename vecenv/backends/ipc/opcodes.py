@@ -16,7 +16,9 @@ PLAIN = ~AUTORESET & 127  # masks what was added to an opcode
 DONE = 128  # the row holds the whole answer
 EXTRA = 1  # added to DONE: there is an `Extra` besides the row
 FINAL = 2  # added to DONE: there is a last observation besides the row
+INFO = 4  # added to DONE: there is an info in the info row
 DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
+DONE_INFO = DONE | INFO
 _BUSY = bytes(range(IDLE + 1, DONE))
 NOT_DONE = bytes(range(DONE))
 """What `status.translate(None, ...)` removes to leave the answers."""

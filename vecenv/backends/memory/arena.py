@@ -7,6 +7,7 @@ truncated   (n,)  bool
 action      (n, *shape)     for each leaf of the action, where all are array leaves
 obs         (n, *shape)     for each array leaf of the observation
 final       (n, *shape)     the last observation of an env that was reset in the round of its last step
+info        (n, 512)  uint8 an info of numbers and small arrays (see `info_rows`)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.backends.memory.info_rows import INFO_BYTES
 from vecenv.backends.memory.layout import Layout, Leaf
 from vecenv.backends.memory.shared_memory import PAGE
 
@@ -35,6 +37,7 @@ class Arena:
     """Tree of arrays (n, *shape); an object leaf is an object array (n,), which is never shared."""
     final: Any
     """A tree like `obs`, whose object leaves are not used."""
+    info: np.ndarray
 
     @classmethod
     def build(cls, layout: Layout, n: int, buffer: Any = None) -> Arena:
@@ -51,7 +54,7 @@ class Arena:
         status, reward, terminated, truncated = (array(leaf) for leaf in _SMALL)
         action = None if layout.action is None else nest.map(array, layout.action)
         obs, final = nest.map(array, layout.obs), nest.map(array, layout.obs)
-        return cls(status, reward, terminated, truncated, action, obs, final)
+        return cls(status, reward, terminated, truncated, action, obs, final, array(_INFO))
 
     def block(self, start: int, stop: int) -> Arena:
         """The rows of envs `start` .. `stop - 1`, as views."""
@@ -59,7 +62,8 @@ class Arena:
         action = None if self.action is None else nest.take(self.action, rows)
         obs = nest.take(self.obs, rows)
         flags = self.terminated[rows], self.truncated[rows]
-        return Arena(self.status[rows], self.reward[rows], *flags, action, obs, nest.take(self.final, rows))
+        final = nest.take(self.final, rows)
+        return Arena(self.status[rows], self.reward[rows], *flags, action, obs, final, self.info[rows])
 
     def actions(self) -> list[np.ndarray]:
         """The arrays of the action; none where actions travel as objects."""
@@ -84,6 +88,7 @@ _SMALL = (
     Leaf("terminated", (), np.dtype(np.bool_)),
     Leaf("truncated", (), np.dtype(np.bool_)),
 )
+_INFO = Leaf("info", (INFO_BYTES,), np.dtype(np.uint8))
 
 
 def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
@@ -95,7 +100,7 @@ def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]
     used = [*_SMALL, *action, *obs]
     offsets = [0]
-    for leaf in (*used, *obs):
+    for leaf in (*used, *obs, _INFO):
         size = n * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
         offsets.append(offsets[-1] + -(-size // PAGE) * PAGE)
     return offsets, offsets[len(used)], offsets[-1]
@@ -107,5 +112,5 @@ def arena_bytes(layout: Layout, n: int) -> int:
 
 
 def used_bytes(layout: Layout, n: int) -> int:
-    """How many of them every round uses: the last observations, which autoreset alone needs, are behind those."""
+    """How many of them every round uses: behind those are last observations (of autoreset) and infos."""
     return _plan(layout, n)[1]

@@ -19,14 +19,21 @@ from vecenv.backends.ipc.messages import Channel, Frame
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.blocking_envs import BlockingMeter
+from vecenv.backends.worker.info_writer import InfoWriter
 from vecenv.backends.worker.worker_args import WorkerArgs
 
 Answer = Callable[[Sequence[int], dict[int, Extra]], None]
 """Announces that these envs of the block are done, with their extras."""
 
+IN_INFO_ROW = Extra()
+"""The extra of an env whose info is in its info row, and the rest in the arena."""
+
 
 class RoundServer(ABC):
     """Serves one worker; `line` is its line of the control block."""
+
+    infos: InfoWriter
+    """Set by `bind`."""
 
     def __init__(self, args: WorkerArgs, host: EnvHost, channel: Channel, line: Any) -> None:
         self.host = host
@@ -92,12 +99,18 @@ class RoundServer(ABC):
     def pickled_extras(self, extras: dict[int, Extra]) -> bytes:
         """The extras as a pickled list of (place in the block, pickle), empty where nothing has to be sent.
 
-        Each is pickled alone, so that one that cannot be read fails its own env only. One that cannot be pickled
-        becomes a failure of its env.
+        Infos that fit are written into their rows instead; the forms of these rows are sent here, before the status
+        bytes that announce them. Each extra is pickled alone, so that one that cannot be read fails its own env only.
+        One that cannot be pickled becomes a failure of its env.
         """
-        blobs = []
+        blobs, infos = [], self.infos
         for j, extra in extras.items():
-            if extra is RENEWED:  # its status byte is the whole answer
+            info, objects, reward, failure, final = extra
+            if info is not None and objects is None and reward is None and failure is None and final is None:
+                if infos.write(j, info):
+                    extras[j] = IN_INFO_ROW
+                    continue
+            elif extra is RENEWED:  # its status byte is the whole answer
                 continue
             self.line[DOING] = SENDING
             try:
@@ -105,6 +118,10 @@ class RoundServer(ABC):
             except BaseException as error:
                 extras[j] = Extra(failure=self._not_sent(j, error))
                 blobs.append((j, dumps(extras[j].packed())))
+        while infos.sent < len(infos.forms):
+            form = infos.forms[infos.sent]
+            self.channel.write(messages.INFO_FORM, infos.sent, pickle.dumps((form.keys, form.kinds)))
+            infos.sent += 1
         return pickle.dumps(blobs) if blobs else b""
 
     def _not_sent(self, j: int, error: BaseException) -> Failure:
@@ -141,6 +158,8 @@ def answer_of(extra: Extra | None) -> int:
     """The status byte of an env that has answered."""
     if extra is None:
         return opcodes.DONE
+    if extra is IN_INFO_ROW:
+        return opcodes.DONE_INFO
     if extra is RENEWED:
         return opcodes.DONE_FINAL
     return opcodes.DONE_EXTRA if extra.final is None else opcodes.DONE_EXTRA_FINAL

@@ -20,6 +20,7 @@ from vecenv.backends.ipc.wakeup import Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.cpu_while_asleep import CPUWhileAsleep
+from vecenv.backends.worker.info_writer import InfoWriter
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.portability import IN_ORDER
@@ -57,6 +58,7 @@ class ShmemServer(RoundServer):
         self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, n))
         self._block = Arena.build(layout, n, self._memory).block(self.first_id, self.first_id + self.count)
         self._status: Any = self._block.status.data
+        self.infos = InfoWriter(self._block.info)
         self.host.bind(layout, self._block)
 
     def serve(self) -> None:

@@ -3,15 +3,17 @@
     ROUND    opcode of each env of the block, uint8 | action row of each env of the block, array after array |
              pickled payloads
     ANSWERS  status byte of each env of the block, uint8 | row of each env that has answered, array after array |
-             last observation of each env that was reset with its last step, array after array | pickled extras
+             last observation of each env that was reset with its last step, array after array |
+             bytes in use of each info row, uint16 | info row of each env that has one | pickled extras
 
-The rows are raw bytes; only what does not fit a row is pickled. Nothing is shared, so the other end could be another
-machine.
+The rows are raw bytes; only what does not fit a row is pickled. The part of the info rows is left out where there are
+none. Nothing is shared, so the other end could be another machine.
 """
 
 from __future__ import annotations
 
 import pickle
+import struct
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,12 @@ from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import DOING, SENDING
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
+from vecenv.backends.worker.info_writer import InfoWriter
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS = 100
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
+SIZE = struct.Struct("<H")
 
 
 class SubprocServer(RoundServer):
@@ -35,6 +39,7 @@ class SubprocServer(RoundServer):
         self._actions = self._block.actions()
         self._outputs, self._finals = self._block.outputs(), self._block.finals()
         self._all_done = bytes([opcodes.DONE]) * self.count
+        self.infos = InfoWriter(self._block.info)
         self.host.bind(layout, self._block)
 
     def serve(self) -> None:
@@ -71,6 +76,8 @@ class SubprocServer(RoundServer):
         parts = [array[rows].tobytes() for array in self._outputs]
         if final := [j for j in ids if status[j] & opcodes.FINAL]:
             parts += [array[final].tobytes() for array in self._finals]
+        if in_rows := [j for j in ids if status[j] & opcodes.INFO]:
+            parts += [SIZE.pack(size := self.infos.size), self._block.info[in_rows, :size].tobytes()]
         self.channel.write(messages.ANSWERS, 0, bytes(status), *parts, payload)
 
 

@@ -22,9 +22,10 @@ class EndedStep:
     """
 
     def __init__(self, step: OwnStep, ids: Sequence[int], left: Sequence[int], restore: Restore | None) -> None:
-        self.step, self.left = step, left
-        self._ids = ids
-        obs, _, _, _, infos = step
+        self._ids, self.left = ids, left
+        obs, rew, terminated, truncated, infos_by_id = step
+        infos = dict(infos_by_id.items())
+        self.step = obs, rew, terminated, truncated, infos
         self._last_obs = [_own_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
         if restore is not None:
             self._last_obs = [*map(restore, self._last_obs)]

@@ -28,7 +28,7 @@ from vecenv.facades.to_gymnasium.random_initial_steps import spread_out
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 from vecenv.facades.to_gymnasium.same_step import EndedStep
 from vecenv.facades.to_gymnasium.space_errors import AS_SYNC
-from vecenv.facades.to_gymnasium.vector_infos import vector_infos
+from vecenv.facades.to_gymnasium.vector_infos import batch_infos
 from vecenv.wrappers import check_send_and_recv
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -167,7 +167,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         if self._random_initial_steps and len(ids) == self.num_envs:
             self._spread_out()
         batch = self._latest.batch()
-        return self._obs.join(self._owned(batch)), vector_infos(infos.items(), self.num_envs)
+        return self._obs.join(self._owned(batch)), batch_infos(infos, self.num_envs)
 
     def _spread_out(self) -> None:
         """Make the random initial steps."""
@@ -241,7 +241,7 @@ class GymnasiumVectorEnv(AsyncCalls):
             self._latest.note(self._ids, obs)
         self._episodes.note_all(terminated | truncated)
         if not self._episodes.ended or self.autoreset_mode is not AutoresetMode.SAME_STEP:
-            batch = vector_infos(infos.items(), self.num_envs) if infos else {}
+            batch = batch_infos(infos, self.num_envs) if infos else {}
             return self._obs.join(obs), rew, terminated, truncated, batch
         return self._end_episodes((obs, rew, terminated, truncated, infos), deadline)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from vecenv.backends.memory.info_rows import InfoColumns
 
 
 def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
@@ -37,6 +39,28 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
     return infos
 
 
+def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
+    """`vector_infos` of infos by env id; those that came as columns are batched as they are."""
+    if not isinstance(infos, InfoColumns):
+        return vector_infos(infos.items(), n)
+    keys = infos.form.keys
+    if "final_obs" in keys or any(_is_mask_of_another(key, keys) for key in keys):
+        return vector_infos(infos.items(), n)
+    batch: dict[Any, Any] = {}
+    for key, kind, values in zip(keys, infos.form.kinds, infos.columns, strict=True):
+        mask = np.zeros(n, dtype=np.bool_)
+        mask[infos.ids] = True
+        if kind is np.bool_:  # no number of numpy's
+            column = object_column(infos.ids, list(values), n)
+        elif len(values) == n:
+            column = values.copy()
+        else:
+            column = np.zeros((n, *values.shape[1:]), dtype=values.dtype)
+            column[mask] = values
+        batch[key], batch[f"_{key}"] = column, mask
+    return batch
+
+
 def add_final(
     infos: dict[Any, Any],
     ids: Sequence[int],
@@ -65,7 +89,7 @@ def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarr
     return column
 
 
-def _is_mask_of_another(key: Any, columns: Mapping[Any, Any]) -> bool:
+def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
     """An env that returns both `x` and `_x`: the name of the second belongs to the mask of the first."""
     return isinstance(key, str) and key[:1] == "_" and key[1:] in columns
 
