@@ -32,7 +32,6 @@ from collector.policy.runner import PolicyRunner
 from collector.timing import Clock
 from vecenv import nest
 from vecenv.base import engine_of
-from vecenv.venvs import DummyVectorEnv
 
 
 class SyncDataCollector(BatchCollector):
@@ -82,6 +81,9 @@ class SyncDataCollector(BatchCollector):
         set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on in the next batch.
         compile_policy, cudagraph_policy: run the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
             of options. Weights that are replaced in place still take effect.
+        backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
+            or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
+            moment (at most 1 s) and closed. Batches are the same.
 
     Example::
 
@@ -108,9 +110,6 @@ class SyncDataCollector(BatchCollector):
                 f"envs: batches have {frames // self._env_num} steps of each, {frames} frames",
                 stacklevel=3,
             )
-
-    def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
-        return DummyVectorEnv(env_fns)
 
     def _round_up(self, frames: int) -> int:
         return -(-frames // self._env_num) * self._env_num
