@@ -9,7 +9,7 @@ from typing import Any
 
 from gymnasium import Env
 
-from vecenv.auto_backend import VECTOR_ENVS
+from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 
 class VectorEnvMaker:

@@ -29,7 +29,7 @@ LAYERS = (
     ("vecenv.engine",),
     ("vecenv.base",),
     ("vecenv.venvs",),
-    ("vecenv.env_cost", "vecenv.auto_backend", "vecenv.tune_result", "vecenv.tuning"),
+    ("vecenv.tuning",),
     ("vecenv.wrappers", "vecenv.envs", "vecenv.transforms", "vecenv.facades", "vecenv.sb3", "vecenv.creator"),
     ("vecenv.testing",),
     ("vecenv", "vecenv.__main__"),

@@ -11,8 +11,8 @@ import gymnasium
 
 from vecenv.envs.gym_env import find_spec
 from vecenv.errors import VectorEnvError
-from vecenv.tune_result import TuneResult
-from vecenv.tuning import tune
+from vecenv.tuning.tune import tune
+from vecenv.tuning.tune_result import TuneResult
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.num_envs < 1:
+        parser.error(f"--num-envs must be at least 1, got {options.num_envs}")
     try:
         if ":" not in options.env:  # what is behind the name of a module is known once that is imported
             find_spec(options.env)

@@ -12,7 +12,7 @@ from typing import Any
 from collector.arguments import whole
 from collector.job.run import DEVICES, POLICIES, JobConfig, JobError, run_job
 from collector.job.store import DatasetError
-from vecenv.auto_backend import VECTOR_ENVS
+from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

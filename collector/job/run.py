@@ -23,8 +23,8 @@ from collector.interruptor import Interruptor, StopSignals
 from collector.job.store import PICTURE, DatasetWriter, check_folder, check_storable, prepare_folder
 from collector.policy.random_policy import RandomPolicy
 from collector.sync_collector import SyncDataCollector
-from vecenv.auto_backend import VECTOR_ENVS
 from vecenv.envs.gym_env import find_spec
+from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.venvs import DummyVectorEnv
 
 BATCH_BYTES = 64 * 2**20

@@ -18,18 +18,18 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.auto_backend import ONLY_PROCESSES, arguments_for, choose_backend
 from vecenv.engine.arguments.checks import check_count
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv, ThreadedVectorEnv
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
+from vecenv.tuning.auto_backend import ONLY_PROCESSES, arguments_for, choose_backend
 
 # What AsyncVectorEnv accepts and SyncVectorEnv does not, with the values that do not ask for processes.
 ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker": None, "max_concurrency": None}
 
 
 def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
-    """A SyncVectorEnv or an AsyncVectorEnv, as `vecenv.auto_backend` chooses."""
+    """A SyncVectorEnv or an AsyncVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
     choice = choose_backend(env_fns, options, ONLY_ASYNC)
     return BACKENDS[choice.backend](env_fns, **arguments_for(choice, options, ONLY_ASYNC))
 

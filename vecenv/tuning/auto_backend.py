@@ -14,8 +14,8 @@ from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_env_fns
-from vecenv.env_cost import EnvCost, measure_cost
 from vecenv.errors import WorkerDiedError, WorkerTimeoutError
+from vecenv.tuning.env_cost import EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, EnvFns
 
 logger = logging.getLogger("vecenv")

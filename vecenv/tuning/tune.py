@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.auto_backend import MOST_WORKERS, dummy_round, workers_round
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_env_fns, check_timeout
-from vecenv.env_cost import EnvCost, measure_cost
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.tune_result import THREAD_SAFE, TuneResult, TuneRow
+from vecenv.tuning.auto_backend import MOST_WORKERS, dummy_round, workers_round
+from vecenv.tuning.env_cost import EnvCost, measure_cost
+from vecenv.tuning.tune_result import THREAD_SAFE, TuneResult, TuneRow
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
@@ -44,7 +44,8 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
     pause: seconds of CPU time that the caller computes between two rounds: how long the policy takes.
     seconds: how long to measure, all candidates together. To start the envs of all candidates, which are open at the
-    same time, and their first rounds take time besides; so does one env more that is measured before, in a worker.
+    same time, and their first rounds (at most so long for each) take time besides; so does one env more that is
+    measured before, in a worker.
 
     Steps are random actions, drawn once with a fixed seed; envs whose episode ends are reset in the same round. The
     rates are of the whole loop, the caller's work included. The best is the simplest within 5 % of the fastest:
@@ -73,7 +74,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         cost = _cost(fns[0], duration)
         loops = [_Loop(*candidate, cost, len(fns)) for candidate in candidates(cost, len(fns))]
         _drop_hopeless(loops, pause)
-        _open(loops, fns, opened)
+        _open(loops, fns, opened, duration)
         _measure(loops, pause, duration)
     rows, best = _rank(loops)
     if best is None:
@@ -125,14 +126,17 @@ class _Loop:
                 dummy_round(cost, n) if backend == "dummy" else workers_round(cost, n, workers, usable_cpus())
             )
 
-    def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack) -> None:
-        """Make the envs and run the first rounds."""
+    def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
+        """Make the envs and run the first rounds, for so long at most."""
         options = {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
         self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
         self.actions = draw_actions(self.venv.action_space)
         self.venv.reset(seed=0)
+        begin = time.perf_counter()
         for i in range(self.rounds_before):
             self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
+            if time.perf_counter() - begin > seconds:
+                break
 
     def measure(self, seconds: float, pause: float) -> None:
         """Run rounds for about so long, and note their rate."""
@@ -165,7 +169,7 @@ def _drop_hopeless(loops: Sequence[_Loop], pause: float) -> None:
             loop.failure = f"not measured: about {rate:,.0f} are to be expected"
 
 
-def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack) -> None:
+def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
     """Open the candidates, those in this process last: not if an env has hung or crashed elsewhere."""
     harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
@@ -174,7 +178,7 @@ def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: 
         if loop.failure:
             continue
         try:
-            loop.open(env_fns, opened)
+            loop.open(env_fns, opened, seconds)
         except (WorkerTimeoutError, WorkerDiedError) as error:
             loop.fail(error)
             harmful = f"an env failed with {type(error).__name__} in {loop.row().name}"
