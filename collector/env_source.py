@@ -33,8 +33,8 @@ class VectorEnvMaker:
         """Raise `ValueError` for arguments that were given for a vector env that was already made."""
         if self._given and not self._used:
             raise ValueError(
-                f"{' and '.join(self._given)} cannot be used with a vector env that is already made: set them there, "
-                "or pass a list of callables that make one env each"
+                f"{' and '.join(self._given)} cannot be used with a vector env that is already made: set them in the "
+                "vector env you pass, or pass a list of callables that make one env each"
             )
 
 
