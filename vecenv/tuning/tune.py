@@ -2,7 +2,7 @@
 
 cost of one env (env_cost)  ->  candidates, without those that cannot win
 open all, some rounds each  ->  those that fail become rows with the reason
-slice of each, five times   ->  the median counts; interleaved, so that a noisy machine is noisy for all
+slice of each, eight times  ->  the median counts; interleaved, so that a noisy machine is noisy for all
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
 """Seconds after which a step in a worker or thread counts as hung."""
-PASSES = 5
+PASSES = 8
 ROUNDS_BEFORE = 3
 """Rounds before the first slice, besides those of an env whose first steps are slow."""
 HOPELESS = 4.0
@@ -36,6 +36,8 @@ BEHIND = 0.5
 """A candidate is measured no further if its best slice is below this share of the leader's median."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
 """The simplest candidate with this share of the fastest is the best; threads have to be worth their condition."""
+NOISE = 0.3
+"""So is one that was as fast as the fastest in this share of the slices: on a noisy machine a median proves little."""
 ACTION_ROWS = 16
 
 
@@ -214,7 +216,9 @@ def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
     enough = TIE_WITH_THREADS if fastest.backend == "thread" else TIE
 
     def is_tied(loop: _Loop) -> bool:
-        return median(a / b for a, b in zip(loop.rates, fastest.rates, strict=False)) >= enough
+        ratios = [a / b for a, b in zip(loop.rates, fastest.rates, strict=False)]
+        as_fast = sum(ratio >= 1 for ratio in ratios)
+        return median(ratios) >= enough or as_fast >= max(2, NOISE * len(ratios))
 
     simplest = next(loop for loop in measured if loop is fastest or is_tied(loop))
     return rows, simplest.row()
