@@ -13,7 +13,6 @@ not depend on how long anything takes. With them a group is all envs that are re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from collector.episodes.progress import restarted
 from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
-from vecenv.venvs import ShmemVectorEnv
 from vecenv.wrappers import check_send_and_recv
 
 
@@ -43,7 +41,7 @@ class AsyncDataCollector(BatchCollector):
     Arguments and methods are those of `SyncDataCollector`, and:
 
     Args:
-        create_env_fn: as there; a list of callables is put into a `ShmemVectorEnv`.
+        create_env_fn, backend: as there; a list of callables is put into a `ShmemVectorEnv` by default.
         groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
             envs of each worker are spread over the groups.
         wait_num: for the vector env that is made of a list: the policy is called as soon as so
@@ -66,6 +64,8 @@ class AsyncDataCollector(BatchCollector):
                 learn(batch)                      # a FlatRollout: batch.obs, batch.next.obs, batch.env_ids, ...
     """
 
+    _default_backend = "shmem"
+
     def __init__(
         self,
         create_env_fn: Any,
@@ -78,18 +78,13 @@ class AsyncDataCollector(BatchCollector):
         **options: Any,
     ) -> None:
         self._group_count = at_least_one("groups", groups)
-        self._env_options: dict[str, Any] = {"wait_num": wait_num, "num_workers": num_workers}
-        self._made_env = False
+        self._env_options = {"wait_num": wait_num, "num_workers": num_workers}
         super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         raise ValueError("render needs a synchronous collector: here envs are stepping at all times")
 
     def _prepare(self, policy: Policy | None) -> None:
-        if not self._made_env and any(value is not None for value in self._env_options.values()):
-            raise ValueError(
-                "wait_num and num_workers are for envs that are yet to be made: set them in the vector env you pass"
-            )
         check_send_and_recv(self.env, "AsyncDataCollector")
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()
@@ -103,10 +98,6 @@ class AsyncDataCollector(BatchCollector):
         """Steps that belong to no batch yet, in the order in which they came."""
         self._logged = 0
         """The number of steps in the log."""
-
-    def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
-        self._made_env = True
-        return ShmemVectorEnv(env_fns, **self._env_options)
 
     def _round_up(self, frames: int) -> int:
         return frames

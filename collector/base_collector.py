@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards
 from collector.batch.step_extras import CheckedHook, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
-from collector.env_source import make_vector_env
+from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.progress import Episodes
 from collector.episodes.statistics import CollectStats, Ended, EpisodeTracker
 from collector.interruptor import Interruptor
@@ -34,6 +34,9 @@ Self = TypeVar("Self", bound="BatchCollector")
 
 class BatchCollector(ABC):
     """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
+
+    _default_backend = "dummy"
+    _env_options: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class BatchCollector(ABC):
         compile_policy: bool | dict[str, Any] = False,
         cudagraph_policy: bool | dict[str, Any] = False,
         policy_threads: int | None = 1,
+        backend: str | None = None,
     ) -> None:
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
@@ -85,9 +89,11 @@ class BatchCollector(ABC):
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._closed = False
         self._runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
-        self.env = make_vector_env(create_env_fn, create_env_kwargs, self._make_env)
+        make = VectorEnvMaker(backend, self._default_backend, self._env_options)
+        self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
         """The vector env."""
         try:
+            make.check_used()
             if self._limit:
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
@@ -111,10 +117,6 @@ class BatchCollector(ABC):
             self._runner.replaces(random=True)  # now, because it refuses spaces from which it cannot draw
 
     # What a loop defines.
-
-    @abstractmethod
-    def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
-        """A vector env of these."""
 
     @abstractmethod
     def _gather(self, request: BatchRequest) -> Any:

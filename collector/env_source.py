@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from gymnasium import Env
+
+from vecenv.tuning.auto_backend import VECTOR_ENVS
+
+
+class VectorEnvMaker:
+    """Makes the vector env of a list of env_fns, with the backend and options that the user gave; None: the default.
+
+    Raises `ValueError` for an unknown backend.
+    """
+
+    def __init__(self, backend: str | None, default: str, options: Mapping[str, Any]) -> None:
+        if backend is not None and backend not in VECTOR_ENVS:
+            raise ValueError(f"backend must be one of {list(VECTOR_ENVS)}, or None for {default!r}; got {backend!r}")
+        self._backend, self._options = backend or default, options
+        self._given = [name for name, value in {"backend": backend, **options}.items() if value is not None]
+        self._used = False
+
+    def __call__(self, env_fns: Sequence[Callable[[], Any]]) -> Any:
+        self._used = True
+        return VECTOR_ENVS[self._backend](env_fns, **self._options)
+
+    def check_used(self) -> None:
+        """Raise `ValueError` for arguments that were given for a vector env that was already made."""
+        if self._given and not self._used:
+            raise ValueError(
+                f"{' and '.join(self._given)} cannot be used with a vector env that is already made: set them in the "
+                "vector env you pass, or pass a list of callables that make one env each"
+            )
 
 
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:

@@ -32,7 +32,6 @@ from collector.policy.runner import PolicyRunner
 from collector.timing import Clock
 from vecenv import nest
 from vecenv.base import engine_of
-from vecenv.venvs import DummyVectorEnv
 
 
 class SyncDataCollector(BatchCollector):
@@ -88,6 +87,9 @@ class SyncDataCollector(BatchCollector):
             all times in other threads. What else runs in the collecting thread during a batch (`on_step`, envs of a
             `DummyVectorEnv`) has the policy's number. None: the caller's number for the policy too. `TypeError` or
             `ValueError` where it is no integer of at least 1.
+        backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
+            or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
+            moment (at most 1 s) and closed. Batches are the same.
 
     Example::
 
@@ -114,9 +116,6 @@ class SyncDataCollector(BatchCollector):
                 f"envs: batches have {frames // self._env_num} steps of each, {frames} frames",
                 stacklevel=3,
             )
-
-    def _make_env(self, env_fns: list[Callable[[], Any]]) -> Any:
-        return DummyVectorEnv(env_fns)
 
     def _round_up(self, frames: int) -> int:
         return -(-frames // self._env_num) * self._env_num

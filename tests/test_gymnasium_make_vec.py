@@ -192,7 +192,7 @@ def test_envs_registered_in_the_program_are_known_to_the_workers():
 
 def test_what_is_not_there_is_refused():
     with pytest.raises(
-        ValueError, match=r"backend must be one of \['dummy', 'subproc', 'shmem', 'thread'\], got 'ray'"
+        ValueError, match=r"backend must be one of \['dummy', 'subproc', 'shmem', 'thread', 'auto'\], got 'ray'"
     ):
         vecenv.make_vec("CartPole-v1", 2, backend="ray")
     with pytest.raises(gym.error.Error, match="Nothing"):

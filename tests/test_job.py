@@ -27,11 +27,11 @@ from collector.job.cli import main
 from collector.job.run import JobConfig, JobError, JobState, run_job
 from collector.job.store import DatasetError, DatasetWriter, prepare_folder, read_manifest, write_atomically
 from vecenv import DummyVectorEnv
-from vecenv.venvs import BACKENDS
+from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 NOTICE = "Ending after this round, and keeping what is whole; once more ends it at once."
 ROOT = Path(__file__).parent.parent
-backends = pytest.mark.parametrize("backend", sorted(BACKENDS))
+backends = pytest.mark.parametrize("backend", sorted(VECTOR_ENVS))
 
 
 class Camera(gymnasium.Env):
@@ -150,10 +150,10 @@ class TestWhatAJobWrites:
 
     def test_the_same_seed_gives_the_same_bytes_on_every_backend(self, tmp_path: Path) -> None:
         for policy in ("random", "mlp"):
-            for backend in BACKENDS:
+            for backend in VECTOR_ENVS:
                 run_job(config(tmp_path / policy / backend, backend=backend, policy=policy, device="cpu"))
         for policy in ("random", "mlp"):
-            first, *others = (digests(tmp_path / policy / backend) for backend in BACKENDS)
+            first, *others = (digests(tmp_path / policy / backend) for backend in VECTOR_ENVS)
             assert others == [first] * len(others)
         run_job(config(tmp_path / "other", seed=1))
         assert digests(tmp_path / "other") != digests(tmp_path / "random" / "dummy")

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
+    from vecenv.tuning.tune import tune
+    from vecenv.tuning.tune_result import TuneResult, TuneRow
 
 # `from vecenv import *` loads every name that stands here: AtariVectorEnv and SB3VecEnv are classes of other libraries,
 # which need not be installed.
@@ -72,6 +74,8 @@ __all__ = [
     "SyncVectorEnv",
     "ThreadVectorEnv",
     "TruncatedAsTerminated",
+    "TuneResult",
+    "TuneRow",
     "VectorEnvError",
     "VectorEnvNormObs",
     "VectorEnvWrapper",
@@ -79,6 +83,7 @@ __all__ = [
     "WorkerTimeoutError",
     "flatten_agents",
     "make_vec",
+    "tune",
 ]
 __version__ = "0.1.0"
 
@@ -100,8 +105,11 @@ _LOADED_WHEN_USED = {
     "SB3VecEnv": "vecenv.facades.to_sb3",
     "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
     "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
+    "TuneResult": "vecenv.tuning.tune_result",
+    "TuneRow": "vecenv.tuning.tune_result",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "make_vec": "vecenv.facades.make_vec",
+    "tune": "vecenv.tuning.tune",
 }
 
 

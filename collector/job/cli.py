@@ -12,7 +12,7 @@ from typing import Any
 from collector.arguments import whole
 from collector.job.run import DEVICES, POLICIES, JobConfig, JobError, run_job
 from collector.job.store import DatasetError
-from vecenv.venvs import BACKENDS
+from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +81,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("out", "folder for the episodes [data/ID]", type=Path, metavar="FOLDER")
     parser.add_argument("--overwrite", action="store_true", help="replace what an earlier job wrote there")
     add("num_envs", "envs side by side", **count)
-    add("backend", "where envs run; dummy: in this process", choices=BACKENDS)
+    add(
+        "backend",
+        "where envs run; dummy: in this process; auto: what is faster",
+        choices=VECTOR_ENVS,
+    )
     add("workers", "worker processes [one for each CPU]", **count)
     add("policy", "mlp: a network with random weights", choices=POLICIES)
     add("device", "where the network runs", choices=DEVICES)

@@ -23,7 +23,8 @@ from collector.job.store import PICTURE, DatasetWriter, check_folder, check_stor
 from collector.policy.random_policy import RandomPolicy
 from collector.sync_collector import SyncDataCollector
 from vecenv.envs.gym_env import find_spec
-from vecenv.venvs import BACKENDS
+from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.venvs import DummyVectorEnv
 
 BATCH_BYTES = 64 * 2**20
 POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
@@ -46,7 +47,8 @@ class JobConfig:
     """End once whole episodes with this many steps are collected."""
     num_envs: int = 8
     backend: str = "shmem"
-    """"dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes)."""
+    """"dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes); "auto": "dummy"
+    or "shmem", whichever is faster, for which one env more is made in a worker."""
     workers: int | None = None
     """Worker processes; None: the backend's own choice."""
     policy: str = "mlp"
@@ -117,7 +119,7 @@ def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda 
     state = JobState(config, device=_device(config))
     check_folder(config.out, config.overwrite)
     with StopSignals() as stop, _make_env(config) as env:
-        state.workers = 0 if config.backend == "dummy" else env.num_workers
+        state.workers = 0 if isinstance(env, DummyVectorEnv) else env.num_workers
         policy = _make_policy(config, env, state.device)
         frames = env.env_num * _steps_per_batch(config, env)
         with SyncDataCollector(
@@ -210,7 +212,7 @@ def _make_env(config: JobConfig) -> Any:
     make = partial(gymnasium.make, config.env, max_episode_steps=config.max_episode_steps)
     workers = {} if config.backend == "dummy" else {"num_workers": config.workers}
     try:
-        return BACKENDS[config.backend]([make] * config.num_envs, **workers)
+        return VECTOR_ENVS[config.backend]([make] * config.num_envs, **workers)
     except (gymnasium.error.Error, ImportError) as error:
         raise JobError(f"{config.env} cannot be made: {error}") from None
 

@@ -22,12 +22,24 @@ from vecenv.engine.arguments.checks import check_count
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv, ThreadedVectorEnv
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
+from vecenv.tuning.auto_backend import ONLY_PROCESSES, arguments_for, choose_backend
+
+# What AsyncVectorEnv accepts and SyncVectorEnv does not, with the values that do not ask for processes.
+ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker": None, "max_concurrency": None}
+
+
+def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
+    """A SyncVectorEnv or an AsyncVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
+    choice = choose_backend(env_fns, options, ONLY_ASYNC)
+    return BACKENDS[choice.backend](env_fns, **arguments_for(choice, options, ONLY_ASYNC))
+
 
 BACKENDS: dict[str, Callable[..., GymnasiumVectorEnv]] = {
     "dummy": SyncVectorEnv,
     "subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
     "shmem": AsyncVectorEnv,
     "thread": ThreadedVectorEnv,
+    "auto": auto_vector_env,
 }
 MODE = "vector_entry_point"
 
@@ -46,11 +58,12 @@ def make_vec(
 
     `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
     or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
-    it refuses. `backend`: "shmem", "subproc", "thread" or "dummy". `wrappers`, a sequence, are put around each
-    env. `vector_kwargs` go to AsyncVectorEnv or, for "dummy" and "thread", are those of SyncVectorEnv;
-    `venv_kwargs` is another name for them, which `gym.make_vec` lets through to an entry point. `kwargs` go to
-    `gym.make`. ValueError for an unknown backend, TypeError for arguments of another kind and for both names at once,
-    gymnasium's errors for an unknown id.
+    it refuses. `backend`: "shmem", "subproc", "thread", "dummy", or "auto": "dummy" or "shmem", whichever is faster for
+    these envs. For that one env more is made, in a worker, stepped for a moment (at most 1 s) and closed; it is "shmem"
+    without that where an argument asks for processes. `wrappers`, a sequence, are put around each env. `vector_kwargs`
+    go to AsyncVectorEnv or, for "dummy" and "thread", are those of SyncVectorEnv; `venv_kwargs` is another name for
+    them, which `gym.make_vec` lets through to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown
+    backend, TypeError for arguments of another kind and for both names at once, gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", vector_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
@@ -59,7 +72,8 @@ def make_vec(
     """
     if "vectorization_mode" in kwargs:
         raise TypeError(
-            "make_vec has no argument 'vectorization_mode': pass backend='shmem', 'subproc', 'thread' or 'dummy'"
+            "make_vec has no argument 'vectorization_mode': pass backend='shmem', 'subproc', 'thread', 'dummy' or "
+            "'auto'"
         )
     spec = _find_spec(id)
     kept, spec.kwargs = spec.kwargs, {}  # all of them are arguments of gym.make

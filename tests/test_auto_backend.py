@@ -1,0 +1,259 @@
+"""backend="auto": what it chooses, what it makes for that, and that results do not depend on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from collector_envs import arrays, assert_equal
+from tuned_envs import CrashesWhenMade, Draws, HangsOnStep, Logged, NeverMade, OnlyIn, RaisesOnStep
+
+from collector import AsyncDataCollector, SyncDataCollector
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    SyncVectorEnv,
+    make_vec,
+)
+from vecenv.tuning import auto_backend
+from vecenv.tuning.auto_backend import auto_vector_env, choose_backend, predict
+from vecenv.tuning.env_cost import EnvCost, time_steps
+
+CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
+
+
+@pytest.fixture(autouse=True)
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices are those for two CPUs, wherever the tests run."""
+    monkeypatch.setattr(auto_backend, "usable_cpus", lambda: 2)
+
+
+@pytest.fixture
+def _registered() -> Any:
+    gymnasium.register("Cheap-v0", CHEAP, disable_env_checker=True)
+    gymnasium.register("Heavy-v0", HEAVY, disable_env_checker=True)
+    yield
+    del gymnasium.registry["Cheap-v0"], gymnasium.registry["Heavy-v0"]
+
+
+def noted(log: Path) -> list[str]:
+    """The words in the log, in their order."""
+    return [line.split()[0] for line in log.read_text().splitlines()]
+
+
+def lock_holder(lock: Any) -> Draws:
+    return Draws()
+
+
+class TestTheChoice:
+    @pytest.mark.parametrize(
+        ("cost", "n", "cpus", "backend", "num_workers"),
+        [
+            (EnvCost(10e-6, 10e-6, 0), 8, 2, "dummy", None),
+            (EnvCost(10e-6, 10e-6, 0), 8, 64, "dummy", None),
+            (EnvCost(100e-6, 100e-6, 0), 8, 2, "shmem", None),
+            (EnvCost(5e-3, 5e-3, 0), 8, 2, "shmem", None),
+            (EnvCost(5e-3, 5e-3, 0), 8, 1, "dummy", None),
+            (EnvCost(5e-3, 20e-6, 0), 8, 1, "shmem", 8),
+            (EnvCost(5e-3, 20e-6, 0), 8, 2, "shmem", 8),
+            (EnvCost(5e-3, 20e-6, 0), 500, 2, "shmem", 64),
+        ],
+    )
+    def test_it_follows_from_the_cost_of_a_step(
+        self,
+        cost: EnvCost,
+        n: int,
+        cpus: int,
+        backend: str,
+        num_workers: int | None,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(auto_backend, "default_num_workers", lambda n, eager: min(n, cpus))
+        assert predict(cost, n, cpus)[:2] == (backend, num_workers)
+
+    @pytest.mark.parametrize(("env_fn", "kind"), [(CHEAP, DummyVectorEnv), (HEAVY, ShmemVectorEnv)])
+    def test_it_is_made_and_logged(self, env_fn: Any, kind: type, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "vecenv"), auto_vector_env([env_fn] * 4, strict=True) as venv:
+            assert type(venv) is kind
+            assert len(venv.reset(seed=0)[0]) == 4
+        (record,) = caplog.records
+        assert "backend='auto' takes" in record.getMessage()
+        assert "for 4 envs: a step takes" in record.getMessage()
+
+    def test_envs_that_wait_get_a_worker_each(self) -> None:
+        with auto_vector_env([partial(Draws, sleep=4e-3)] * 4) as venv:
+            assert (type(venv), venv.num_workers) == (ShmemVectorEnv, 4)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("num_workers", 1),
+            ("context", "fork"),
+            ("start_timeout", 30.0),
+            ("step_timeout", 30.0),
+            ("affinity", True),
+            ("wait_num", 1),
+            ("timeout", 0.5),
+            ("on_error", "restart"),
+        ],
+    )
+    def test_arguments_that_ask_for_processes_get_them_without_a_measurement(
+        self, name: str, value: Any, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "log"
+        with auto_vector_env([partial(Logged, log)] * 2, **{name: value}) as venv:
+            assert type(venv) is ShmemVectorEnv
+            assert noted(log) == ["made"] * 2
+
+    def test_their_defaults_do_not_ask(self) -> None:
+        options: dict[str, Any] = {"num_workers": None, "step_timeout": None, "affinity": False, "on_error": "raise"}
+        with auto_vector_env([CHEAP] * 2, **options, context=None, wait_num=None) as venv:
+            assert type(venv) is DummyVectorEnv
+
+    def test_wrong_arguments_are_refused_as_elsewhere(self) -> None:
+        with pytest.raises(ValueError, match="env_fns is empty"):
+            auto_vector_env([])
+        with pytest.raises(TypeError, match="env_fns must be a sequence of callables"):
+            auto_vector_env(CHEAP)
+        with pytest.raises(TypeError, match="nonsense"):
+            auto_vector_env([CHEAP], nonsense=1)
+
+
+class TestTheMeasurement:
+    @pytest.mark.parametrize(("n", "extra"), [(1, 0), (4, 1)])
+    def test_it_makes_one_env_more_at_most_in_a_worker_and_closes_it(self, n: int, extra: int, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        with auto_vector_env([partial(Logged, log) for _ in range(n)]) as venv:
+            assert type(venv) is DummyVectorEnv
+            assert noted(log) == ["made", "closed"] * extra + ["made"] * n
+            pids = [int(line.split()[1]) for line in log.read_text().splitlines()]
+            assert (pids[0] == os.getpid()) == (not extra)
+            assert set(pids[2 * extra :]) == {os.getpid()}
+
+    @pytest.mark.parametrize(
+        ("env_fns", "backend", "reason"),
+        [
+            ([NeverMade, CHEAP], "shmem", "not made, stepped and closed in 1.0 s"),
+            ([HangsOnStep, CHEAP], "shmem", "not made, stepped and closed in 1.0 s"),
+            ([CrashesWhenMade, CHEAP], "shmem", "could not be measured: .* exited with code 7"),
+            ([RaisesOnStep, CHEAP], "shmem", "could not be measured: OverflowError: the env broke"),
+            ([partial(OnlyIn, os.getpid()), CHEAP], "dummy", "RuntimeError: not made here"),
+            ([CHEAP, partial(lock_holder, threading.Lock())], "dummy", r"env_fns\[1\] cannot be sent to a worker"),
+        ],
+        ids=["hangs when made", "hangs in a step", "crashes", "raises in a step", "only here", "not picklable"],
+    )
+    def test_what_cannot_be_measured_has_a_choice_too(
+        self, env_fns: Any, backend: str, reason: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO, "vecenv"):
+            assert choose_backend(env_fns, {}).backend == backend
+        assert re.search(f"takes '{backend}' for 2 envs: .*{reason}", caplog.text)
+
+    def test_an_env_that_cannot_be_sent_works_in_this_process(self) -> None:
+        with auto_vector_env([partial(lock_holder, threading.Lock())] * 2) as venv:
+            assert type(venv) is DummyVectorEnv
+
+    def test_the_first_steps_may_be_slow(self) -> None:
+        cost = time_steps(Draws(slow_steps=20), 0.05)
+        assert 16 <= cost.slow_steps <= 20
+        assert cost.wall < 0.005
+
+    def test_time_in_resets_counts(self) -> None:
+        class SlowReset(Draws):
+            def reset(self, **options: Any) -> Any:
+                threading.Event().wait(7e-3)
+                return super().reset(**options)
+
+        cost = time_steps(SlowReset(), 0.2)
+        assert cost.wall >= 1e-3  # 7 ms in 7 steps
+        assert cost.cpu <= cost.wall
+
+    @pytest.mark.parametrize(("options", "waits"), [({"work": 2e-3}, False), ({"sleep": 2e-3}, True)])
+    def test_waiting_is_told_from_computing(self, options: Any, waits: bool) -> None:
+        assert time_steps(Draws(**options), 0.1).waits == waits
+
+
+@pytest.mark.usefixtures("_registered")
+class TestMakeVec:
+    @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", AsyncVectorEnv)])
+    def test_it_makes_either_facade_with_its_arguments(self, env_id: str, facade: type) -> None:
+        options = {"autoreset_mode": "SameStep", "step_timeout": None, "shared_memory": True, "daemon": True}
+        envs = make_vec(env_id, 4, backend="auto", vector_kwargs=options)
+        assert type(envs) is facade
+        assert envs.spec.kwargs["backend"] == "auto"
+        assert repr(envs) == f"{facade.__name__}({env_id}, num_envs=4)"
+        envs.close()
+
+    @pytest.mark.parametrize(
+        ("options", "engine", "workers"),
+        [
+            ({"max_concurrency": 1}, ShmemVectorEnv, 1),
+            ({"step_timeout": 30.0, "num_workers": 2}, ShmemVectorEnv, 2),
+            ({"shared_memory": False, "num_workers": 1}, SubprocVectorEnv, 1),
+        ],
+    )
+    def test_arguments_that_only_processes_have_get_them(self, options: Any, engine: type, workers: int) -> None:
+        envs = make_vec("Cheap-v0", 2, backend="auto", vector_kwargs=options)
+        assert (type(envs.venv), envs.venv.num_workers) == (engine, workers)
+        envs.close()
+
+    def test_results_do_not_depend_on_the_choice(self) -> None:
+        def trajectory(env_id: str, backend: str) -> list[Any]:
+            envs = make_vec(env_id, 3, backend=backend, vector_kwargs={"autoreset_mode": "SameStep"})
+            rows = [envs.reset(seed=5)[0]]
+            for t in range(10):
+                obs, rewards, terminations, _, _ = envs.step(np.full(3, t % 3))
+                rows += [obs, rewards, terminations]
+            envs.close()
+            return rows
+
+        cheap, heavy = trajectory("Cheap-v0", "auto"), trajectory("Heavy-v0", "auto")  # one on each backend
+        for rows in (heavy, trajectory("Heavy-v0", "dummy"), trajectory("Cheap-v0", "shmem")):
+            for row, expected in zip(rows, cheap, strict=True):
+                np.testing.assert_array_equal(row, expected)
+
+
+class TestCollectors:
+    def test_batches_do_not_depend_on_the_choice(self) -> None:
+        batches, kinds = [], []
+        for env_fn, backend in [(CHEAP, "auto"), (HEAVY, "auto"), (CHEAP, None), (CHEAP, "shmem"), (CHEAP, "thread")]:
+            with SyncDataCollector([env_fn] * 3, frames_per_batch=30, backend=backend) as collector:
+                collector.set_seed(0)
+                batches.append(arrays(collector.rollout()))
+                kinds.append(type(collector.env).__name__.removesuffix("VectorEnv"))
+        assert kinds == ["Dummy", "Shmem", "Dummy", "Shmem", "Thread"]
+        for batch in batches[1:]:
+            assert_equal(batch, batches[0])
+
+    @pytest.mark.parametrize(
+        ("options", "kind"),
+        [
+            ({}, ShmemVectorEnv),
+            ({"backend": "auto"}, DummyVectorEnv),
+            ({"backend": "auto", "wait_num": 1}, ShmemVectorEnv),
+            ({"backend": "subproc", "num_workers": 1}, SubprocVectorEnv),
+        ],
+    )
+    def test_async_collectors_choose_too(self, options: Any, kind: type) -> None:
+        with AsyncDataCollector([CHEAP] * 2, frames_per_batch=20, **options) as collector:
+            assert type(collector.env) is kind
+            assert collector.rollout().frames == 20
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_a_backend_is_for_envs_that_are_not_yet_made(self, kind: Any) -> None:
+        with DummyVectorEnv([CHEAP] * 2) as venv:
+            with pytest.raises(ValueError, match="backend cannot be used with a vector env that is already made"):
+                kind(venv, frames_per_batch=20, backend="auto")
+            assert not venv.is_closed
+        with pytest.raises(ValueError, match=r"backend must be one of .*'auto'.*, or None for .*; got 'ray'"):
+            kind([CHEAP] * 2, frames_per_batch=20, backend="ray")

@@ -1,0 +1,245 @@
+"""tune: the table, the choice, what fails and what is left, and `python -m vecenv tune`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep
+
+import vecenv
+from vecenv import DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv, TuneResult, TuneRow
+from vecenv.errors import VectorEnvError, WorkerTimeoutError
+from vecenv.tuning import tune as tuning
+from vecenv.tuning.tune import compute, draw_actions, tune
+
+ROOT = Path(__file__).resolve().parent.parent
+CHEAP = partial(Draws)
+QUICK: dict[str, Any] = {"pause": 1e-4, "seconds": 0.3}
+
+
+@pytest.fixture(autouse=True)
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidates are those for two CPUs, wherever the tests run."""
+    monkeypatch.setattr(tuning, "usable_cpus", lambda: 2)
+
+
+def by_name(result: TuneResult) -> dict[str, TuneRow]:
+    return {row.name: row for row in result.rows}
+
+
+def lock_holder(lock: Any, env: type[Draws] = Draws) -> Draws:
+    return env()
+
+
+class TestTheTable:
+    def test_every_candidate_is_a_row_with_its_rate_and_the_fastest_is_first(self) -> None:
+        result = tune([CHEAP] * 4, **QUICK)
+        assert set(by_name(result)) == {
+            "DummyVectorEnv",
+            "ShmemVectorEnv, 1 worker",
+            "ShmemVectorEnv, 2 workers",
+            "ShmemVectorEnv, 4 workers",
+            "ThreadVectorEnv, 2 threads",
+        }
+        rates = [row.steps_per_second for row in result.rows]
+        assert all(rates)
+        assert rates == sorted(rates, key=lambda rate: -(rate or 0))
+        assert [row.note for row in result.rows if row.backend == "thread"] == ["envs must be thread-safe"]
+        assert result.best in result.rows
+
+    def test_envs_that_wait_get_a_worker_each_and_what_is_hopeless_is_not_measured(self) -> None:
+        result = tune([partial(Draws, sleep=0.01)] * 8, **QUICK)
+        assert result.best.num_workers == 8
+        rows = by_name(result)
+        assert {"ShmemVectorEnv, 8 workers", "ThreadVectorEnv, 8 threads"} <= set(rows)
+        assert rows["DummyVectorEnv"].steps_per_second is None
+        assert rows["DummyVectorEnv"].note.startswith("not measured: about ")
+
+    def test_first_steps_that_are_slow_do_not_count(self) -> None:
+        result = tune([partial(Draws, slow_steps=20)] * 2, pause=0.0, seconds=0.3)
+        fastest = result.rows[0].steps_per_second
+        assert fastest is not None
+        assert fastest > 2 / 0.005  # the rate if they were slow for ever, with a CPU for each env
+
+    def test_it_prints_a_bar_a_row_and_the_line_to_write(self) -> None:
+        rows = [
+            TuneRow("thread", 2, 4000.0, "envs must be thread-safe"),
+            TuneRow("dummy", None, 1000.0, ""),
+            TuneRow("shmem", 2, None, "OverflowError: the env broke"),
+        ]
+        text = str(TuneResult([CHEAP] * 4, 3e-4, rows, rows[0]))
+        header, first, second, third, line, other = text.split("\n")
+        assert header.startswith("4 envs, 0.3 ms of the caller's work in each round, ")
+        assert first.split()[:5] == ["ThreadVectorEnv,", "2", "threads", "4,000", "#" * 40]
+        assert first.endswith("#  best, envs must be thread-safe")
+        assert second.split() == ["DummyVectorEnv", "1,000", "#" * 10]
+        assert third.split() == ["ShmemVectorEnv,", "2", "workers", "-", "OverflowError:", "the", "env", "broke"]
+        assert line == "write: venv = vecenv.ThreadVectorEnv(env_fns, num_workers=2)  # envs must be thread-safe"
+        assert other == "   or: venv = vecenv.DummyVectorEnv(env_fns)"
+
+    @pytest.mark.parametrize(
+        ("row", "kind", "workers"),
+        [
+            (TuneRow("dummy", None, 1.0, ""), DummyVectorEnv, 1),
+            (TuneRow("shmem", 1, 1.0, ""), ShmemVectorEnv, 1),
+            (TuneRow("thread", 3, 1.0, ""), ThreadVectorEnv, 3),
+        ],
+    )
+    def test_make_and_the_line_make_a_new_vector_env_of_the_best_arguments(
+        self, row: TuneRow, kind: type, workers: int
+    ) -> None:
+        result = TuneResult([CHEAP] * 3, 0.0, [row], row)
+        written = eval(row.line, {"vecenv": vecenv, "env_fns": result.env_fns})
+        for venv in (result.make(strict=True), written):
+            with venv:
+                assert (type(venv), venv.num_workers, venv.env_num) == (kind, workers, 3)
+                assert venv.reset(seed=0)[0].shape == (3, 3)
+
+
+class TestTheChoice:
+    @pytest.mark.parametrize(
+        ("rates", "best"),
+        [
+            ({"dummy": [100, 100, 100], "shmem": [104, 104, 104]}, "dummy"),
+            ({"dummy": [100, 50, 100], "shmem": [104, 150, 104]}, "dummy"),
+            ({"dummy": [50, 100, 50, 100, 50], "shmem": [90, 90, 90, 90, 90]}, "dummy"),
+            ({"dummy": [50, 50, 50, 100, 50], "shmem": [90, 90, 90, 90, 90]}, "shmem"),
+            ({"dummy": [100, 100, 100], "shmem": [110, 110, 110]}, "shmem"),
+            ({"dummy": [100, 100, 100], "thread": [110, 110, 110]}, "dummy"),
+            ({"dummy": [100, 100, 100], "shmem": [200, 200, 200], "thread": [210, 210, 210]}, "shmem"),
+            ({"dummy": [100, 100, 100], "thread": [120, 120, 120]}, "thread"),
+        ],
+    )
+    def test_the_simplest_that_is_as_fast_as_the_fastest(
+        self, rates: dict[str, list[float]], best: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The rates of the slices are given; some are noisy."""
+        backends = [(name, None if name == "dummy" else 2) for name in rates]
+        monkeypatch.setattr(tuning, "candidates", lambda cost, n: backends)
+        monkeypatch.setattr(tuning, "PASSES", len(rates["dummy"]))
+        monkeypatch.setattr(tuning, "BEHIND", 0.0)
+        left = {name: iter(values) for name, values in rates.items()}
+
+        def measure(loop: Any, seconds: float, pause: float) -> None:
+            loop.rates.append(next(left[loop.backend]))
+
+        monkeypatch.setattr("vecenv.tuning.tune._Loop.measure", measure)
+        assert tune([CHEAP] * 2, seconds=0.1).best.backend == best
+
+
+class TestWhatFails:
+    def test_all_envs_are_closed(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        tune([partial(Logged, log)] * 2, **QUICK)
+        words = [line.split()[0] for line in log.read_text().splitlines()]
+        assert words.count("made") == words.count("closed") == 1 + 4 * 2
+
+    def test_env_fns_that_cannot_be_sent_leave_what_runs_in_this_process(self) -> None:
+        result = tune([partial(lock_holder, threading.Lock())] * 2, **QUICK)
+        assert result.best.backend in ("dummy", "thread")
+        for row in result.rows:
+            if row.backend == "shmem":
+                assert row.steps_per_second is None
+                assert row.note.startswith("TypeError: env_fns[0] cannot be sent to a worker")
+
+    def test_if_all_fail_the_error_has_each_reason(self) -> None:
+        with pytest.raises(VectorEnvError) as caught:
+            tune([partial(RaisesOnStep)] * 2, **QUICK)
+        for name in ("DummyVectorEnv", "ShmemVectorEnv, 2 workers", "ThreadVectorEnv, 2 threads"):
+            assert f"{name}: OverflowError: the env broke" in str(caught.value)
+
+    def test_an_env_that_hangs_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tuning, "START_TIMEOUT", 0.5)
+        with pytest.raises(WorkerTimeoutError, match="one env, alone in a worker, was not made, stepped and closed"):
+            tune([partial(HangsOnStep)] * 2, **QUICK)
+
+    def test_an_env_that_hung_elsewhere_is_not_stepped_in_this_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tuning, "STEP_TIMEOUT", 0.5)
+        with pytest.raises(VectorEnvError) as caught:
+            tune([CHEAP, partial(HangsOnStep)], **QUICK)
+        assert "ShmemVectorEnv, 2 workers: WorkerTimeoutError" in str(caught.value)
+        assert "DummyVectorEnv: not measured: an env failed with WorkerTimeoutError" in str(caught.value)
+
+    def test_envs_without_an_action_space_are_named(self) -> None:
+        with pytest.raises(ValueError, match="env 1 has no action_space"):
+            draw_actions([gymnasium.spaces.Discrete(2), None])
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "message"),
+        [
+            ({"env_fns": []}, ValueError, "env_fns is empty"),
+            ({"env_fns": "CartPole-v1"}, TypeError, "env_fns must be a sequence of callables"),
+            ({"pause": -1e-3}, ValueError, "pause must be a number of seconds from 0 to 60, got -0.001"),
+            ({"pause": float("nan")}, ValueError, "pause must be a number of seconds from 0 to 60, got nan"),
+            ({"pause": "1"}, ValueError, "pause must be a number of seconds from 0 to 60, got '1'"),
+            ({"seconds": 0}, ValueError, "seconds must be a positive number of seconds"),
+            ({"seconds": None}, ValueError, "seconds must be a positive number of seconds"),
+        ],
+    )
+    def test_wrong_arguments_are_named(self, arguments: Any, error: Any, message: str) -> None:
+        with pytest.raises(error, match=message):
+            tune(**{"env_fns": [CHEAP], **arguments})
+
+
+def test_the_callers_work_uses_the_cpu() -> None:
+    begin = time.thread_time()
+    compute(0.01)
+    assert 0.01 <= time.thread_time() - begin < 0.02
+
+
+@pytest.mark.parametrize(
+    ("space", "row"),
+    [
+        (gymnasium.spaces.Discrete(3), (2,)),
+        (gymnasium.spaces.Box(-1, 1, (4,)), (2, 4)),
+        (gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(3)}), None),
+    ],
+)
+def test_the_same_random_actions_are_drawn_each_time(space: Any, row: Any) -> None:
+    first, second = draw_actions([space] * 2), draw_actions([space] * 2)
+    assert str(first) == str(second)
+    assert getattr(first[0], "shape", None) == row
+
+
+class TestCommandLine:
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", "-m", "vecenv", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    def test_it_prints_the_table_and_lines_that_work(self) -> None:
+        done = self.run("tune", "CartPole-v1", "--num-envs", "3", "--policy-ms", "0.2", "--seconds", "0.3")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("3 envs, 0.2 ms of the caller's work in each round, ")
+        rows = [line for line in done.stdout.splitlines() if re.match(r"  \w+VectorEnv", line)]
+        assert len(rows) >= 3
+        assert any("#" * 40 in row for row in rows)
+        written = re.search(r"envs = (vecenv\.make_vec\(.*\))", done.stdout)
+        assert written
+        envs = eval(written[1], {"vecenv": vecenv})
+        assert envs.reset(seed=0)[0].shape == (3, 4)
+        envs.close()
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            ([], 2, "required: COMMAND"),
+            (["tune"], 2, "required: ENV_ID"),
+            (["tune", "CartPoll-v1"], 2, "Environment `CartPoll` doesn't exist"),
+            (["tune", "CartPole-v1", "--num-envs", "0"], 2, "--num-envs must be at least 1, got 0"),
+            (["tune", "CartPole-v1", "--policy-ms", "-1"], 2, "pause must be a number of seconds"),
+        ],
+    )
+    def test_wrong_arguments_end_it_with_a_message(self, arguments: list[str], code: int, message: str) -> None:
+        done = self.run(*arguments)
+        assert done.returncode == code
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,83 @@
+"""Envs for the tests of tune and backend="auto": a light module of its own, because workers import it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Draws(gymnasium.Env):
+    """Observations from its own generator; episodes of 7 steps; `work` seconds of CPU time and `sleep` a step."""
+
+    observation_space = spaces.Box(-9, 9, (3,), np.float64)
+
+    def __init__(self, work: float = 0.0, sleep: float = 0.0, slow_steps: int = 0) -> None:
+        self.action_space = spaces.Discrete(3)
+        self.work, self.sleep, self.slow_steps = work, sleep, slow_steps
+        self.taken = self.total = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.taken = 0
+        return self.np_random.uniform(-9, 9, 3), {}
+
+    def step(self, action: Any) -> Any:
+        self.taken, self.total = self.taken + 1, self.total + 1
+        end = time.thread_time() + self.work
+        while time.thread_time() < end:
+            pass
+        if sleep := 0.005 if self.total <= self.slow_steps else self.sleep:
+            time.sleep(sleep)
+        return self.np_random.uniform(-9, 9, 3), float(action), self.taken == 7, False, {}
+
+
+class Logged(Draws):
+    """Appends a line to a file when it is made and when it is closed, with the process that it is in."""
+
+    def __init__(self, log: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self.log = log
+        self.note("made")
+
+    def note(self, word: str) -> None:
+        with self.log.open("a") as file:  # one short write: lines of several processes do not mix
+            file.write(f"{word} {os.getpid()}\n")
+
+    def close(self) -> None:
+        self.note("closed")
+
+
+class NeverMade(Draws):
+    def __init__(self) -> None:
+        threading.Event().wait()
+
+
+class CrashesWhenMade(Draws):
+    def __init__(self) -> None:
+        os._exit(7)
+
+
+class RaisesOnStep(Draws):
+    def step(self, action: Any) -> Any:
+        raise OverflowError("the env broke")
+
+
+class HangsOnStep(Draws):
+    def step(self, action: Any) -> Any:
+        threading.Event().wait()
+
+
+class OnlyIn(Draws):
+    """Can be made in one process only."""
+
+    def __init__(self, pid: int) -> None:
+        if os.getpid() != pid:
+            raise RuntimeError("not made here")
+        super().__init__()

@@ -1,0 +1,69 @@
+"""`python -m vecenv tune CartPole-v1 --num-envs 8`: measure which vector env is the fastest for an env."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import gymnasium
+
+from vecenv.envs.gym_env import find_spec
+from vecenv.errors import VectorEnvError
+from vecenv.tuning.tune import tune
+from vecenv.tuning.tune_result import TuneResult
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, and return the exit code: 0, or 1 where no candidate could be measured.
+
+    SystemExit with 2 for wrong arguments and for an env that there is not.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.num_envs < 1:
+        parser.error(f"--num-envs must be at least 1, got {options.num_envs}")
+    try:
+        if ":" not in options.env:  # what is behind the name of a module is known once that is imported
+            find_spec(options.env)
+        env_fns = [partial(gymnasium.make, options.env)] * options.num_envs
+        result = tune(env_fns, pause=options.policy_ms / 1e3, seconds=options.seconds)
+    except (ValueError, gymnasium.error.Error) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    except VectorEnvError as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    line = make_vec_line(options.env, result)
+    sys.stdout.write(f"{result}\n   or: envs = {line}  # as a gymnasium vector env\n")
+    return 0
+
+
+def make_vec_line(env: str, result: TuneResult) -> str:
+    """The line that makes a gymnasium vector env of the best row."""
+    kwargs = f", vector_kwargs={result.kwargs}" if result.kwargs else ""
+    return f'vecenv.make_vec("{env}", {len(result.env_fns)}, backend="{result.best.backend}"{kwargs})'
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m vecenv", description="Tools for vector envs.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser(
+        "tune",
+        help="measure which vector env is the fastest",
+        description="Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on an env.",
+    )
+    command.add_argument("env", metavar="ENV_ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
+    command.add_argument("--num-envs", type=int, default=8, metavar="N", help="envs side by side [%(default)s]")
+    command.add_argument(
+        "--policy-ms",
+        type=float,
+        default=0.3,
+        metavar="X",
+        help="milliseconds that the policy computes in each round [%(default)s]",
+    )
+    command.add_argument("--seconds", type=float, default=2.0, metavar="S", help="how long to measure [%(default)s]")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

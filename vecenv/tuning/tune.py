@@ -1,0 +1,243 @@
+"""tune: measure which vector env is the fastest for one's envs, in a loop in which the caller computes between rounds.
+
+cost of one env (env_cost)  ->  candidates, without those that cannot win
+open all, some rounds each  ->  those that fail become rows with the reason
+slice of each, eight times  ->  the median counts; interleaved, so that a noisy machine is noisy for all
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.system_limits import usable_cpus
+from vecenv.base import BaseVectorEnv
+from vecenv.engine.arguments.checks import check_env_fns, check_timeout
+from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
+from vecenv.tuning.auto_backend import MOST_WORKERS, dummy_round, workers_round
+from vecenv.tuning.env_cost import EnvCost, measure_cost
+from vecenv.tuning.tune_result import THREAD_SAFE, TuneResult, TuneRow
+from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
+
+STEP_TIMEOUT = 20.0
+"""Seconds after which a step in a worker or thread counts as hung."""
+PASSES = 8
+ROUNDS_BEFORE = 3
+"""Rounds before the first slice, besides those of an env whose first steps are slow."""
+HOPELESS = 4.0
+"""A candidate is not opened if it is predicted to take so many times as long as another: predictions are rough."""
+BEHIND = 0.5
+"""A candidate is measured no further if its best slice is below this share of the leader's median."""
+TIE, TIE_WITH_THREADS = 0.95, 0.9
+"""The simplest candidate with this share of the fastest is the best; threads have to be worth their condition."""
+NOISE = 0.3
+"""So is one that was as fast as the fastest in this share of the slices: on a noisy machine a median proves little."""
+ACTION_ROWS = 16
+
+
+def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> TuneResult:
+    """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
+
+    pause: seconds of CPU time that the caller computes between two rounds: how long the policy takes.
+    seconds: how long to measure, all candidates together. To start the envs of all candidates, which are open at the
+    same time, and their first rounds (at most so long for each) take time besides; so does one env more that is
+    measured before, in a worker.
+
+    Steps are random actions, drawn once with a fixed seed; envs whose episode ends are reset in the same round. The
+    rates are of the whole loop, the caller's work included. The best is the simplest within 5 % of the fastest:
+    Dummy, then Shmem, then Thread. The envs of Thread must be thread-safe and run in this process, so it has to gain
+    more than 10 %. Envs that wait are tried with one worker an env, too.
+    A candidate that fails is a row with the reason.
+
+    ValueError and TypeError for wrong arguments; WorkerTimeoutError or WorkerDiedError if one env, alone in a worker,
+    hangs or ends its process; VectorEnvError if all candidates fail. All envs are closed.
+
+    >>> import gymnasium as gym
+    >>> result = tune([lambda: gym.make("CartPole-v1")] * 2, seconds=0.2)
+    >>> with result.make() as venv:
+    ...     obs, info = venv.reset(seed=0)
+    >>> len(obs), result.best in result.rows
+    (2, True)
+    """
+    fns = check_env_fns(env_fns)
+    if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < 60:
+        raise ValueError(f"pause must be a number of seconds from 0 to 60, got {pause!r}")
+    duration = check_timeout(seconds, "seconds")
+    if duration is None:
+        raise ValueError("seconds must be a positive number of seconds, got None")
+    with warnings.catch_warnings(), ExitStack() as opened:
+        warnings.filterwarnings("ignore", "a worker spent")  # the advice of envs that wait: it is what is found out
+        cost = _cost(fns[0], duration)
+        loops = [_Loop(*candidate, cost, len(fns)) for candidate in candidates(cost, len(fns))]
+        _drop_hopeless(loops, pause)
+        _open(loops, fns, opened, duration)
+        _measure(loops, pause, duration)
+    rows, best = _rank(loops)
+    if best is None:
+        failures = "; ".join(f"{row.name}: {row.note}" for row in rows)
+        raise VectorEnvError(f"no vector env of these envs can be stepped with random actions: {failures}")
+    return TuneResult(fns, pause, rows, best)
+
+
+def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
+    """(backend, num_workers) of what is measured, the simplest first."""
+    cpus = usable_cpus()
+    counts = dict.fromkeys(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus))
+    each = {min(n, MOST_WORKERS): None} if cost is None or cost.waits else {}
+    shmem: list[tuple[str, int | None]] = [("shmem", k) for k in {**counts, **each}]
+    return [("dummy", None), *shmem, *[("thread", k) for k in {min(n, cpus): None, **each}]]
+
+
+def _cost(env_fn: Callable[[], Any], seconds: float) -> EnvCost | None:
+    """The cost of one env; None if it cannot be measured, and only the candidates show whether it can be used."""
+    try:
+        cost = measure_cost(env_fn, seconds / 4, START_TIMEOUT)
+    except WorkerTimeoutError as error:
+        message = f"one env, alone in a worker, was not made, stepped and closed within {START_TIMEOUT} s"
+        raise WorkerTimeoutError(message) from error
+    except WorkerDiedError:
+        raise
+    except Exception:
+        return None
+    return None if isinstance(cost, str) else cost
+
+
+class _Loop:
+    """The loop of a user on one candidate."""
+
+    venv: BaseVectorEnv
+    actions: list[Any]
+
+    def __init__(self, backend: str, num_workers: int | None, cost: EnvCost | None, n: int) -> None:
+        self.backend, self.num_workers, self.n = backend, num_workers, n
+        self.failure = ""
+        self.rates: list[float] = []
+        """Steps a second in each slice."""
+        self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
+        self.predicted: float | None = None
+        """Seconds of a round."""
+        if cost is not None:
+            workers = num_workers or 1
+            self.predicted = (
+                dummy_round(cost, n) if backend == "dummy" else workers_round(cost, n, workers, usable_cpus())
+            )
+
+    def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
+        """Make the envs and run the first rounds, for so long at most."""
+        options = {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
+        self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
+        self.actions = draw_actions(self.venv.action_space)
+        self.venv.reset(seed=0)
+        begin = time.perf_counter()
+        for i in range(self.rounds_before):
+            self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
+            if time.perf_counter() - begin > seconds:
+                break
+
+    def measure(self, seconds: float, pause: float) -> None:
+        """Run rounds for about so long, and note their rate."""
+        step, actions, clock = self.venv.step, self.actions, time.perf_counter
+        begin = now = clock()
+        rounds = 0
+        while not rounds or now - begin < seconds:
+            compute(pause)
+            step(actions[rounds % ACTION_ROWS], autoreset=True)
+            rounds += 1
+            now = clock()
+        self.rates.append(rounds * self.n / (now - begin))
+
+    def fail(self, error: Exception) -> None:
+        """The candidate is measured no further."""
+        self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+
+    def row(self) -> TuneRow:
+        note = self.failure or (THREAD_SAFE if self.backend == "thread" else "")
+        rate = median(self.rates) if self.rates and not self.failure else None
+        return TuneRow(self.backend, self.num_workers, rate, note)
+
+
+def _drop_hopeless(loops: Sequence[_Loop], pause: float) -> None:
+    """Mark the candidates that need not be opened."""
+    quickest = min(loop.predicted or 0.0 for loop in loops)
+    for loop in loops:
+        if loop.predicted is not None and loop.predicted + pause > HOPELESS * (quickest + pause):
+            rate = loop.n / (loop.predicted + pause)
+            loop.failure = f"not measured: about {rate:,.0f} are to be expected"
+
+
+def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
+    """Open the candidates, those in this process last: not if an env has hung or crashed elsewhere."""
+    harmful = ""
+    for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
+        if harmful and loop.backend != "shmem":
+            loop.failure = f"not measured: {harmful}"
+        if loop.failure:
+            continue
+        try:
+            loop.open(env_fns, opened, seconds)
+        except (WorkerTimeoutError, WorkerDiedError) as error:
+            loop.fail(error)
+            harmful = f"an env failed with {type(error).__name__} in {loop.row().name}"
+        except Exception as error:
+            loop.fail(error)
+
+
+def _measure(loops: Sequence[_Loop], pause: float, seconds: float) -> None:
+    """Slices of all candidates in turn; those that are far behind are left out of the later ones."""
+    end = time.perf_counter() + seconds
+    active = [loop for loop in loops if not loop.failure]
+    for k in range(PASSES):
+        for loop in active[k % 2 :] + active[: k % 2]:
+            left = max(0.0, end - time.perf_counter())
+            try:
+                loop.measure(left / ((PASSES - k) * len(active)), pause)
+            except Exception as error:
+                loop.fail(error)
+        active = [loop for loop in active if not loop.failure]
+        if k and active:  # one slice proves nothing
+            leader = max(median(loop.rates) for loop in active)
+            active = [loop for loop in active if max(loop.rates) >= BEHIND * leader]
+
+
+def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
+    """The rows, the fastest first, and the best of them."""
+    measured = [loop for loop in loops if loop.rates and not loop.failure]
+    rows = sorted((loop.row() for loop in loops), key=lambda row: -(row.steps_per_second or 0.0))
+    if not measured:
+        return rows, None
+    fastest = max(measured, key=lambda loop: median(loop.rates))
+
+    enough = TIE_WITH_THREADS if fastest.backend == "thread" else TIE
+
+    def is_tied(loop: _Loop) -> bool:
+        ratios = [a / b for a, b in zip(loop.rates, fastest.rates, strict=False)]
+        as_fast = sum(ratio >= 1 for ratio in ratios)
+        return median(ratios) >= enough or as_fast >= max(2, NOISE * len(ratios))
+
+    simplest = next(loop for loop in measured if loop is fastest or is_tied(loop))
+    return rows, simplest.row()
+
+
+def draw_actions(spaces: Sequence[Any]) -> list[Any]:
+    """Batches of random actions, one for each of some rounds: arrays where the actions can be stacked."""
+    for i, space in enumerate(spaces):
+        if space is None:
+            raise ValueError(f"env {i} has no action_space to draw random actions from")
+        space.seed(i)
+    batches = [[space.sample() for space in spaces] for _ in range(ACTION_ROWS)]
+    stacks = all(isinstance(action, (np.ndarray, np.generic)) for action in batches[0])
+    return [np.stack(batch) for batch in batches] if stacks else batches
+
+
+def compute(seconds: float) -> None:
+    """Use so much CPU time of this thread, as a policy does: a sleep would leave the CPU to the workers."""
+    if seconds:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
