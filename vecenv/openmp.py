@@ -23,11 +23,21 @@ PAUSE_SOFT = 1
 
 _releases: list[Callable[[int], int]] = []
 """`omp_pause_resource_all` of each libgomp that was found."""
-_usable = os.environ.get("VECENV_RELEASE_OPENMP", "1") != "0"
+FORKED_NOT_EXECUTED = 0x40
+"""`PF_FORKNOEXEC` of Linux's `sched.h`."""
+
+
+def _was_forked() -> bool:
+    """Whether this process was forked and still runs the same program, or the system does not say."""
+    stat = system_file("/proc/self/stat")
+    return stat is None or bool(int(stat.rpartition(")")[2].split()[6]) & FORKED_NOT_EXECUTED)
+
+
+# In a forked child that inherited a pool the call would wait for ever for threads that do not exist there.
+_usable = os.environ.get("VECENV_RELEASE_OPENMP", "1") != "0" and not _was_forked()
 
 
 def _disable() -> None:
-    """In a forked child that inherited a pool the call would wait for threads that do not exist there."""
     global _usable
     _usable = False
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from collector.device.openmp_pool import release_pool
 from collector.device.tensors import torch
+from vecenv.openmp import release_pool
 
 
 def _function(name: str, otherwise: Callable[[int], Any]) -> Callable[[int], Any]:
