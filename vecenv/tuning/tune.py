@@ -46,8 +46,8 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
     pause: seconds of CPU time that the caller computes between two rounds: how long the policy takes.
     seconds: how long to measure, all candidates together. To start the envs of all candidates, which are open at the
-    same time, and their first rounds (at most so long for each) take time besides; so does one env more that is
-    measured before, in a worker.
+    same time, and their first rounds (at most three times so long for each) take time besides; so does one env more
+    that is measured before, in a worker.
 
     Steps are random actions, drawn once with a fixed seed; envs whose episode ends are reset in the same round. The
     rates are of the whole loop, the caller's work included. The best is the simplest within 5 % of the fastest:
@@ -76,7 +76,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         cost = _cost(fns[0], duration)
         loops = [_Loop(*candidate, cost, len(fns)) for candidate in candidates(cost, len(fns))]
         _drop_hopeless(loops, pause)
-        _open(loops, fns, opened, duration)
+        _open(loops, fns, opened, 3 * duration)
         _measure(loops, pause, duration)
     rows, best = _rank(loops)
     if best is None:
