@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vecenv.backends.host.env_host import EnvHost
+from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import FRAMES, Control
@@ -19,7 +20,6 @@ from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.ipc.wakeup import Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.worker.info_writer import InfoWriter
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.portability import IN_ORDER
@@ -57,7 +57,7 @@ class ShmemServer(RoundServer):
         self._block = Arena.build(layout, n, self._memory).block(self.first_id, self.first_id + self.count)
         self._status: Any = self._block.status.data
         self.infos = InfoWriter(self._block.info)
-        self.host.bind(layout, self._block)
+        self.host.bind(layout, self._block, self.infos)
 
     def serve(self) -> None:
         line, rounds, sched_yield = self.line, self._rounds, os.sched_yield
