@@ -15,10 +15,10 @@ from gymnasium_cases import assert_same
 
 from benchmarks.counting import CallCounter
 from vecenv import AsyncVectorEnv, DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, WorkerDiedError
+from vecenv.backends.host.info_writer import MOST_FORMS, MOST_KNOWN, InfoWriter
 from vecenv.backends.host.row_writer import own_containers
 from vecenv.backends.info_reader import InfoReader
 from vecenv.backends.memory.info_rows import INFO_BYTES
-from vecenv.backends.worker.info_writer import MOST_FORMS, MOST_KNOWN, InfoWriter
 
 N, WORKERS, STEPS = 5, 2, 13
 Pair = namedtuple("Pair", "a b")

@@ -15,7 +15,17 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.host.env_calls import ENV_CALLS, is_env
 from vecenv.backends.host.failure import Failure, capture
-from vecenv.backends.host.row_writer import FLAGS, NOTHING, RENEWED, REWARDS, Extra, RowWriter, own_containers
+from vecenv.backends.host.info_writer import InfoWriter
+from vecenv.backends.host.row_writer import (
+    FLAGS,
+    IN_INFO_ROW,
+    NOTHING,
+    RENEWED,
+    REWARDS,
+    Extra,
+    RowWriter,
+    own_containers,
+)
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
@@ -73,8 +83,9 @@ class EnvHost:
         self._spaces = [report.observation_space for report in reports]
         return reports
 
-    def bind(self, layout: Layout, block: Arena) -> None:
-        """Write into `block` from now on."""
+    def bind(self, layout: Layout, block: Arena, infos: InfoWriter | None = None) -> None:
+        """Write into `block` from now on; `infos` writes the infos that fit into its info rows, if they are read."""
+        self._write_info = None if infos is None else infos.write
         keep = copy.deepcopy if self._local else own_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
         self._steps = [env.step for env in self.envs]
@@ -90,7 +101,7 @@ class EnvHost:
         extras = {} if extras is None else extras
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
-        terminations, truncations = rows.terminated, rows.truncated
+        terminations, truncations, write_info = rows.terminated, rows.truncated, self._write_info
         plain = opcodes.STEP
         quick = plain, opcodes.STEP_RESET
         actions = [None] * len(ops) if action is None else own_actions(action, len(ops))
@@ -118,9 +129,18 @@ class EnvHost:
                         rewards[j] = reward
                         terminations[j] = terminated
                         truncations[j] = truncated
-                        if not info and op == plain:
-                            continue
-                        extra = Extra(rows.own(info)) if info else None
+                        if not info:
+                            if op == plain:
+                                continue
+                            extra = None
+                        elif (
+                            write_info is not None
+                            and (op == plain or not (terminated or truncated))
+                            and write_info(j, info)
+                        ):
+                            extra = IN_INFO_ROW
+                        else:
+                            extra = Extra(rows.own(info))
                     else:
                         extra = rows.write_step(j, result)
                     if op != plain and (terminations[j] or truncations[j]):

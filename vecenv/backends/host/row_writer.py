@@ -43,6 +43,11 @@ class Extra(NamedTuple):
     failure: Failure | None = None
     final: Final | None = None
 
+    def info_alone(self) -> Mapping[str, Any] | None:
+        """The info, if there is nothing else."""
+        info, *others = self
+        return info if all(part is None for part in others) else None
+
     def packed(self) -> tuple[Any, ...]:
         """This object as plain tuples, which pickle and unpickle faster than classes."""
         return *self[:4], None if self.final is None else tuple(self.final)
@@ -57,6 +62,8 @@ class Extra(NamedTuple):
 NOTHING = Extra()
 RENEWED = Extra(final=Final(None, {}))
 """The extra of an env that was reset in the round of its last step, with both infos empty and the rest in the arena."""
+IN_INFO_ROW = Extra()
+"""The extra of an env whose info is in its info row, and the rest in the arena too."""
 
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 FLAGS = frozenset({bool, np.bool_})

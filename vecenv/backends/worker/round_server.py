@@ -12,21 +12,18 @@ import cloudpickle
 
 from vecenv.backends.host.env_host import EnvHost, Payload
 from vecenv.backends.host.failure import Failure, capture, describe
-from vecenv.backends.host.row_writer import RENEWED, Extra
+from vecenv.backends.host.info_writer import InfoWriter
+from vecenv.backends.host.row_writer import IN_INFO_ROW, RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
 from vecenv.backends.ipc.messages import Channel, Frame
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.blocking_envs import BlockingMeter
-from vecenv.backends.worker.info_writer import InfoWriter
 from vecenv.backends.worker.worker_args import WorkerArgs
 
 Answer = Callable[[Sequence[int], dict[int, Extra]], None]
 """Announces that these envs of the block are done, with their extras."""
-
-IN_INFO_ROW = Extra()
-"""The extra of an env whose info is in its info row, and the rest in the arena."""
 
 
 class RoundServer(ABC):
@@ -105,12 +102,10 @@ class RoundServer(ABC):
         """
         blobs, infos = [], self.infos
         for j, extra in extras.items():
-            info, objects, reward, failure, final = extra
-            if info is not None and objects is None and reward is None and failure is None and final is None:
-                if infos.write(j, info):
-                    extras[j] = IN_INFO_ROW
-                    continue
-            elif extra is RENEWED:  # its status byte is the whole answer
+            if extra is IN_INFO_ROW or extra is RENEWED:  # its status byte is the whole answer
+                continue
+            if (info := extra.info_alone()) is not None and infos.write(j, info):
+                extras[j] = IN_INFO_ROW
                 continue
             self.line[DOING] = SENDING
             try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vecenv.backends.host.env_host import EnvHost
+from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import FRAMES, Control
@@ -59,7 +60,7 @@ class ShmemServer(RoundServer):
         self._block = Arena.build(layout, n, self._memory).block(self.first_id, self.first_id + self.count)
         self._status: Any = self._block.status.data
         self.infos = InfoWriter(self._block.info)
-        self.host.bind(layout, self._block)
+        self.host.bind(layout, self._block, self.infos)
 
     def serve(self) -> None:
         line, rounds, sched_yield = self.line, self._rounds, os.sched_yield

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import DOING, SENDING
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.worker.info_writer import InfoWriter
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS = 100
@@ -40,7 +40,7 @@ class SubprocServer(RoundServer):
         self._outputs, self._finals = self._block.outputs(), self._block.finals()
         self._all_done = bytes([opcodes.DONE]) * self.count
         self.infos = InfoWriter(self._block.info)
-        self.host.bind(layout, self._block)
+        self.host.bind(layout, self._block, self.infos)
 
     def serve(self) -> None:
         while True:
