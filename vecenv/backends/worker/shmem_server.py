@@ -21,7 +21,6 @@ from vecenv.backends.ipc.wakeup import Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.cpu_while_asleep import CPUWhileAsleep
-from vecenv.backends.worker.info_writer import InfoWriter
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.portability import IN_ORDER
