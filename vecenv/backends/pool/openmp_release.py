@@ -34,7 +34,8 @@ ENOUGH = 24
 """Iterations of either kind that are compared."""
 MAX_TRIED = 160
 """Rounds after which a trial without a clear gain ends."""
-MIN_GAIN = 1.03
+MIN_GAIN, STOP_GAIN = 1.03, 0.97
+"""To begin and to stop: one noisy block must not end what helps."""
 PERIOD = 160
 """Of so many rounds while ACTIVE the first BLOCK go without a release, so that the gain is known."""
 IDLE_CHECKS = 6
@@ -137,7 +138,7 @@ class OpenMPRelease:
             self._enter(WATCHING)
             return
         self.gain = self._measured_gain()
-        if self.gain < 1:
+        if self.gain < STOP_GAIN:
             self._fail(helpless=False)
 
     def _measured_gain(self) -> float:
