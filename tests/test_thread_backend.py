@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from gymnasium import spaces
 
 import vecenv.engine.interrupts
 import vecenv.engine.lifetime
+from tests.ctrl_c import interrupt_at_random
 from tests.faulty import Counter, RaisesOnStep, TakesLong, counters
 from tests.ledger import CLOSED
 from vecenv import (
@@ -449,36 +448,27 @@ def test_an_interrupted_wait_loses_no_env(gate: Gate) -> None:
         assert venv.stats()["restarts"] == 0
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 2}])
 def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> None:
-    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
-    envs, interrupts = 4, 0
-    gc.disable()  # Python drops an interrupt in a callback of the garbage collector, such as that of hypothesis
-    try:
-        with ThreadVectorEnv(counters(envs), **options) as venv:
-            venv.reset()
-            for _ in range(100):
-                try:
-                    try:
-                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))
-                        for _ in range(1000):
-                            venv.step([0] * len(venv.ready_id), venv.ready_id)
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    interrupts += 1
-                while venv.waiting_id:  # the interrupt came between two calls
-                    venv.recv()
-                assert venv.reset()[0][:, 2].tolist() == [0] * envs
-                for t in (1, 2):
-                    venv.send([0] * envs)
-                    while venv.waiting_id:
-                        obs = venv.recv()[0]
-                        assert obs[:, 2].tolist() == [t] * len(obs)
-    finally:
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
-    assert interrupts == 100
+    envs = 4
+    with ThreadVectorEnv(counters(envs), **options) as venv:
+        venv.reset()
+
+        def usable() -> None:
+            while venv.waiting_id:  # the interrupt came between two calls
+                venv.recv()
+            assert venv.reset()[0][:, 2].tolist() == [0] * envs
+            for t in (1, 2):
+                venv.send([0] * envs)
+                while venv.waiting_id:
+                    obs = venv.recv()[0]
+                    assert obs[:, 2].tolist() == [t] * len(obs)
+
+        def step() -> None:
+            venv.step([0] * len(venv.ready_id), venv.ready_id)
+
+        assert interrupt_at_random(step, usable, 100, longest=1e-3) == 100
 
 
 def test_one_call_at_a_time_may_wait(gate: Gate) -> None:
