@@ -672,12 +672,18 @@ def test_whatever_is_started_never_sees_control_c(context: str) -> None:
     assert blocked.count("0") == (context != "fork")
 
 
+class TellsCPUs(Counter):
+    def cpus(self) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+
 @columns("blocks", dummy=False)
 @pytest.mark.skipif(PORTABLE, reason="there is nothing to bind them with")
 @pytest.mark.parametrize("affinity", [False, True])
 def test_workers_are_bound_to_a_cpu_on_request_only(column: Column, affinity: bool) -> None:
+    """Asked in the worker: one that sleeps may wait on a single CPU, without a request."""
     allowed = sorted(os.sched_getaffinity(0))
-    with column.open(counters(N), affinity=affinity) as ledger:
+    with column.open([partial(TellsCPUs, i) for i in range(N)], affinity=affinity) as ledger:
         ledger.begin()
-        bound = {frozenset(os.sched_getaffinity(pid)) for pid in pids(ledger.venv)}
+        bound = {frozenset(cpus) for cpus in ledger.venv.call("cpus")}
     assert bound == ({frozenset({cpu}) for cpu in allowed[:2]} if affinity else {frozenset(allowed)})

@@ -22,7 +22,7 @@ class Signature(NamedTuple):
 
 
 def is_tensordict_module(policy: Policy) -> bool:
-    """Whether a policy is a module of tensordict's, (imported already where there is one)."""
+    """Whether a policy is a module of tensordict's; where there is one, tensordict has been imported."""
     tensordict = sys.modules.get("tensordict")
     return tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase)
 

@@ -19,7 +19,7 @@ TEXT = frozenset({str})
 
 
 class InfoWriter:
-    """Writes into the info rows `rows` (k, INFO_BYTES) of a block; `new` are the forms that the parent has not got."""
+    """Writes into the info rows `rows` (k, INFO_BYTES) of a block; the parent has yet to get `forms[sent:]`."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self._memory = rows.reshape(-1).data
