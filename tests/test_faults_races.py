@@ -33,7 +33,7 @@ from vecenv import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from vecenv.backends.pool import worker_handle
+from vecenv.backends.pool import process_worker
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -439,10 +439,10 @@ def test_envs_that_share_their_infos_do_not_share_ours(backend: Any) -> None:
 
 def test_a_forked_copy_of_a_program_closes_no_channels_of_the_original(process_backend: Any) -> None:
     with process_backend(counters(2)):
-        assert worker_handle._parent_fds
+        assert process_worker._parent_fds
         pid = os.fork()
         if pid == 0:
-            os._exit(len(worker_handle._parent_fds))
+            os._exit(len(process_worker._parent_fds))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -452,16 +452,16 @@ def test_a_channel_that_another_thread_closes_before_a_fork_is_no_reason_to_die(
 ) -> None:
     """Its number may be that of something else by then, which the new worker needs."""
     others = {os.dup(0) for _ in range(4)}
-    start = worker_handle.start_process
+    start = process_worker.start_process
 
     def close_and_start(*args: Any) -> Any:
-        for fd in others & worker_handle._parent_fds:
-            worker_handle._parent_fds.discard(fd)
+        for fd in others & process_worker._parent_fds:
+            process_worker._parent_fds.discard(fd)
             os.close(fd)
         return start(*args)
 
-    worker_handle._parent_fds.update(others)
-    monkeypatch.setattr(worker_handle, "start_process", close_and_start)
+    process_worker._parent_fds.update(others)
+    monkeypatch.setattr(process_worker, "start_process", close_and_start)
     with process_backend(counters(1), context="fork") as venv:
         venv.reset()
         assert venv.alive() == [True]

@@ -26,7 +26,7 @@ from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
 from vecenv.backends.pool import watchdog
-from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.process_worker import ProcessWorker
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.seeding import next_seed, seed_chain, spread_seeds
 from vecenv.portability import PORTABLE
@@ -228,7 +228,7 @@ class TestWatchdog:
     def seen(self, monkeypatch):
         """Has a worker looked at, at a time; returns when it was taken for hanging, with a limit of 10."""
         clock, line, reported = [0.0], [0] * LINE, []
-        worker = WorkerHandle(0, range(1))
+        worker = ProcessWorker(0, range(1))
         worker.alive = True
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
         dog = watchdog.Watchdog(

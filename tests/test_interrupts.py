@@ -31,7 +31,7 @@ from vecenv import (
     WorkerDiedError,
 )
 from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.process_worker import ProcessWorker
 
 ACTIONS = np.zeros(2, np.int64)
 pytestmark = pytest.mark.usefixtures("ctrl_c")
@@ -72,7 +72,7 @@ def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize(
     ("owner", "moment"),
-    [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerHandle, "pickle_own")],
+    [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (ProcessWorker, "pickle_own")],
     ids=lambda part: getattr(part, "__name__", part),
 )
 def test_after_an_interrupt_in_the_middle_of_a_message_a_reset_makes_all_usable(
@@ -170,7 +170,7 @@ def test_an_interrupted_constructor_or_restart_leaves_no_worker(
 ) -> None:
     """What is left is found by the fixture that looks for leaks."""
     with monkeypatch.context() as patch:
-        patch.setattr(WorkerHandle, "launch", interrupted(WorkerHandle.launch))
+        patch.setattr(ProcessWorker, "launch", interrupted(ProcessWorker.launch))
         with pytest.raises(KeyboardInterrupt):
             process_backend(counters(2), num_workers=2)
 
@@ -183,7 +183,7 @@ def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one
         venv.reset()
         kill(pids(venv)[0])
         pool = venv.engine.backend.pool
-        of: Any = WorkerHandle if moment == "launch" else pool
+        of: Any = ProcessWorker if moment == "launch" else pool
         with monkeypatch.context() as patch:
             patch.setattr(of, moment, interrupted(getattr(of, moment), first=moment == "post"))
             with pytest.raises(KeyboardInterrupt):
@@ -217,7 +217,7 @@ def test_an_interrupt_while_a_dead_worker_is_buried_loses_it_once(
         venv.reset()
         kill(pids(venv)[0])
         with monkeypatch.context() as patch:
-            patch.setattr(WorkerHandle, "clean_up", interrupted(WorkerHandle.clean_up))
+            patch.setattr(ProcessWorker, "clean_up", interrupted(ProcessWorker.clean_up))
             with pytest.raises((KeyboardInterrupt, WorkerDiedError)):
                 venv.step(ACTIONS)
         assert venv.alive() == [False, True]

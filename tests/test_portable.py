@@ -17,7 +17,7 @@ import pytest
 from vecenv import SharedMemoryError, portability
 from vecenv.backends.ipc.messages import READY, Channel
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
-from vecenv.backends.pool.worker_handle import SOCKET_BUFFER, enlarge_buffers
+from vecenv.backends.pool.process_worker import SOCKET_BUFFER, enlarge_buffers
 from vecenv.portability import FALLBACKS
 
 ROOT = Path(__file__).parent.parent

@@ -32,12 +32,11 @@ from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pickle_codec import PickleCodec
 from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
 from vecenv.backends.pool.openmp_release import OpenMPRelease
-from vecenv.backends.pool.watchdog import Watchdog, stack_of_process
-from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.watchdog import Watchdog
+from vecenv.backends.pool.worker_handle import Launcher, WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process_calls import ProcessCall, Request
 from vecenv.backends.releasing_transport import ReleasingTransport
-from vecenv.backends.system_limits import default_num_workers
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.blocking_envs import advice
 from vecenv.caller_warnings import WorkerWarnings
@@ -53,20 +52,20 @@ class ProcessBackend(Backend):
     def __init__(
         self,
         transport: Transport,
-        context: str | None,
+        launcher: Launcher,
         start_timeout: float,
         step_timeout: float | None = None,
         affinity: bool = False,
         release_openmp: bool = True,
     ) -> None:
         super().__init__()
-        self.pool = WorkerPool(transport.server, context, start_timeout, affinity)
+        self.pool = WorkerPool(transport.server, launcher, start_timeout)
         self.pool.on_frame, self.pool.on_loss, self.pool.notify = self._on_frame, self._on_loss, transport.notify
-        self.codec = PickleCodec(self.pool.forked)
+        self.codec = PickleCodec(launcher.forked)
         self._transport = self._carrier = transport
         """In use: `_carrier`, or a ReleasingTransport around it."""
         self._step_timeout = step_timeout
-        self._affinity = affinity
+        self._spreads = launcher.on_this_machine and not affinity
         self._releases = release_openmp
         self._answers: Answers | None = None
         self._requests: dict[int, Request] = {}
@@ -91,14 +90,14 @@ class ProcessBackend(Backend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
-        self.num_workers = num_workers = num_workers or default_num_workers(n, eager)
+        self.num_workers = num_workers = num_workers or self.pool.launcher.default_num_workers(n, eager)
         self._eager = eager
         self.pool.open(num_workers, n, eager)
         stacks = self.pool.stacks
         self._watchdog = Watchdog(
-            self.pool.control, lambda worker: stack_of_process(stacks, worker.pid), self._step_timeout, self.pool.kill
+            self.pool.control, lambda worker: worker.stack(stacks), self._step_timeout, self.pool.kill
         )
-        spreads = num_workers > 1 and not eager and not self._affinity and binds_to_cpus()
+        spreads = num_workers > 1 and not eager and self._spreads and binds_to_cpus()
         self._placement = Placement(self.pool.control) if spreads else None
         self._release = OpenMPRelease(num_workers) if self._releases and not eager and openmp.is_enabled() else None
         self._transport.open(self.pool, n)

@@ -28,6 +28,7 @@ from vecenv.backends.ipc.wakeup import Wakeup, fence, wakeup_fds
 from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
+from vecenv.backends.pool.process_worker import ProcessLauncher
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
@@ -144,5 +145,5 @@ class ShmemTransport(Transport):
 class ShmemBackend(ProcessBackend):
     """Workers that share the arena with the parent."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(ShmemTransport(), **options)
+    def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
+        super().__init__(ShmemTransport(), ProcessLauncher(context, affinity), affinity=affinity, **options)

@@ -14,6 +14,7 @@ import numpy as np
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
+from vecenv.backends.pool.process_worker import ProcessLauncher
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.transport import Transport
@@ -128,8 +129,8 @@ class SubprocTransport(Transport):
 class SubprocBackend(ProcessBackend):
     """Workers that share nothing with the parent but a socket."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(SubprocTransport(), **options)
+    def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
+        super().__init__(SubprocTransport(), ProcessLauncher(context, affinity), affinity=affinity, **options)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -1,102 +1,114 @@
-"""WorkerHandle: the parent's side of one worker process, and of those that replace it."""
+"""WorkerHandle: the parent's side of one worker, and of those that replace it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import signal
-import socket
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
-from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.pool.start_methods import parent_fds, start_process
-from vecenv.backends.worker.main import main as worker_main
+from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.portability import pidfd
-
-SOCKET_BUFFER = 1 << 16
-
-_parent_fds: set[int] = set()
-"""The parent's ends of the channels and multiprocessing pipes of all workers that this process has started."""
-_inherited_fds: set[int] = set()
-"""In a forked process: what `_parent_fds` was in the original at the fork. A forked worker closes them."""
 
 
-def _inherit_fds() -> None:
-    """In a forked copy of the process: the descriptors so far are those of the original's workers."""
-    _inherited_fds.clear()
-    _inherited_fds.update(_parent_fds)
-    _parent_fds.clear()
+class ParentChannel(Protocol):
+    """The parent's end of the frames between it and a worker; none of its methods blocks (see `messages.Channel`)."""
+
+    ended: bool
+
+    def fileno(self) -> int: ...
+
+    def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool: ...
+
+    def flush(self) -> bool: ...
+
+    def receive(self) -> None: ...
+
+    def take(self) -> Frame | None: ...
+
+    def close(self) -> None: ...
 
 
-os.register_at_fork(after_in_child=_inherit_fds)
+class WorkerHandle(ABC):
+    """What hosts the envs `start` .. `stop - 1`, its channel, and what it has reported.
 
-
-class WorkerHandle:
-    """The process that hosts the envs `start` .. `stop - 1`, its channel, and what it has reported.
-
-    When a process dies, a new one takes its place in the same object.
+    When a worker ends, a new one takes its place in the same object. Subclasses know what a worker is: a process, an
+    actor.
     """
+
+    channel: ParentChannel
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids
         self.start, self.stop = ids.start, ids.stop
-        self.process: Any = None
-        self.channel: Channel = None  # type: ignore[assignment]
-        self._pipes: tuple[int, ...] = ()
-        self._pidfd: int | None = None
         self.alive = False
         self.ready: list[EnvReport] | Failure | None = None
         """What the worker reported when its envs were made; None until then."""
         self.served = False
-        """Whether any of the processes was ever ready."""
+        """Whether any of the workers was ever ready."""
         self.problems: list[str] | None = None
         """What went wrong in closing its envs; None until it has closed them."""
         self.reason: Hung | Torn | None = None
         """Why the parent killed it, if it did."""
 
     @property
-    def pid(self) -> int:
-        return int(self.process.pid)
+    @abstractmethod
+    def launched(self) -> bool:
+        """Whether there ever was a worker."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """The process of its envs, None where it is not known."""
+
+    @property
+    def where(self) -> str:
+        """Where its envs run, as part of an error text."""
+        return f"pid {self.pid}"
 
     @property
     def title(self) -> str:
         """The worker's name in warnings."""
-        return f"worker pid {self.pid}"
+        return f"worker {self.where}"
 
     @property
     def ending(self) -> str:
         """What was done with the worker because an env hung, as part of an error text."""
-        return f"the worker (pid {self.pid}, envs {list(self.ids)}) was killed"
+        return f"the worker ({self.where}, envs {list(self.ids)}) was killed"
 
+    @abstractmethod
     def launch(self, args: WorkerArgs) -> None:
-        """Start the process, with a new channel."""
-        ours, theirs = socket.socketpair()
-        enlarge_buffers(ours, theirs)
-        self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
-        _parent_fds.add(ours.fileno())
-        args.socket = theirs
-        if args.method == "fork":
-            args.parent_fds = _inherited_fds  # filled at the fork, until which other threads may open and close some
-        try:
-            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
-        except BaseException:  # if the process was started nevertheless, it ends when its channel closes
-            _parent_fds.discard(ours.fileno())
-            ours.close()
-            raise
-        finally:
-            theirs.close()  # so that the end of the worker is the end of the stream
-        self._pipes = parent_fds(self.process)
-        _parent_fds.update(self._pipes)
-        if args.method != "forkserver":
-            # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
-            self._pidfd = pidfd(self.pid)
-        self.alive = True
+        """Start the worker, with a new channel; returns before its envs are made."""
+
+    @abstractmethod
+    def fds(self) -> list[int]:
+        """The descriptors to poll: the channel's, and those that become readable when the worker ends."""
+
+    @abstractmethod
+    def has_ended(self, timeout: float) -> bool:
+        """Whether the worker has ended; waits up to `timeout` seconds for that."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker by force, with all that its envs started; returns once it is gone."""
+
+    @abstractmethod
+    def clean_up(self) -> None:
+        """After the end of the worker: close and free what belonged to it. Idempotent."""
+
+    def discard(self) -> None:  # noqa: B027  most have nothing to do
+        """Called last, when the pool is closed."""
+
+    @abstractmethod
+    def stack(self, stacks: int) -> str:
+        """The Python stack of the worker, which may write it to the file `stacks`."""
+
+    @abstractmethod
+    def cause(self) -> str:
+        """How the worker has ended, in words that follow "the worker"."""
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
         """The entries of `by_id` for the envs of this worker, by their place in its block."""
@@ -106,34 +118,6 @@ class WorkerHandle:
         """`own(by_id)` pickled; empty bytes for no entries."""
         mine = self.own(by_id)
         return pickle.dumps(mine) if mine else b""
-
-    def fds(self) -> list[int]:
-        """The descriptors to poll: the channel, and those that become readable when the process ends."""
-        return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
-
-    def clean_up(self) -> None:
-        """After the end of the process: close our ends, reap it, kill what its envs left running. Idempotent."""
-        self.alive = False
-        _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
-        self._pipes = ()  # the system reuses their numbers
-        self.channel.close()
-        self.kill_group()
-        self.process.join(1.0)
-        if self._pidfd is not None:
-            pidfd, self._pidfd = self._pidfd, None
-            os.close(pidfd)
-
-    def kill(self) -> None:
-        """Kill the process and all that its envs started; returns once it is gone."""
-        self.kill_group()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.process.join(1.0)
-
-    def kill_group(self) -> None:
-        """Kill the process group that the worker leads, if any. macOS refuses if all its processes have ended."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
 
     def death(self, env_id: int, running: int | None, idle: str = "idle") -> VectorEnvError:
         """The error of an env whose worker has ended while it used env `running`; None: while it was `idle`."""
@@ -151,15 +135,46 @@ class WorkerHandle:
         if self.ready is None:
             doing = "while constructing its envs"
         advice = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
-        return f"the worker of env {env_id} (pid {self.pid}{others}) {_cause(self.process.exitcode)} {doing}{advice}"
+        return f"the worker of env {env_id} ({self.where}{others}) {self.cause()} {doing}{advice}"
 
 
-def enlarge_buffers(*ends: socket.socket) -> None:
-    """Enlarge socket buffers that are small, such as the 8 KiB of macOS."""
-    for end in ends:
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
-                end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+class Launcher(ABC):
+    """How a pool launches workers, and of what kind they are."""
+
+    forked = False
+    """Whether workers inherit the program's objects, so that env_fns need not be pickled."""
+    on_this_machine = True
+    """Whether `pid` names a process that this one may move to another CPU."""
+
+    @abstractmethod
+    def default_num_workers(self, n: int, eager: bool) -> int:
+        """How many workers `n` envs have if the user asks for no number."""
+
+    @abstractmethod
+    def open(self, num_workers: int) -> None:
+        """Called before the first worker is launched. Raises if there cannot be so many."""
+
+    @abstractmethod
+    def handle(self, index: int, ids: range) -> WorkerHandle:
+        """A handle for a worker that is yet to be launched."""
+
+    @abstractmethod
+    def complete(self, args: WorkerArgs) -> None:
+        """Fill in what depends on the kind of the workers."""
+
+    def late_text(self, late: Sequence[WorkerHandle], start_timeout: float) -> str:
+        """The error text for workers whose envs were not made in time."""
+        ids = [i for worker in late for i in worker.ids]
+        return (
+            f"envs {ids} were not constructed within start_timeout={start_timeout} s; pass a larger one if they need it"
+        )
+
+    def watched(self) -> tuple[int, Callable[[], None]] | None:
+        """A descriptor for the pool to poll, and what to call when it is readable."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  most have nothing to close
+        """Called when all workers have ended."""
 
 
 class Hung:
@@ -183,31 +198,11 @@ class Torn:
     """Why a worker was killed: an interrupt (Ctrl-C) fell between two parts of a message to or from it."""
 
     def __init__(self, worker: WorkerHandle) -> None:
-        self._pid = worker.pid
+        self._where = worker.where
 
     def error(self, env_id: int) -> WorkerDiedError:
         """The error for one of the envs of the worker."""
         return WorkerDiedError(
-            f"the worker of env {env_id} (pid {self._pid}) was killed because an interrupt cut off a message to "
+            f"the worker of env {env_id} ({self._where}) was killed because an interrupt cut off a message to "
             f"or from it; reset({env_id}) starts it again."
         )
-
-
-def _cause(exitcode: int | None) -> str:
-    """How a process ended, in words."""
-    if exitcode is None:
-        return "ended (its exit status was collected outside of vecenv)"
-    if exitcode == 255:
-        return "exited with code 255"
-    if exitcode >= 0:
-        return f"exited with code {exitcode} (the env called os._exit?)"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:  # one of the real-time signals, which have no names
-        name = f"signal {-exitcode}"
-    hints = {
-        "SIGKILL": " (often the kernel, out of memory)",
-        "SIGSEGV": " (a crash in native code)",
-        "SIGBUS": " (an access to memory that no longer exists)",
-    }
-    return f"was killed by {name}{hints.get(name, '')}"

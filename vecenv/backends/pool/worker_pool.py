@@ -1,4 +1,4 @@
-"""WorkerPool: worker processes from start to close, the frames that they send, and their deaths. Independent of rounds.
+"""WorkerPool: workers from start to close, the frames that they send, and their deaths. Independent of rounds.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -13,11 +13,9 @@ Death is an event: every wait polls the sentinels of the processes together with
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,39 +29,29 @@ from vecenv.backends.ipc.control_block import DOING, NOTHING, Control
 from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.memory.shared_memory import anonymous_file
-from vecenv.backends.pool.start_methods import ONE_THREAD, check_method
-from vecenv.backends.pool.worker_handle import Hung, Torn, WorkerHandle
-from vecenv.backends.system_limits import blocks_of, check_descriptors
+from vecenv.backends.pool.worker_handle import Hung, Launcher, Torn, WorkerHandle
+from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_args import WorkerArgs
 from vecenv.backends.worker.worker_setup import WorkerSetup, pickle_env_fn, registered_by_user
-from vecenv.caller_warnings import warn_caller
 from vecenv.errors import WorkerTimeoutError
-from vecenv.portability import allowed_cpus, binds_to_cpus
 
-FDS_PER_WORKER = 7  # channel, sentinel, the pipe that it watches, wakeup, pidfd (or a pipe's other end), two at start
-FDS_BESIDES = 24
 LONGEST_POLL = 3600.0
 
 
 class WorkerPool:
-    """The worker processes of one vector env.
+    """The workers of one vector env.
 
-    `context` is the start method, `start_timeout` the seconds that all constructors together may take, `affinity`
-    whether each worker is bound to one CPU. `server` is the class that serves rounds in the workers. The owner sets
-    three callbacks: `on_frame` for a frame from a worker, `on_loss` for a worker that has ended, and `notify` for a
-    frame that was posted to a worker that serves rounds.
+    `launcher` starts them, `start_timeout` are the seconds that all constructors together may take. `server` is the
+    class that serves rounds in the workers. The owner sets three callbacks: `on_frame` for a frame from a worker,
+    `on_loss` for a worker that has ended, and `notify` for a frame that was posted to a worker that serves rounds.
     """
 
-    def __init__(
-        self, server: type[RoundServer], context: str | None, start_timeout: float, affinity: bool = False
-    ) -> None:
+    def __init__(self, server: type[RoundServer], launcher: Launcher, start_timeout: float) -> None:
         self._server = server
-        self._method = check_method(context)
-        self.forked = self._method == "fork"
+        self.launcher = launcher
         self._start_timeout = start_timeout
-        self._affinity = affinity
         self.workers: list[WorkerHandle] = []
         self._by_fd: dict[int, WorkerHandle | Callable[[], None]] = {}
         self._poller = select.poll()
@@ -79,15 +67,14 @@ class WorkerPool:
 
     def open(self, num_workers: int, n: int, eager: bool) -> None:
         """Reserve what the workers of `n` envs share, before any of them is started."""
-        check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
+        self.launcher.open(num_workers)
         self._eager = eager
-        if self._affinity and not binds_to_cpus():
-            self._affinity = False
-            warn_caller("affinity=True has no effect: this system does not bind processes to CPUs")
+        if (watched := self.launcher.watched()) is not None:
+            self.watch(*watched)
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
         self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
-        self.workers = [WorkerHandle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
+        self.workers = [self.launcher.handle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
         self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
         """The index of the worker of each env."""
 
@@ -95,7 +82,8 @@ class WorkerPool:
         self, env_fns: Sequence[Callable[[], Any]], transport_args: Callable[[WorkerHandle], Any]
     ) -> list[EnvReport]:
         """Start all workers, and return the report of each env."""
-        self._env_fns = [env_fn if self.forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        forked = self.launcher.forked
+        self._env_fns = [env_fn if forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
         self._transport_args = transport_args
         registered = self._registered()
         for worker in self.workers:
@@ -124,39 +112,34 @@ class WorkerPool:
         self._by_fd[fd] = on_ready
         self._poller.register(fd, select.POLLIN)
 
+    def watch_worker(self, worker: WorkerHandle, fd: int) -> None:
+        """Handle what happens at `fd`, one of `worker.fds()`, in waits."""
+        self._by_fd[fd] = worker
+        self._poller.register(fd, select.POLLIN)
+
     def _registered(self) -> list[bytes]:
         """The envs that the program has registered with gymnasium by now; forked workers inherit them."""
-        return [] if self.forked else registered_by_user()
+        return [] if self.launcher.forked else registered_by_user()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         self.control.line(worker.index)[DOING] = NOTHING
-        cpus = sorted(allowed_cpus() or ()) if self._affinity else []
-        setup = WorkerSetup(
-            env_fns=self._env_fns[worker.start : worker.stop],
-            # The forkserver has the environment variables of the moment at which it was started.
-            environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
-            registered=registered,
-            affinity={cpus[worker.index % len(cpus)]} if cpus else None,
-        )
         args = WorkerArgs(
             index=worker.index,
             num_workers=len(self.workers),
             first_id=worker.start,
             count=len(worker.ids),
             eager=self._eager,
-            method=self._method,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(self.stacks),
-            setup=setup,
+            setup=WorkerSetup(self._env_fns[worker.start : worker.stop], registered),
             seeds=worker_seeds(worker.index),
             server=self._server,
             transport=self._transport_args(worker),
-            starter=os.getpid() if threading.current_thread() is threading.main_thread() else 0,
         )
+        self.launcher.complete(args)
         worker.launch(args)
         for fd in worker.fds():
-            self._by_fd[fd] = worker
-            self._poller.register(fd, select.POLLIN)
+            self.watch_worker(worker, fd)
 
     def _await_ready(self, workers: Sequence[WorkerHandle]) -> None:
         """Wait until all have reported; raises for the first constructor that failed or is late."""
@@ -167,14 +150,11 @@ class WorkerPool:
                     raise worker.ready.exception(worker.pid)
                 if not worker.alive:  # possibly after its report
                     raise worker.death(worker.start, None)
-            late = [i for worker in workers if worker.ready is None for i in worker.ids]
+            late = [worker for worker in workers if worker.ready is None]
             if not late:
                 return
             if time.monotonic() >= deadline:
-                raise WorkerTimeoutError(
-                    f"envs {late} were not constructed within start_timeout={self._start_timeout} s; pass a larger one "
-                    "if they need it"
-                )
+                raise WorkerTimeoutError(self.launcher.late_text(late, self._start_timeout))
             self.handle(self.events(deadline))
 
     # Messages.
@@ -221,8 +201,7 @@ class WorkerPool:
         self._receive(worker)
         if worker.channel.ended and worker.alive:
             self._unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed the channel
-            worker.process.join(0.1)
-            if not worker.process.is_alive():
+            if worker.has_ended(0.1):
                 self._on_end(worker)
             elif not self.closing:
                 self.kill(worker, None)
@@ -268,10 +247,10 @@ class WorkerPool:
         """Kill the workers with a message that an interrupt cut off: what they send next could be misread."""
         while self.torn:
             worker = self.torn[0]
-            if worker.process is not None and not isinstance(worker.reason, Torn):
+            if worker.launched and not isinstance(worker.reason, Torn):
                 worker.reason = Torn(worker) if worker.reason is None else worker.reason
                 worker.kill()
-            if worker.process is not None:
+            if worker.launched:
                 self._note_end(worker)  # without reading what is left in its channel
             self.torn = self.torn[1:]
 
@@ -284,15 +263,15 @@ class WorkerPool:
         self._poller = select.poll()
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
-        started = [worker for worker in self.workers if worker.process is not None]
+        started = [worker for worker in self.workers if worker.launched]
         try:
             problems = self._stop(started, time.monotonic() + timeout)
         finally:  # also after a Ctrl-C, which ends the wait
             for worker in started:
                 if worker.alive:
                     self.kill(worker, None)
-                with contextlib.suppress(ValueError):  # killed, but it still exists
-                    worker.process.close()
+                worker.discard()
+            self.launcher.close()
             own_fds, self._own_fds = self._own_fds, []
             for fd in own_fds:
                 os.close(fd)
@@ -313,7 +292,7 @@ class WorkerPool:
         for worker in killed:
             self.kill(worker, None)
         return [
-            f"the worker of envs {list(w.ids)} (pid {w.pid}) "
+            f"the worker of envs {list(w.ids)} ({w.where}) "
             + ("did not close in time and was killed" if w in killed else "ended before its envs had closed")
             for w in asked
             if w.problems is None and not isinstance(w.ready, Failure)

@@ -21,7 +21,6 @@ class WorkerArgs:
     """How many envs it hosts."""
     eager: bool
     """Whether each env is announced as it finishes."""
-    method: str
     control: Descriptor
     stacks: Descriptor
     setup: WorkerSetup
@@ -31,8 +30,10 @@ class WorkerArgs:
     """The `RoundServer` class of the transport."""
     transport: Any
     """Further arguments of the transport."""
-    starter: int
-    """The parent, if its main thread starts the worker; else 0."""
+    method: str = ""
+    """The start method of a process."""
+    starter: int = 0
+    """The parent, if its main thread starts the process; else 0."""
     socket: Any = None
     parent_fds: Collection[int] = ()
     """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""

@@ -19,10 +19,10 @@ class WorkerSetup:
 
     env_fns: list[Callable[[], Any]]
     """As they are, which a forked worker inherits, or as `PickledEnvFn`."""
-    environ: dict[str, str] | None
     registered: list[bytes]
     """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
-    affinity: set[int] | None
+    environ: dict[str, str] | None = None
+    affinity: set[int] | None = None
 
     def apply(self) -> None:
         """Give this process the environment variables, the affinity and the registry of the program."""

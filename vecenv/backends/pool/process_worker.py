@@ -1,0 +1,177 @@
+"""Worker processes on this machine: how a pool launches them, and its handle of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
+from vecenv.backends.pool.watchdog import stack_of_process
+from vecenv.backends.pool.worker_handle import Launcher, WorkerHandle
+from vecenv.backends.system_limits import check_descriptors, default_num_workers
+from vecenv.backends.worker.main import main as worker_main
+from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.caller_warnings import warn_caller
+from vecenv.portability import allowed_cpus, binds_to_cpus, pidfd
+
+SOCKET_BUFFER = 1 << 16
+FDS_PER_WORKER = 7  # channel, sentinel, the pipe that it watches, wakeup, pidfd (or a pipe's other end), two at start
+FDS_BESIDES = 24
+
+_parent_fds: set[int] = set()
+"""The parent's ends of the channels and multiprocessing pipes of all workers that this process has started."""
+_inherited_fds: set[int] = set()
+"""In a forked process: what `_parent_fds` was in the original at the fork. A forked worker closes them."""
+
+
+def _inherit_fds() -> None:
+    """In a forked copy of the process: the descriptors so far are those of the original's workers."""
+    _inherited_fds.clear()
+    _inherited_fds.update(_parent_fds)
+    _parent_fds.clear()
+
+
+os.register_at_fork(after_in_child=_inherit_fds)
+
+
+class ProcessWorker(WorkerHandle):
+    """A process, and the socket to it."""
+
+    def __init__(self, index: int, ids: range) -> None:
+        super().__init__(index, ids)
+        self.process: Any = None
+        self._pipes: tuple[int, ...] = ()
+        self._pidfd: int | None = None
+
+    @property
+    def launched(self) -> bool:
+        return self.process is not None
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    def launch(self, args: WorkerArgs) -> None:
+        ours, theirs = socket.socketpair()
+        enlarge_buffers(ours, theirs)
+        self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
+        _parent_fds.add(ours.fileno())
+        args.socket = theirs
+        if args.method == "fork":
+            args.parent_fds = _inherited_fds  # filled at the fork, until which other threads may open and close some
+        try:
+            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
+        except BaseException:  # if the process was started nevertheless, it ends when its channel closes
+            _parent_fds.discard(ours.fileno())
+            ours.close()
+            raise
+        finally:
+            theirs.close()  # so that the end of the worker is the end of the stream
+        self._pipes = parent_fds(self.process)
+        _parent_fds.update(self._pipes)
+        if args.method != "forkserver":
+            # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
+            self._pidfd = pidfd(self.pid)
+        self.alive = True
+
+    def fds(self) -> list[int]:
+        return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
+
+    def clean_up(self) -> None:
+        # Close our ends, reap it, and kill what its envs left running.
+        self.alive = False
+        _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
+        self._pipes = ()  # the system reuses their numbers
+        self.channel.close()
+        self.kill_group()
+        self.process.join(1.0)
+        if self._pidfd is not None:
+            pidfd, self._pidfd = self._pidfd, None
+            os.close(pidfd)
+
+    def kill(self) -> None:
+        self.kill_group()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.process.join(1.0)
+
+    def kill_group(self) -> None:
+        """Kill the process group that the worker leads, if any. macOS refuses if all its processes have ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def has_ended(self, timeout: float) -> bool:
+        self.process.join(timeout)
+        return not self.process.is_alive()
+
+    def discard(self) -> None:
+        with contextlib.suppress(ValueError):  # killed, but it still exists
+            self.process.close()
+
+    def stack(self, stacks: int) -> str:
+        return stack_of_process(stacks, self.pid)
+
+    def cause(self) -> str:
+        return cause_of(self.process.exitcode)
+
+
+class ProcessLauncher(Launcher):
+    """`context` is the start method, `affinity` whether each worker is bound to one CPU."""
+
+    def __init__(self, context: str | None, affinity: bool = False) -> None:
+        self._method = check_method(context)
+        self.forked = self._method == "fork"
+        self._affinity = affinity
+
+    def default_num_workers(self, n: int, eager: bool) -> int:
+        return default_num_workers(n, eager)
+
+    def open(self, num_workers: int) -> None:
+        check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
+        if self._affinity and not binds_to_cpus():
+            self._affinity = False
+            warn_caller("affinity=True has no effect: this system does not bind processes to CPUs")
+
+    def handle(self, index: int, ids: range) -> ProcessWorker:
+        return ProcessWorker(index, ids)
+
+    def complete(self, args: WorkerArgs) -> None:
+        args.method = self._method
+        args.starter = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        if self._method == "forkserver":  # it has the environment variables of the moment at which it was started
+            args.setup.environ = {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
+        if cpus := sorted(allowed_cpus() or ()) if self._affinity else []:
+            args.setup.affinity = {cpus[args.index % len(cpus)]}
+
+
+def enlarge_buffers(*ends: socket.socket) -> None:
+    """Enlarge socket buffers that are small, such as the 8 KiB of macOS."""
+    for end in ends:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
+                end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+
+
+def cause_of(exitcode: int | None) -> str:
+    """How a process ended, in words."""
+    if exitcode is None:
+        return "ended (its exit status was collected outside of vecenv)"
+    if exitcode == 255:
+        return "exited with code 255"
+    if exitcode >= 0:
+        return f"exited with code {exitcode} (the env called os._exit?)"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:  # one of the real-time signals, which have no names
+        name = f"signal {-exitcode}"
+    hints = {
+        "SIGKILL": " (often the kernel, out of memory)",
+        "SIGSEGV": " (a crash in native code)",
+        "SIGBUS": " (an access to memory that no longer exists)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"
