@@ -11,7 +11,7 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow check format bench docs clean
+.PHONY: help demo test test-slow test-ray check format bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,8 +22,11 @@ demo: $(VENV)/.installed-demo  ## collect 50,000 steps of CartPole-v1 from 8 env
 test: $(VENV)/.installed-dev  ## run the default tier of tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-slow: $(VENV)/.installed-slow  ## run all tests, the slow ones too; installs EnvPool, 740 MB, for them
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m ""
+test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones too; installs EnvPool, 740 MB, for them
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not ray"
+
+test-ray: $(VENV)/.installed-ray  ## run the tests that start a Ray cluster; installs Ray, 240 MB, for them
+	$(BIN)/python -m pytest -m ray
 
 check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
 	$(BIN)/ruff format --check .
@@ -50,6 +53,7 @@ clean:  ## remove what these targets made, except data/
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
 EXTRAS_slow := slow
+EXTRAS_ray := dev,ray
 EXTRAS_docs := torch,job,sb3,atari,docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.

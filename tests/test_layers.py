@@ -20,7 +20,14 @@ PACKAGES = ("vecenv", "collector")
 # Lowest first. A module may import from its own row and from the rows above it (lower layers), never from a row below.
 # An entry stands for the module and everything inside it; the most specific entry counts.
 LAYERS = (
-    ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings", "vecenv.portability"),
+    (
+        "vecenv.errors",
+        "vecenv.nest",
+        "vecenv.running_mean_std",
+        "vecenv.caller_warnings",
+        "vecenv.portability",
+        "vecenv.ray_cluster",
+    ),
     ("vecenv.backends.memory", "vecenv.backends.ipc", "vecenv.backends.system_limits", "vecenv.openmp"),
     ("vecenv.backends.host",),
     ("vecenv.backends.worker",),
@@ -59,7 +66,7 @@ OPTIONAL_LIBRARIES = {
     "torch": Adapted(("collector/*", "vecenv/openmp.py"), limit=None),
     # One file imports it; one looks whether the program has, to tell a module of tensordict's from others.
     "tensordict": Adapted(("collector/batch/tensordict_form.py", "collector/policy/signature.py"), limit=2),
-    "ray": Adapted(("vecenv/backends/ray_backend.py", "collector/cluster.py"), limit=2),
+    "ray": Adapted(("vecenv/ray_cluster.py",)),
     "pettingzoo": Adapted(("vecenv/envs/*",)),
     "envpool": Adapted(("vecenv/envs/*",)),
     "dm_control": Adapted(("vecenv/envs/*",)),
@@ -297,13 +304,13 @@ GOOD: Sources = {
     "vecenv/backends/__init__.py": "",
     "vecenv/backends/base.py": "from vecenv import nest\nfrom ..errors import WorkerDiedError\n",
     "vecenv/backends/shmem.py": "from vecenv.backends import base\nfrom . import base\nfrom .base import Backend\n",
-    "vecenv/backends/ray_backend.py": "def start():\n    import ray\n",
+    "vecenv/ray_cluster.py": "def connect():\n    import ray\n",
     "vecenv/base.py": "from vecenv.backends.base import Backend\n",
     "vecenv/venvs.py": "from vecenv.base import BaseVectorEnv\nfrom vecenv.backends.shmem import ShmemBackend\n",
     "vecenv/testing.py": "import gymnasium as gym\nfrom vecenv.venvs import ShmemVectorEnv\n",
     "collector/__init__.py": "from collector.sync_collector import SyncDataCollector\n",
     "collector/sync_collector.py": "import torch\nimport torch.nn as nn\nfrom vecenv import ShmemVectorEnv\n",
-    "collector/cluster.py": "import ray\n",
+    "collector/cluster.py": "from vecenv.ray_cluster import connect\n",
 }
 
 
@@ -339,7 +346,7 @@ CALLED = 'import importlib\nimportlib.import_module("torch.nn")'
         (library_breaches, "vecenv/nest.py", "import torch", "only in collector/"),
         (library_breaches, "vecenv/nest.py", "def f():\n    import torch", "only in collector/"),
         (library_breaches, "vecenv/nest.py", CALLED, "only in collector/"),
-        (library_breaches, "vecenv/backends/shmem.py", "from ray import get", "only in vecenv/backends/ray_backend.py"),
+        (library_breaches, "vecenv/backends/shmem.py", "from ray import get", "only in vecenv/ray_cluster.py"),
         (library_breaches, "collector/sync_collector.py", "import scipy", "neither"),
         (library_breaches, "vecenv/nest.py", 'import sys\nsys.modules.get("torch")', "only in collector/"),
         (private_names, "vecenv/base.py", "Backend._open()", "uses _open"),

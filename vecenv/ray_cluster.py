@@ -1,0 +1,162 @@
+"""The connection to Ray, and what its users share: the only file that imports ray.
+
+`connect()` joins the cluster that `ray.init` or `RAY_ADDRESS` gave, or starts a local one; the last `release()` undoes
+what `connect()` did, and nothing else. Actors are made with `actor_options`: Ray never restarts them and never repeats
+a call, because a fresh env in place of the old one has to be reset first, and a call that ran twice steps an env twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+_lock = threading.Lock()
+_users = 0
+_address: str | None = None
+"""The cluster that `connect()` has started or joined; None where the program had called `ray.init` before."""
+
+
+class RayCluster:
+    """The use of a Ray cluster, from `connect()` to `release()`. `cluster.ray` is the module `ray`."""
+
+    def __init__(self, ray: Any) -> None:
+        self.ray = ray
+        self._released = False
+
+    def release(self) -> None:
+        """End this use. The last one shuts down the local cluster that was started here, or leaves the one that was
+        joined here by `RAY_ADDRESS`; a cluster of `ray.init` stays connected. Safe to call again.
+        """
+        global _users, _address
+        with _lock:
+            if self._released:
+                return
+            self._released = True
+            _users -= 1
+            if _users == 0 and _address is not None:
+                ours, _address = _address, None
+                # The program may have left that cluster by itself, and joined another one.
+                if self.ray.is_initialized() and self.ray.get_runtime_context().gcs_address == ours:
+                    self.ray.shutdown()
+
+
+def connect() -> RayCluster:
+    """Use the cluster that `ray.init` has connected to, else the one of `RAY_ADDRESS`, else a local one, which is
+    started without dashboard and without the output of its processes.
+
+    Raises `ImportError` where ray is not installed, and what `ray.init` raises.
+    """
+    global _users, _address
+    ray = import_ray()
+    with _lock:
+        if not ray.is_initialized():
+            # Without an address Ray would also join any cluster that runs on this machine: another user's, too.
+            ray.init(
+                address=None if os.environ.get("RAY_ADDRESS") else "local",
+                include_dashboard=None if os.environ.get("RAY_ADDRESS") else False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+            _address = ray.get_runtime_context().gcs_address
+        _users += 1
+    return RayCluster(ray)
+
+
+def import_ray() -> Any:
+    """The module `ray`, or an `ImportError` that says what to install."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError('this needs Ray, which is not installed: pip install "vecenv[ray]"') from error
+    return ray
+
+
+def actor_options(
+    *,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    resources: Mapping[str, float] | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    scheduling: Any = "SPREAD",
+    placement_group: Any = None,
+) -> dict[str, Any]:
+    """Arguments for `ray.remote(cls).options(...)` of an actor that Ray neither restarts nor calls again.
+
+    `scheduling` is "SPREAD", "DEFAULT" or a strategy of `ray.util.scheduling_strategies`; a `placement_group` takes its
+    place, and its bundles are used in turn.
+    """
+    if placement_group is not None:
+        import_ray()
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        scheduling = PlacementGroupSchedulingStrategy(placement_group)
+    options: dict[str, Any] = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "scheduling_strategy": scheduling,
+    }
+    if resources:
+        options["resources"] = dict(resources)
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
+    return options
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an exception of `ray.get` means that the actor, its node or the object is gone. An exception that the
+    actor's code raised, and a wait that took too long (`GetTimeoutError`), are no loss.
+    """
+    exceptions = import_ray().exceptions
+    return isinstance(
+        error,
+        (
+            exceptions.RayActorError,  # died, or is out of reach
+            exceptions.WorkerCrashedError,
+            exceptions.NodeDiedError,
+            exceptions.ObjectLostError,  # its owner died, or it could not be fetched
+            exceptions.OutOfMemoryError,
+            exceptions.OutOfDiskError,
+        ),
+    )
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The exception that the code of an actor raised; the same exception where it is no `RayTaskError`."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(error, import_ray().exceptions.RayTaskError) and cause is not None else error
+
+
+def free_cpus() -> int:
+    """CPUs of the cluster that no actor or task has reserved, 0 or more; needs a connection. Ray counts them a moment
+    after they have become free.
+    """
+    return int(import_ray().available_resources().get("CPU", 0))
+
+
+def describe_resources() -> str:
+    """What the cluster has, for the text of errors: "2 nodes with 4 CPU (1 free), 1 GPU (0 free)"."""
+    ray = import_ray()
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    free = ray.available_resources()
+    parts = [
+        f"{amount:g} {name} ({free.get(name, 0):g} free)"
+        for name, amount in sorted(ray.cluster_resources().items())
+        if not name.startswith(("node:", "accelerator_type:")) and not name.endswith("memory")
+    ]
+    return f"{nodes} node{'s' * (nodes != 1)} with {', '.join(parts) or 'no CPU'}"
+
+
+def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float) -> str:
+    """The text of the error for actors that have not started in time: what was asked for, and what there is."""
+    asked = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options.get("resources", {})}
+    each = ", ".join(f"{amount:g} {name}" for name, amount in asked.items() if amount)
+    return (
+        f"{count} of {of} actors have not started within {seconds:g} s. Each asks for {each or 'no resources'}; the "
+        f"cluster has {describe_resources()}. Ask for fewer actors or less for each, or raise start_timeout where the "
+        "cluster still grows"
+    )
