@@ -20,7 +20,7 @@ from vecenv.errors import (
     WorkerTimeoutError,
 )
 from vecenv.running_mean_std import RunningMeanStd
-from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ __all__ = [
     "ParallelVectorEnv",
     "Partial",
     "PettingZooEnv",
+    "RayVectorEnv",
     "RemoteTraceback",
     "RunningMeanStd",
     "SharedMemoryError",

@@ -10,13 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+NOTICED_WITHIN = 1.0
+"""Seconds in which Ray notices that the CPUs of an actor that was ended are free."""
 
 _lock = threading.Lock()
 _users = 0
 _address: str | None = None
 """The cluster that `connect()` has started or joined; None where the program had called `ray.init` before."""
+_ended_at = -NOTICED_WITHIN
+"""When an actor was ended last."""
 
 
 class RayCluster:
@@ -160,3 +167,53 @@ def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float)
         f"cluster has {describe_resources()}. Ask for fewer actors or less for each, or raise start_timeout where the "
         "cluster still grows"
     )
+
+
+class Node(NamedTuple):
+    """A node of the cluster."""
+
+    id: str
+    ip: str
+
+
+def own_node() -> Node:
+    """The node of this process, a driver or an actor."""
+    ray = import_ray()
+    return Node(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+
+
+def make_actor(cls: type, options: Mapping[str, Any]) -> Any:
+    """An actor of class `cls`; Ray starts it when it finds a place."""
+    return import_ray().remote(cls).options(**options).remote()
+
+
+def end_actor(actor: Any) -> None:
+    """End an actor by force. It is safe to call again, and after `ray.shutdown()`."""
+    global _ended_at
+    ray = import_ray()
+    if ray.is_initialized():
+        ray.kill(actor, no_restart=True)
+        _ended_at = time.monotonic()
+
+
+def future(ref: Any) -> Future[Any]:
+    """A future of the value of an `ObjectRef`; its callbacks run in a thread of Ray."""
+    found: Future[Any] = ref.future()
+    return found
+
+
+def free_places(options: Mapping[str, Any]) -> int:
+    """How many actors with these options the free CPUs allow, 0 or more."""
+    each, total = options["num_cpus"], import_ray().cluster_resources().get("CPU", 0)
+    if not each:
+        return int(total)
+    while (free := free_cpus()) < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
+        time.sleep(0.05)  # Ray has no event for that
+    return int(free / each)
+
+
+def reason_of(error: BaseException) -> str:
+    """What Ray reports about the end of an actor, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "pid:", "namespace:", "ip:"))]
+    return f"{type(error).__name__}: {' '.join(kept)}"[:1000]

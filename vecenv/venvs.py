@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.process import ProcessBackend
+from vecenv.backends.ray_backend import RayBackend
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
@@ -182,10 +183,64 @@ class ThreadVectorEnv(BaseVectorEnv):
         )
 
 
+class RayVectorEnv(BaseVectorEnv):
+    """Envs in actors of Ray, on one machine or on the nodes of a cluster. docs/ray.md is its guide.
+
+    Connects to the cluster of `ray.init` or of `RAY_ADDRESS`, else starts a local one, which ends when the last vector
+    env that uses it is closed. Actors on the node of this process share memory with it, as workers of ShmemVectorEnv do;
+    a round of those on other nodes is one call of each actor.
+
+    Arguments besides those of BaseVectorEnv:
+        num_workers: how many actors share the envs; by default as many as the cluster has free CPUs for, at most one an
+            env.
+        num_cpus, resources, runtime_env: what each actor reserves and needs, as in `ray.remote`.
+        scheduling: "SPREAD" (over the nodes), "DEFAULT" (nodes are filled one after the other), or a strategy of Ray.
+        placement_group: its bundles take the actors; `scheduling` is then not used.
+        start_timeout: seconds in which Ray has to place all actors and their envs have to be constructed (120).
+        step_timeout: seconds after which the actor of an env that does not return is ended, and a WorkerTimeoutError
+            names it. None waits. A node that is lost is noticed when Ray notices it, after 20 to 40 s by default:
+            `step_timeout` is earlier.
+        release_openmp: as that of ShmemVectorEnv.
+
+    Raises ImportError where ray is not installed, and WorkerTimeoutError if the cluster has no place for the actors.
+    """
+
+    def __init__(
+        self,
+        env_fns: EnvFns,
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        *,
+        num_workers: int | None = None,
+        num_cpus: float = 1,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        scheduling: Any = "SPREAD",
+        placement_group: Any = None,
+        start_timeout: float = START_TIMEOUT,
+        step_timeout: float | None = None,
+        release_openmp: bool = True,
+        **options: Any,
+    ) -> None:
+        backend = RayBackend(
+            **_timeouts(start_timeout, step_timeout),
+            release_openmp=release_openmp,
+            num_cpus=num_cpus,
+            resources=resources,
+            runtime_env=runtime_env,
+            scheduling=scheduling,
+            placement_group=placement_group,
+        )
+        super().__init__(
+            env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
+        )
+
+
 BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {
     "dummy": DummyVectorEnv,
     "subproc": SubprocVectorEnv,
     "shmem": ShmemVectorEnv,
     "thread": ThreadVectorEnv,
+    "ray": RayVectorEnv,
 }
 """The names that `backend` arguments accept, with the vector env class of each."""

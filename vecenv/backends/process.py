@@ -22,12 +22,12 @@ from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Taken, Worke
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
-from vecenv.backends.info_reader import InfoReader
 from vecenv.backends.ipc import messages, opcodes
-from vecenv.backends.ipc.control_block import A_ROUND, BUSY_NS, DOING, NOTHING, PROGRESS, SENDING
+from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.wakeup import fence
 from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.info_reader import InfoReader
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pickle_codec import PickleCodec
 from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
@@ -42,6 +42,9 @@ from vecenv.backends.worker.blocking_envs import advice
 from vecenv.caller_warnings import WorkerWarnings
 from vecenv.errors import ClosedError, ConcurrentCallError
 from vecenv.portability import IN_ORDER, binds_to_cpus
+
+IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
+"""What a worker did when it ended, where no single env was in use."""
 
 
 class ProcessBackend(Backend):
@@ -79,8 +82,7 @@ class ProcessBackend(Backend):
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        control = self.pool.control
-        return [WorkerInfo(w.ids, w.pid, control.line(w.index)[BUSY_NS] / 1e9) for w in self.pool.workers]
+        return [WorkerInfo(w.ids, w.pid, w.line[BUSY_NS] / 1e9) for w in self.pool.workers]
 
     @property
     def own_stats(self) -> dict[str, Any]:
@@ -112,6 +114,7 @@ class ProcessBackend(Backend):
         self._all_done = bytes([opcodes.DONE]) * self._n
         self._all_infos = bytes([opcodes.DONE_INFO]) * self._n
         for worker in self.pool.workers:
+            self._carrier.serves(worker)
             self.pool.post(worker, messages.SETUP, 0, self._setup)
         return arena
 
@@ -289,10 +292,10 @@ class ProcessBackend(Backend):
         assert self._answers is not None
         pending = self._pending(worker)
         self._keep_infos(worker, pending)
-        line = self.pool.control.line(worker.index)
-        began = line[DOING] in (A_ROUND, SENDING)
-        running = None if line[DOING] in (NOTHING, SENDING) else worker.start + line[PROGRESS] % len(worker.ids)
-        idle = "sending what its envs returned" if line[DOING] == SENDING else "idle"
+        line, doing = worker.line, worker.line[DOING]
+        began = doing in (A_ROUND, SENDING, ELSEWHERE)
+        running = worker.start + line[PROGRESS] % len(worker.ids) if doing in (A_ROUND, A_CALL) else None
+        idle = IDLE_TEXTS.get(doing, "idle")
         for i in worker.ids:
             self.lost[i] = worker.death(i, running, idle)
         for i in pending:
@@ -337,6 +340,7 @@ class ProcessBackend(Backend):
             self.pool.kill(worker, None)
         self._watchdog.discard(worker)
         self.pool.restart(worker, self._setup)
+        self._carrier.serves(worker)
         for i in worker.ids:  # answers from before the loss can still be taken
             self.lost.pop(i, None)
         return worker.ids

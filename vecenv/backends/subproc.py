@@ -42,11 +42,16 @@ class SubprocTransport(Transport):
     server = SubprocServer
 
     def bind(self, layout: Layout, n: int) -> Arena:
-        arena = self._arena = Arena.build(layout, n)
+        arena = Arena.build(layout, n)
+        self.use(arena)
+        return arena
+
+    def use(self, arena: Arena) -> None:
+        """Take the rows of rounds from this arena, and write answers into it."""
+        self._arena = arena
         self._outputs = [(array, array[0].nbytes) for array in arena.outputs()]
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
         self._blocks = [self._block(slice(worker.start, worker.stop)) for worker in self._pool.workers]
-        return arena
 
     def _block(self, rows: slice) -> _Block:
         end = rows.stop - rows.start

@@ -32,6 +32,9 @@ class Transport(ABC):
     def bind(self, layout: Layout, n: int) -> Arena:
         """Make the parent's arena for `n` envs."""
 
+    def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
+        """Called when the envs of a worker have been made, at first and after a restart."""
+
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         """As `Backend.send`."""

@@ -18,6 +18,7 @@ FRAMES = 1  # written by the parent: how many frames it has posted that the work
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
 DOING = 3  # written by the worker: one of the following
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
+ELSEWHERE = 4  # written by the parent: has something to do, but shares no memory that would show what
 
 
 class Control:

@@ -13,7 +13,7 @@ import errno
 import os
 import socket
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
@@ -41,6 +41,13 @@ class Frame(NamedTuple):
     kind: int
     number: int
     payload: bytes
+
+
+class WorkerChannel(Protocol):
+    """The worker's end, as far as rounds and calls need it."""
+
+    def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
+        """Send a frame."""
 
 
 class Channel:

@@ -7,12 +7,13 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
 from vecenv.backends.pool.watchdog import stack_of_process
-from vecenv.backends.pool.worker_handle import Launcher, WorkerHandle
+from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
 from vecenv.backends.system_limits import check_descriptors, default_num_workers
 from vecenv.backends.worker.main import main as worker_main
 from vecenv.backends.worker.worker_args import WorkerArgs
@@ -131,7 +132,7 @@ class ProcessLauncher(Launcher):
     def default_num_workers(self, n: int, eager: bool) -> int:
         return default_num_workers(n, eager)
 
-    def open(self, num_workers: int) -> None:
+    def open(self, num_workers: int, watch: Callable[[int, Watched], None]) -> None:
         check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
         if self._affinity and not binds_to_cpus():
             self._affinity = False

@@ -40,6 +40,8 @@ class WorkerHandle(ABC):
     """
 
     channel: ParentChannel
+    line: Any
+    """Its line of the control page."""
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids
@@ -138,6 +140,10 @@ class WorkerHandle(ABC):
         return f"the worker of env {env_id} ({self.where}{others}) {self.cause()} {doing}{advice}"
 
 
+Watched = WorkerHandle | Callable[[], None]
+"""A descriptor that a pool polls belongs to a worker, or to a function to call."""
+
+
 class Launcher(ABC):
     """How a pool launches workers, and of what kind they are."""
 
@@ -151,8 +157,11 @@ class Launcher(ABC):
         """How many workers `n` envs have if the user asks for no number."""
 
     @abstractmethod
-    def open(self, num_workers: int) -> None:
-        """Called before the first worker is launched. Raises if there cannot be so many."""
+    def open(self, num_workers: int, watch: Callable[[int, Watched], None]) -> None:
+        """Called before the first worker is launched. Raises if there cannot be so many.
+
+        `watch` has the pool poll a further descriptor (see `WorkerPool.watch`).
+        """
 
     @abstractmethod
     def handle(self, index: int, ids: range) -> WorkerHandle:
@@ -168,10 +177,6 @@ class Launcher(ABC):
         return (
             f"envs {ids} were not constructed within start_timeout={start_timeout} s; pass a larger one if they need it"
         )
-
-    def watched(self) -> tuple[int, Callable[[], None]] | None:
-        """A descriptor for the pool to poll, and what to call when it is readable."""
-        return None
 
     def close(self) -> None:  # noqa: B027  most have nothing to close
         """Called when all workers have ended."""

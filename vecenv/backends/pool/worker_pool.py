@@ -29,7 +29,7 @@ from vecenv.backends.ipc.control_block import DOING, NOTHING, Control
 from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.memory.shared_memory import anonymous_file
-from vecenv.backends.pool.worker_handle import Hung, Launcher, Torn, WorkerHandle
+from vecenv.backends.pool.worker_handle import Hung, Launcher, Torn, Watched, WorkerHandle
 from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.backends.worker.round_server import RoundServer
@@ -53,7 +53,7 @@ class WorkerPool:
         self.launcher = launcher
         self._start_timeout = start_timeout
         self.workers: list[WorkerHandle] = []
-        self._by_fd: dict[int, WorkerHandle | Callable[[], None]] = {}
+        self._by_fd: dict[int, Watched] = {}
         self._poller = select.poll()
         self.closing = False
         self._own_fds: list[int] = []
@@ -67,14 +67,14 @@ class WorkerPool:
 
     def open(self, num_workers: int, n: int, eager: bool) -> None:
         """Reserve what the workers of `n` envs share, before any of them is started."""
-        self.launcher.open(num_workers)
+        self.launcher.open(num_workers, self.watch)
         self._eager = eager
-        if (watched := self.launcher.watched()) is not None:
-            self.watch(*watched)
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
         self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
         self.workers = [self.launcher.handle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
+        for worker in self.workers:
+            worker.line = self.control.line(worker.index)
         self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
         """The index of the worker of each env."""
 
@@ -107,14 +107,9 @@ class WorkerPool:
         self._own_fds.append(fd)
         return fd
 
-    def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
-        """Call `on_ready` when `fd` becomes readable in a wait."""
-        self._by_fd[fd] = on_ready
-        self._poller.register(fd, select.POLLIN)
-
-    def watch_worker(self, worker: WorkerHandle, fd: int) -> None:
-        """Handle what happens at `fd`, one of `worker.fds()`, in waits."""
-        self._by_fd[fd] = worker
+    def watch(self, fd: int, owner: Watched) -> None:
+        """Poll `fd` in waits: for a worker, what it sends and its end are handled; a function is called."""
+        self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
 
     def _registered(self) -> list[bytes]:
@@ -122,7 +117,7 @@ class WorkerPool:
         return [] if self.launcher.forked else registered_by_user()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
-        self.control.line(worker.index)[DOING] = NOTHING
+        worker.line[DOING] = NOTHING
         args = WorkerArgs(
             index=worker.index,
             num_workers=len(self.workers),
@@ -139,7 +134,7 @@ class WorkerPool:
         self.launcher.complete(args)
         worker.launch(args)
         for fd in worker.fds():
-            self.watch_worker(worker, fd)
+            self.watch(fd, worker)
 
     def _await_ready(self, workers: Sequence[WorkerHandle]) -> None:
         """Wait until all have reported; raises for the first constructor that failed or is late."""

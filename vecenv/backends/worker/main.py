@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import gc
 import pickle
+from typing import Any
 
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.control_block import PROGRESS, Control
-from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.worker.bootstrap import bootstrap, end_children
+from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_args import WorkerArgs
 
 
@@ -25,32 +27,45 @@ def main(args: WorkerArgs) -> None:
     bootstrap(args)
     channel = Channel(args.socket)
     try:
-        _live(args, channel)
+        live(args, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone; the thread that watches it ends this process
     finally:
         end_children()
 
 
-def _live(args: WorkerArgs, channel: Channel) -> None:
-    args.setup.apply()
+def live(args: WorkerArgs, channel: Channel) -> None:
+    """Construct the envs, and serve rounds until the parent closes them."""
     line = Control(args.num_workers, args.control.fd).line(args.index)
+    server = construct(args, args.server, channel, line)
+    if server is None:
+        return
+    frame = channel.read()
+    if frame.kind == messages.SETUP:
+        set_up(server, frame)
+        server.serve(channel)
+    else:
+        server.handle(frame)
+
+
+def construct(args: WorkerArgs, server: type[RoundServer], channel: WorkerChannel, line: Any) -> RoundServer | None:
+    """Construct the envs and report them; the server for their rounds, or None if a constructor failed."""
+    args.setup.apply()
     host = EnvHost(args.setup.env_fns, args.first_id, local=False)
     host.progress = line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
     channel.write(messages.READY, 0, pickle.dumps(_pickled_reports(reports, args.first_id)))
     if isinstance(reports, Failure):
         host.close()  # after the report: an env that hangs in it must not hide why
-        return
-    server = args.server(args, host, channel, line)
-    frame = channel.read()
-    if frame.kind == messages.SETUP:
-        server.bind(pickle.loads(frame.payload))
-        gc.collect()
-        gc.freeze()  # the garbage collector does not scan what exists now in the middle of a step
-        server.serve()
-    else:
-        server.handle(frame)
+        return None
+    return server(args, host, channel, line)
+
+
+def set_up(server: RoundServer, frame: Frame) -> None:
+    """Prepare the server for rounds, by the layout in a SETUP frame."""
+    server.bind(pickle.loads(frame.payload))
+    gc.collect()
+    gc.freeze()  # the garbage collector does not scan what exists now in the middle of a step
 
 
 def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[bytes]:

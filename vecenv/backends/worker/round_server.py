@@ -16,7 +16,7 @@ from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import IN_INFO_ROW, RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
-from vecenv.backends.ipc.messages import Channel, Frame
+from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.blocking_envs import BlockingMeter
@@ -32,7 +32,7 @@ class RoundServer(ABC):
     infos: InfoWriter
     """Set by `bind`."""
 
-    def __init__(self, args: WorkerArgs, host: EnvHost, channel: Channel, line: Any) -> None:
+    def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
         self.host = host
         self.channel = channel
         self.line = line
@@ -46,8 +46,8 @@ class RoundServer(ABC):
         """Map or make the block's arena."""
 
     @abstractmethod
-    def serve(self) -> None:
-        """Serve until a CLOSE frame has been handled."""
+    def serve(self, channel: Channel) -> None:
+        """Serve until a CLOSE frame from `channel` has been handled."""
 
     def timed(self, round: Callable[..., None], *args: Any) -> None:
         """Do a round, and account for the time that it took."""

@@ -16,7 +16,7 @@ from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import FRAMES, Control
 from vecenv.backends.ipc.descriptor import Descriptor
-from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.wakeup import Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
 from vecenv.backends.memory.layout import Layout
@@ -42,7 +42,7 @@ class ShmemArgs:
 class ShmemServer(RoundServer):
     """Serves rounds from the status bytes."""
 
-    def __init__(self, args: WorkerArgs, host: EnvHost, channel: Channel, line: Any) -> None:
+    def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
         super().__init__(args, host, channel, line)
         self._shared: ShmemArgs = args.transport
         self._handled = 0
@@ -61,7 +61,7 @@ class ShmemServer(RoundServer):
         self.infos = InfoWriter(self._block.info)
         self.host.bind(layout, self._block, self.infos)
 
-    def serve(self) -> None:
+    def serve(self, channel: Channel) -> None:
         line, rounds, sched_yield = self.line, self._rounds, os.sched_yield
         seen = 0
         while True:
@@ -79,7 +79,7 @@ class ShmemServer(RoundServer):
             if not IN_ORDER:
                 fence()
             while line[FRAMES] != self._handled:
-                if self._read_frame():
+                if self._read_frame(channel):
                     return
             if announced != seen:
                 seen = announced
@@ -97,9 +97,9 @@ class ShmemServer(RoundServer):
                 self._wakeup.clear()
         self._wakeup.flag[0] = 0
 
-    def _read_frame(self) -> bool:
+    def _read_frame(self, channel: Channel) -> bool:
         """Handle the next frame; returns True if it was CLOSE."""
-        frame = self.channel.read()
+        frame = channel.read()
         self._handled += 1
         if frame.kind == messages.PAYLOADS:
             self._payloads.update(pickle.loads(frame.payload))

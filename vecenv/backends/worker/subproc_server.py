@@ -22,6 +22,7 @@ from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import DOING, SENDING
+from vecenv.backends.ipc.messages import Channel, Frame
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.round_server import RoundServer, answer_of
@@ -42,14 +43,16 @@ class SubprocServer(RoundServer):
         self.infos = InfoWriter(self._block.info)
         self.host.bind(layout, self._block, self.infos)
 
-    def serve(self) -> None:
-        while True:
-            frame = self.channel.read(SPINS)
-            if frame.kind != messages.ROUND:
-                if self.handle(frame):
-                    return
-            else:
-                self.timed(self._round, frame.payload)
+    def serve(self, channel: Channel) -> None:
+        while not self.serve_frame(channel.read(SPINS)):
+            pass
+
+    def serve_frame(self, frame: Frame) -> bool:
+        """Do what a frame asks for; returns True if it was CLOSE."""
+        if frame.kind != messages.ROUND:
+            return self.handle(frame)
+        self.timed(self._round, frame.payload)
+        return False
 
     def _round(self, payload: bytes) -> None:
         ops, end = payload[: self.count], self.count

@@ -1,0 +1,216 @@
+"""Workers that are actors of Ray: how a pool launches them, and its handle of one."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from vecenv import ray_cluster
+from vecenv.backends.ipc.descriptor import dumps_apart
+from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.call_channel import CallChannel
+from vecenv.backends.pool.watchdog import stack_of_process
+from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
+from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, peer_of
+from vecenv.backends.worker.worker_args import WorkerArgs
+
+HELLO_TIMEOUT = 1.0
+"""Seconds that an actor which has connected may take to send its token."""
+END_TIMEOUT = 2.0
+"""Seconds that Ray may take to end an actor on this node; then it is killed."""
+CAUSE_TIMEOUT = 1.0
+"""Seconds to wait for what Ray knows about the end of an actor."""
+
+
+class RayWorker(WorkerHandle):
+    """An actor. `on_this_node`: it shares memory with this process, and its channel is a socket; else calls."""
+
+    def __init__(self, index: int, ids: range, launcher: RayLauncher) -> None:
+        super().__init__(index, ids)
+        self._launcher = launcher
+        self._actor: Any = None
+        self._place: Future[Any] | None = None
+        self._peer = 0
+        self.fds_to_send: list[int] = []
+        self.on_this_node = False
+        self._calls: CallChannel
+
+    @property
+    def launched(self) -> bool:
+        return self._actor is not None
+
+    @property
+    def placed(self) -> bool:
+        """Whether Ray has started the actor."""
+        return self._where_it_is() is not None
+
+    def _where_it_is(self) -> tuple[int, str] | None:
+        place = self._place
+        if place is None or not place.done() or place.exception() is not None:
+            return None
+        pid, node = place.result()
+        return pid, node
+
+    @property
+    def pid(self) -> int | None:
+        place = self._where_it_is()
+        return None if place is None else place[0]
+
+    @property
+    def where(self) -> str:
+        place = self._where_it_is()
+        return "an actor that has not started" if place is None else f"pid {place[0]} on node {place[1]}"
+
+    def launch(self, args: WorkerArgs) -> None:
+        self.ready, self.reason, self.problems, self._peer, self.on_this_node = None, None, None, 0, False
+        blob, self.fds_to_send = dumps_apart(args)
+        actor = self._actor = self._launcher.new_actor()
+
+        def call(method: str, *arguments: Any) -> Future[Any]:
+            return ray_cluster.future(getattr(actor, method).remote(*arguments))
+
+        self._place = call("place")
+        self.channel = self._calls = CallChannel(call, self.line)
+        self.alive = True
+        self._calls.start("start", blob, self._launcher.address)
+
+    def connected(self, sock: socket.socket, peer: int) -> None:
+        """The actor turns out to be on this node: from now on frames travel through a socket."""
+        self.channel, self._peer, self.on_this_node = Channel(sock), peer, True
+
+    def fds(self) -> list[int]:
+        return [self._calls.fileno()]
+
+    def has_ended(self, timeout: float) -> bool:
+        return self._calls.await_end(timeout)
+
+    def kill(self) -> None:
+        ray_cluster.end_actor(self._actor)
+        # What it still writes into memory that is shared would be taken for answers of the next worker.
+        if self.on_this_node and not self._is_gone(END_TIMEOUT) and self._peer:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._peer, signal.SIGKILL)
+            self._is_gone(END_TIMEOUT)
+
+    def _is_gone(self, timeout: float) -> bool:
+        """Whether the other end of the socket closes within `timeout` seconds, as it does when its process ends."""
+        poller = select.poll()
+        poller.register(self.channel.fileno(), 0)  # nothing but the hang-up
+        return bool(poller.poll(timeout * 1000))
+
+    def clean_up(self) -> None:
+        if self.alive and self.reason is None and self.problems is None:
+            self._calls.await_end(CAUSE_TIMEOUT)
+        self.alive = False
+        self.channel.close()
+        self._calls.close()
+        ray_cluster.end_actor(self._actor)
+
+    def stack(self, stacks: int) -> str:
+        if self._peer:
+            return stack_of_process(stacks, self._peer)
+        return f"(not read from another machine or container: `ray stack` on the node of {self.where} prints it)"
+
+    def cause(self) -> str:
+        error = self._calls.error
+        return "ended" if error is None else f"ended: {ray_cluster.reason_of(error)}"
+
+
+class RayLauncher(Launcher):
+    """`options` are those of each actor (`ray_cluster.actor_options`)."""
+
+    on_this_machine = False
+
+    def __init__(self, **options: Any) -> None:
+        self._arguments = options
+        self._options: dict[str, Any] = {}
+        self._cluster: ray_cluster.RayCluster | None = None
+        self._listener: socket.socket | None = None
+        self._workers: list[RayWorker] = []
+        self._token = b""
+        self.address: Address
+
+    def _connect(self) -> ray_cluster.RayCluster:
+        if self._cluster is None:
+            self._cluster = ray_cluster.connect()
+            self._options = ray_cluster.actor_options(**self._arguments)
+        return self._cluster
+
+    def default_num_workers(self, n: int, eager: bool) -> int:
+        self._connect()
+        return max(1, min(n, ray_cluster.free_places(self._options)))
+
+    def open(self, num_workers: int, watch: Callable[[int, Watched], None]) -> None:
+        self._connect()
+        self._watch = watch
+        self._token = secrets.token_bytes(32)
+        name = ""
+        if sys.platform == "linux":
+            name = f"\0vecenv-{secrets.token_hex(8)}"
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(name)
+            self._listener.listen(num_workers)
+            self._listener.setblocking(False)
+            watch(self._listener.fileno(), self._accept)
+        self.address = Address(ray_cluster.own_node().id, name, self._token)
+
+    def handle(self, index: int, ids: range) -> RayWorker:
+        self._workers.append(RayWorker(index, ids, self))
+        return self._workers[index]
+
+    def complete(self, args: WorkerArgs) -> None:
+        """All that depends on the node is done there."""
+
+    def new_actor(self) -> Any:
+        return ray_cluster.make_actor(EnvActor, self._options)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        worker = self._greeted(sock)
+        if worker is None:
+            sock.close()
+            return
+        worker.connected(sock, peer_of(sock)[0])
+        self._watch(sock.fileno(), worker)
+
+    def _greeted(self, sock: socket.socket) -> RayWorker | None:
+        """The worker that has connected, which gets its descriptors; None for anything else."""
+        if peer_of(sock)[1] != os.getuid():
+            return None
+        sock.settimeout(HELLO_TIMEOUT)
+        try:
+            index, token = HELLO.unpack(sock.recv(HELLO.size, socket.MSG_WAITALL))
+            if not hmac.compare_digest(token, self._token) or not self._workers[index].alive:
+                return None
+            socket.send_fds(sock, [b"+"], self._workers[index].fds_to_send)
+        except (OSError, ValueError, IndexError):
+            return None
+        except Exception:  # struct.error: it went away
+            return None
+        sock.setblocking(True)
+        return self._workers[index]
+
+    def late_text(self, late: Sequence[WorkerHandle], start_timeout: float) -> str:
+        waiting = sum(isinstance(worker, RayWorker) and not worker.placed for worker in late)
+        if not waiting:
+            return super().late_text(late, start_timeout)
+        return ray_cluster.unscheduled(waiting, len(self._workers), self._options, start_timeout)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._cluster is not None:
+            self._cluster.release()

@@ -1,0 +1,104 @@
+"""RayBackend: workers that are actors of Ray. On the driver's node they share its arena, elsewhere calls carry rounds.
+
+driver --+-- shared arena, wakeups (as Shmem)       actors on the driver's node: no call of Ray in a round
+         |
+         '-- ROUND and ANSWERS frames (as Subproc)  actors on other nodes: one call a worker and round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.layout import Layout
+from vecenv.backends.pool.ray_worker import RayLauncher, RayWorker
+from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.worker_pool import WorkerPool
+from vecenv.backends.process import ProcessBackend
+from vecenv.backends.shmem import ShmemTransport
+from vecenv.backends.subproc import SubprocTransport
+
+
+class RayTransport(ShmemTransport):
+    """The transport of Shmem, with that of Subproc for the workers that are not on this node.
+
+    `one_by_one`: calls are for single envs, so that each is announced, and its time is known, when it is done.
+    """
+
+    one_by_one = False
+
+    def open(self, pool: WorkerPool, n: int) -> None:
+        super().open(pool, n)
+        self._frames = SubprocTransport()
+        self._frames.open(pool, n)
+        self._is_far = np.zeros(n, bool)
+        """Of each env: whether it is on another node."""
+        self._any_far = False
+
+    def bind(self, layout: Layout, n: int) -> Arena:
+        arena = super().bind(layout, n)
+        self._frames.use(arena)
+        return arena
+
+    def serves(self, worker: WorkerHandle) -> None:
+        assert isinstance(worker, RayWorker)
+        self._is_far[worker.start : worker.stop] = not worker.on_this_node
+        self._any_far = bool(self._is_far.any())
+
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        if not self._any_far:
+            super().send(ids, ops, payloads)
+            return
+        ids = self._all_ids if ids is None else np.asarray(ids)
+        all_ops = np.broadcast_to(ops, len(ids))
+        far = self._is_far[ids]
+        for part in self._calls_of(np.flatnonzero(far)):
+            self._frames.send(ids[part], all_ops[part], payloads)
+        if not far.all():
+            near = {i: payload for i, payload in payloads.items() if not self._is_far[i]}
+            super().send(ids[~far], all_ops[~far], near)
+
+    def _calls_of(self, places: np.ndarray) -> Sequence[np.ndarray]:
+        """What is sent at once."""
+        if self.one_by_one:
+            return list(places.reshape(-1, 1))
+        return [places] if len(places) else []
+
+    def notify(self, worker: WorkerHandle) -> None:
+        assert isinstance(worker, RayWorker)
+        if worker.on_this_node:
+            super().notify(worker)
+
+    def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
+        return False if self._any_far else super().spin(done, last_wait)
+
+    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
+        assert isinstance(worker, RayWorker)
+        return payload if worker.on_this_node else self._frames.take_rows(worker, payload)
+
+
+class RayBackend(ProcessBackend):
+    """`options` are those of each actor."""
+
+    def __init__(
+        self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
+    ) -> None:
+        self._rounds = RayTransport()
+        super().__init__(
+            self._rounds, RayLauncher(**options), start_timeout, step_timeout, release_openmp=release_openmp
+        )
+
+    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
+        self._rounds.one_by_one = eager or self._step_timeout is not None
+        return super().start(env_fns, num_workers, eager)
+
+    def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
+        """Without `step_timeout` the time of each env of a round on another node is not known."""
+        unanswered = super()._unanswered()
+        if self._step_timeout is not None:
+            return unanswered
+        return {worker: ids for worker, ids in unanswered.items() if getattr(worker, "on_this_node", True)}

@@ -1,0 +1,140 @@
+"""EnvActor: the actor of Ray that hosts a block of envs, in one of two ways.
+
+driver                                   actor
+------                                   -----
+start(WorkerArgs)            ->          on the driver's node: connect to its socket, and live as a worker process
+                                         does (shared arena), until the driver closes the envs; the call returns
+                                         None. Elsewhere: construct the envs, return the READY frame.
+frame(SETUP, ROUND, CALL...) ->          elsewhere only: serve the frame; return those that it leads to
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vecenv import ray_cluster
+from vecenv.backends.ipc.control_block import BUSY_NS, LINE, PROGRESS
+from vecenv.backends.ipc.descriptor import loads_apart
+from vecenv.backends.ipc.messages import SETUP, Channel, Frame
+from vecenv.backends.worker.main import construct, live, set_up
+from vecenv.backends.worker.rng_seeds import seed_generators
+from vecenv.backends.worker.subproc_server import SubprocServer
+from vecenv.backends.worker.worker_args import WorkerArgs
+
+CONNECT_TIMEOUT = 2.0
+"""Seconds. The same node need not be the same container: where the socket cannot be reached, calls carry the rounds."""
+HANDSHAKE_TIMEOUT = 60.0
+"""Seconds that the driver may take to answer once the socket is reached."""
+MOST_FDS = 64
+HELLO = struct.Struct("<I32s")
+"""The index of the worker, and the token."""
+
+
+class Address(NamedTuple):
+    """Where the driver listens for the actors on its node."""
+
+    node: str
+    socket: str
+    token: bytes
+
+
+class Bundle(NamedTuple):
+    """What a call returns: frames, and the worker's numbers, which its line of the control page takes."""
+
+    frames: list[tuple[int, int, bytes]]
+    progress: int
+    busy_ns: int
+
+
+class Outbox:
+    """The worker's end of frames that travel as results of calls."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, int, bytes]] = []
+
+    def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
+        self.frames.append((kind, number, b"".join(parts)))
+
+
+class EnvActor:
+    """Its calls run one after the other, in the main thread of the actor's process."""
+
+    def place(self) -> tuple[int, str]:
+        """The process, and the address of the node."""
+        return os.getpid(), ray_cluster.own_node().ip
+
+    def start(self, blob: bytes, address: Address) -> Bundle | None:
+        """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed."""
+        sock = connect(address, loads_apart(blob, ()).index)
+        if sock is not None:
+            with contextlib.suppress(EOFError, ConnectionError):  # the driver is gone
+                _live_beside_driver(blob, sock)
+            sock.close()
+            return None
+        args: WorkerArgs = loads_apart(blob, ())
+        seed_generators(args.seeds)
+        self._line = memoryview(array.array("q", [0] * LINE))
+        self._outbox = Outbox()
+        self._server = construct(args, SubprocServer, self._outbox, self._line)
+        return self._bundle()
+
+    def frame(self, kind: int, number: int, payload: bytes) -> Bundle:
+        """Serve a frame."""
+        assert isinstance(self._server, SubprocServer)
+        frame = Frame(kind, number, payload)
+        if kind == SETUP:
+            set_up(self._server, frame)
+        else:
+            self._server.serve_frame(frame)
+        return self._bundle()
+
+    def _bundle(self) -> Bundle:
+        frames, self._outbox.frames = self._outbox.frames, []
+        return Bundle(frames, self._line[PROGRESS], self._line[BUSY_NS])
+
+
+def connect(address: Address, index: int) -> socket.socket | None:
+    """The socket to the driver, or None if it is on another node or out of reach."""
+    if address.node != ray_cluster.own_node().id or not address.socket:
+        return None
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(CONNECT_TIMEOUT)
+        sock.connect(address.socket)
+        sock.sendall(HELLO.pack(index, address.token))
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _live_beside_driver(blob: bytes, sock: socket.socket) -> None:
+    args: WorkerArgs = loads_apart(blob, _received(sock))
+    os.register_at_fork(after_in_child=sock.close)  # held open there, it would hide the end of this process
+    faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
+    seed_generators(args.seeds)
+    live(args, Channel(sock))
+
+
+def _received(sock: socket.socket) -> Sequence[int]:
+    """The descriptors that the driver sends in answer to HELLO."""
+    sock.settimeout(HANDSHAKE_TIMEOUT)
+    data, fds, _, _ = socket.recv_fds(sock, 1, MOST_FDS)
+    if not data:
+        raise EOFError("the driver refused the connection")
+    sock.settimeout(None)
+    return fds
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end, as the kernel names them here; 0: a process that is not visible."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
