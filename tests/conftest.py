@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import local_ray as local_ray_of_the_run
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.backends.pool import start_methods
 
@@ -101,9 +102,28 @@ def cuda_has_started() -> None:
         torch.cuda.synchronize()
 
 
+@pytest.fixture(scope="session")
+def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The local Ray that all processes of the test run share."""
+    base = tmp_path_factory.getbasetemp()
+    address, users = local_ray_of_the_run.start((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ray")
+    yield address
+    users.close()
+
+
+@pytest.fixture(scope="module")
+def local_ray(ray_address: str) -> Iterator[None]:
+    """Connects this process to it."""
+    local_ray_of_the_run.connect(ray_address)
+    yield
+    sys.modules["ray"].shutdown()
+
+
 @pytest.fixture(autouse=True)
-def no_leaks(cuda_has_started: None) -> Iterator[None]:
+def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process, a file descriptor, shared memory or thread of ours behind."""
+    if request.node.get_closest_marker("local_ray"):  # what it opens is there before
+        request.getfixturevalue("local_ray")
     files, memory, processes, threads = descriptors(), shared_memory(), children(), block_threads()
     yield
     left = leaks(files, memory, processes, threads)
@@ -121,7 +141,8 @@ def leaks(
     """One line for each thing that is there now and was not then."""
     kept = kept_descriptors()
     new_files = {fd: name for fd, name in descriptors().items() if files.get(fd) != name and fd not in kept}
-    new_files = {fd: name for fd, name in new_files.items() if not name.startswith("/dev/nvidia")}  # opened when used
+    # What CUDA opens when it is used, and the connections of Ray.
+    new_files = {fd: name for fd, name in new_files.items() if not name.startswith(("/dev/nvidia", "tcp socket"))}
     return [
         *(f"process {child}" for child in children() - processes),
         *(f"descriptor {fd} ({name})" for fd, name in new_files.items()),
@@ -143,6 +164,10 @@ def descriptors() -> dict[int, str]:
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # the one that listed the folder
             continue
+    if "ray" in sys.modules:
+        tcp = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6"))
+        inodes = {line.split()[9] for line in tcp.splitlines()}
+        found = {fd: f"tcp {name}" if name[8:-1] in inodes else name for fd, name in found.items()}
     return found
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from tests.local_ray import FAR, NEAR
+from vecenv import BaseVectorEnv, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 N = 4
 SEEN = 2.0
@@ -50,6 +51,11 @@ class Column(NamedTuple):
     def remote(self) -> bool:
         return self.backend not in (DummyVectorEnv, ThreadVectorEnv)
 
+    @property
+    def placed(self) -> str:
+        """The mode, without the place of actors."""
+        return self.mode.removesuffix(" near").removesuffix(" far")
+
 
 _MODES = {
     "blocks": {"num_workers": 2},
@@ -60,6 +66,12 @@ _MODES = {
 _PROCESS = [
     Column(backend, mode, options) for backend in (SubprocVectorEnv, ShmemVectorEnv) for mode, options in _MODES.items()
 ]
+_RAY = [
+    Column(RayVectorEnv, f"{mode}{place}", {**options, **where})
+    for place, where in ((" near", NEAR), (" far", FAR), ("", {}))
+    for mode, options in _MODES.items()
+]
+"""Actors on the driver's node, which share its arena; on another one, which calls reach; and on both."""
 _THREAD = [Column(ThreadVectorEnv, mode, options) for mode, options in _MODES.items()]
 _DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
 
@@ -69,16 +81,16 @@ def _fits(column: Column, modes: Sequence[str]) -> bool:
     return not column.is_async or any("async" in mode for mode in modes)
 
 
-def columns(*modes: str, dummy: bool = True, only: type | None = None) -> pytest.MarkDecorator:
+def columns(*modes: str, dummy: bool = True, ray: bool = True, only: type | None = None) -> pytest.MarkDecorator:
     """Runs a test in each column: all modes or those named, all classes or the one named.
 
-    `dummy`: also in this process, by Dummy and in threads.
+    `dummy`: also in this process, by Dummy and in threads. `ray`: also in actors, by `make test-ray`.
     """
-    known = _PROCESS if not dummy else [*_DUMMY, *_PROCESS, *_THREAD]
+    known = [*_PROCESS, *(_RAY if ray else [])] if not dummy else [*_DUMMY, *_PROCESS, *_THREAD, *(_RAY if ray else [])]
     if only is not None:
         known = [column for column in known if column.backend is only]
     if modes:
-        known = [column for column in known if column.mode in modes or (column in _DUMMY and _fits(column, modes))]
+        known = [column for column in known if column.placed in modes or (column in _DUMMY and _fits(column, modes))]
     first = _first_tier(known)
     return pytest.mark.parametrize("column", [_param(c, slow=c not in first) for c in known])
 
@@ -90,7 +102,7 @@ def _first_tier(known: Sequence[Column]) -> list[Column]:
     """
     pairs = {(ShmemVectorEnv, "blocks"), (SubprocVectorEnv, "async"), (ThreadVectorEnv, "blocks")}
     pairs |= {(ThreadVectorEnv, "async"), (DummyVectorEnv, "sync"), (DummyVectorEnv, "async")}
-    modes = {column.mode for column in known}
+    modes = {column.mode for column in known if column.backend is not RayVectorEnv}
     if "async" not in modes:
         pairs |= {(SubprocVectorEnv, "blocks")}
     if "blocks" not in modes:
@@ -100,7 +112,10 @@ def _first_tier(known: Sequence[Column]) -> list[Column]:
 
 def _param(column: Column, slow: bool) -> Any:
     name = f"{column.backend.__name__.removesuffix('VectorEnv')}-{column.mode.replace(' ', '-')}"
-    return pytest.param(column, id=name, marks=[pytest.mark.slow] if slow else [])
+    marks = [pytest.mark.slow] if slow else []
+    if column.backend is RayVectorEnv:
+        marks = [pytest.mark.ray, pytest.mark.local_ray]
+    return pytest.param(column, id=name, marks=marks)
 
 
 def _outcome(call: Callable[[], Any]) -> Any:

@@ -225,6 +225,17 @@ class TestVectorEnvsOfGymnasium:
         assert env.env_method("get_wrapper_attr", "t", indices=[1, 0]) == [0, 7]
         env.close()
 
+    @pytest.mark.parametrize("autoreset_mode", list(AutoresetMode))
+    def test_a_facade_of_ours_is_driven_without_it_in_any_autoreset_mode(self, autoreset_mode):
+        envs = SyncVectorEnv(counting(2, length=2), autoreset_mode=autoreset_mode)
+        env, same = SB3VecEnv(envs), SB3VecEnv(DummyVectorEnv(counting(2, length=2)))
+        assert env.venv is envs.venv
+        assert_same(env.reset(), same.reset())
+        for _ in range(5):
+            assert_same(env.step(np.array([3, 4])), same.step(np.array([3, 4])))
+        closing(env, same)
+        assert envs.closed
+
     def test_infos_of_a_vector_env_of_gymnasium_reach_the_env_and_the_episode_they_belong_to(self):
         envs = gym.vector.SyncVectorEnv(counting(2, length=2), autoreset_mode="SameStep")
         env = SB3VecEnv(envs)

@@ -59,6 +59,14 @@ class NeverMade(Draws):
         threading.Event().wait()
 
 
+class ImportsForLong(Draws):
+    """Takes longer to be made, once, than a measurement may take."""
+
+    def __init__(self) -> None:
+        threading.Event().wait(1.5)
+        super().__init__()
+
+
 class CrashesWhenMade(Draws):
     def __init__(self) -> None:
         os._exit(7)

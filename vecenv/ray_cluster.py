@@ -216,4 +216,5 @@ def reason_of(error: BaseException) -> str:
     """What Ray reports about the end of an actor, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "pid:", "namespace:", "ip:"))]
-    return f"{type(error).__name__}: {' '.join(kept)}"[:1000]
+    text = " ".join(kept).partition(" Some common causes include")[0]
+    return f"{type(error).__name__}: {text}"[:1000]

@@ -187,8 +187,8 @@ class RayVectorEnv(BaseVectorEnv):
     """Envs in actors of Ray, on one machine or on the nodes of a cluster. docs/ray.md is its guide.
 
     Connects to the cluster of `ray.init` or of `RAY_ADDRESS`, else starts a local one, which ends when the last vector
-    env that uses it is closed. Actors on the node of this process share memory with it, as workers of ShmemVectorEnv do;
-    a round of those on other nodes is one call of each actor.
+    env that uses it is closed. Actors on the node of this process share memory with it, as workers of ShmemVectorEnv
+    do; a round of those on other nodes is one call of each actor.
 
     Arguments besides those of BaseVectorEnv:
         num_workers: how many actors share the envs; by default as many as the cluster has free CPUs for, at most one an

@@ -59,7 +59,7 @@ def make_vec(
     `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
     or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
     it refuses. `backend`: "shmem", "subproc", "thread", "dummy", or "auto": "dummy" or "shmem", whichever is faster for
-    these envs. For that one env more is made, in a worker, stepped for a moment (at most 1 s) and closed; it is "shmem"
+    these envs. For that one env more is made, in a worker, stepped for a moment and closed; it is "shmem"
     without that where an argument asks for processes. `wrappers`, a sequence, are put around each env. `vector_kwargs`
     go to AsyncVectorEnv or, for "dummy" and "thread", are those of SyncVectorEnv; `venv_kwargs` is another name for
     them, which `gym.make_vec` lets through to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown

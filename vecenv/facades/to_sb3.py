@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,7 @@ from vecenv.errors import EnvContractError
 from vecenv.facades.discrete_ints import int_restorer
 from vecenv.facades.driver import Driver
 from vecenv.facades.from_gymnasium import SameStepEnvs
+from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -37,8 +38,9 @@ class SB3VecEnv(VecEnv):
     `reset_infos[i]` belongs to that. `seed` and `set_options` are for the next `reset` only.
 
     Arguments:
-        venv: a vector env in sync mode, with equal spaces in all envs, or a gymnasium `VectorEnv` whose
-            `autoreset_mode` is SAME_STEP. It is closed by `close`.
+        venv: a vector env in sync mode, with equal spaces in all envs; AsyncVectorEnv and the like of ours, whose
+            autoreset mode does not matter; or another gymnasium `VectorEnv`, in the mode SAME_STEP. It is closed by
+            `close`.
 
     Guarantees: what is returned never changes later. A call while a step is pending, or with a wrong number of
     actions, is refused before anything is sent. `reset` drops a pending step. When an env fails, its error is raised
@@ -61,6 +63,9 @@ class SB3VecEnv(VecEnv):
     """
 
     def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
+        self._facade = venv if _is_facade_of_ours(venv) else None
+        """What closes its envs when it is closed, or garbage."""
+        venv = venv if self._facade is None else self._facade.venv
         self.venv: Any = SameStepEnvs(venv) if isinstance(venv, VectorEnv) else _checked(venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
@@ -188,7 +193,7 @@ class SB3VecEnv(VecEnv):
     def close(self) -> None:
         """Close the vector env; a second call does nothing."""
         self._pending = False
-        self.venv.close()
+        (self.venv if self._facade is None else self._facade).close()
 
     # Seeds and options, for the next reset.
 
@@ -270,6 +275,14 @@ class SB3VecEnv(VecEnv):
             if not -self.num_envs <= i < self.num_envs:
                 raise IndexError(f"env index {i} is out of range for {self.num_envs} envs")
         return [i % self.num_envs for i in chosen]
+
+
+def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
+    """Whether it only translates for a vector env of ours, which then is driven without that."""
+    return isinstance(venv, GymnasiumVectorEnv) and (type(venv).step, type(venv).reset) == (
+        GymnasiumVectorEnv.step,
+        GymnasiumVectorEnv.reset,
+    )
 
 
 def _checked(venv: Any) -> BaseVectorEnv:

@@ -21,11 +21,13 @@ from vecenv.venvs import BACKENDS, EnvFns
 logger = logging.getLogger("vecenv")
 
 SECONDS = 0.15
-TIMEOUT = 1.0
-"""Seconds that the whole measurement may take: then it is given up."""
-DUMMY_ROUND, SHMEM_ROUND = 10e-6, 150e-6
+MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
+"""Seconds that it may take to make the env, with all that it imports, and to step and close it; then it is given up.
+A worker may import for seconds what the program has imported already, such as torch, which says nothing of the env."""
+DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
 """Seconds of a round beside the steps. That of workers is for a caller that has computed for 0.3 ms or more between two
-rounds (measured on two CPUs: 80 to 250 us): they have fallen asleep."""
+rounds: they have fallen asleep (measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or torch,
+whose threads take the CPUs of the workers)."""
 ROW = 1e-6
 """Seconds of an env in a round beside its step."""
 GAIN = 0.9
@@ -73,7 +75,9 @@ VECTOR_ENVS: dict[str, Callable[..., BaseVectorEnv]] = {**BACKENDS, "auto": auto
 def choose_backend(
     env_fns: EnvFns, options: Mapping[str, Any], only_processes: Mapping[str, Any] = ONLY_PROCESSES
 ) -> Choice:
-    """Choose "dummy" or "shmem" for these envs in at most a second; never threads, which not all envs allow.
+    """Choose "dummy" or "shmem" for these envs; never threads, which not all envs allow.
+
+    It takes the time to make one env in a worker, at most 5 s, and at most a second more.
 
     Shmem without a measurement where one of `options` asks for processes. Else Dummy for one env; and for env_fns that
     cannot be sent to a worker, or whose env cannot be made there, because an error is worse than a slow choice. Else
@@ -102,9 +106,10 @@ def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:
     try:
         for i, env_fn in {id(env_fn): (i, env_fn) for i, env_fn in reversed(list(enumerate(env_fns)))}.values():
             pickle_env_fn(i, env_fn)
-        cost = measure_cost(env_fns[0], SECONDS, TIMEOUT)
+        cost = measure_cost(env_fns[0], SECONDS, MAKE_TIMEOUT, TIMEOUT)
     except WorkerTimeoutError:
-        return Choice("shmem", None, f"one env was not made, stepped and closed in {TIMEOUT} s")
+        late = f"one env was not made in {MAKE_TIMEOUT} s, or not stepped and closed in {TIMEOUT} s"
+        return Choice("shmem", None, late)
     except WorkerDiedError as error:
         return Choice("shmem", None, f"one env could not be measured: {error}")
     except Exception as error:

@@ -6,12 +6,14 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
 import gymnasium
 
+from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.venvs import ShmemVectorEnv
 
 LEAST_STEPS = 40
@@ -33,43 +35,38 @@ class EnvCost(NamedTuple):
         return self.cpu < 0.5 * self.wall
 
 
-def measure_cost(env_fn: Callable[[], Any], seconds: float, timeout: float) -> EnvCost | str:
+def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
     """Make one env in a worker process, step it with random actions for about `seconds`, and close it there.
 
     Returns the cost, or the reason why the env could be made but not measured. Raises what the constructor raises,
-    TypeError for an env_fn that cannot be sent to a worker, WorkerDiedError, and WorkerTimeoutError where all of it
-    takes longer than `timeout` seconds.
+    TypeError for an env_fn that cannot be sent to a worker, WorkerDiedError, and WorkerTimeoutError where it takes
+    longer than `make_timeout` seconds to make the env, imports included, or than `timeout` to step and close it.
 
-    >>> cost = measure_cost(lambda: gymnasium.make("CartPole-v1"), seconds=0.05, timeout=30)
+    >>> cost = measure_cost(lambda: gymnasium.make("CartPole-v1"), seconds=0.05, make_timeout=30, timeout=30)
     >>> 0 < cost.wall < 1, cost.waits
     (True, False)
     """
-    with ShmemVectorEnv([_Measures(env_fn, seconds)], start_timeout=timeout) as venv:
-        result: EnvCost | str = venv.metadata[0]["cost"]
+    make = partial(Measured, pickle_env_fn(0, env_fn), seconds)
+    with ShmemVectorEnv([make], start_timeout=make_timeout, step_timeout=timeout) as venv:
+        result: EnvCost | str = venv.call("measure")[0]
     return result
 
 
-class _Measures:
-    """An env_fn whose env does nothing: it reports what the env of `env_fn` costs.
-
-    Measured while the worker starts, so that one timeout bounds the constructor, the steps and the close.
-    """
+class Measured(gymnasium.Env[Any, Any]):
+    """An env that does nothing but report what the env of `env_fn` costs."""
 
     def __init__(self, env_fn: Callable[[], Any], seconds: float) -> None:
-        self._env_fn, self._seconds = env_fn, seconds
+        self._env, self._seconds = env_fn(), seconds
 
-    def __call__(self) -> gymnasium.Env[Any, Any]:
-        env: Any = self._env_fn()
+    def measure(self) -> EnvCost | str:
+        """The cost of a step, or why it could not be measured; closes the env."""
         try:
-            cost: EnvCost | str = time_steps(env, self._seconds)
+            return time_steps(self._env, self._seconds)
         except Exception as error:
-            cost = f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}"
         finally:
             with contextlib.suppress(Exception):
-                env.close()
-        report: gymnasium.Env[Any, Any] = gymnasium.Env()
-        report.metadata = {"cost": cost}
-        return report
+                self._env.close()
 
 
 def time_steps(env: Any, seconds: float) -> EnvCost:

@@ -97,7 +97,7 @@ def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
 def _cost(env_fn: Callable[[], Any], seconds: float) -> EnvCost | None:
     """The cost of one env; None if it cannot be measured, and only the candidates show whether it can be used."""
     try:
-        cost = measure_cost(env_fn, seconds / 4, START_TIMEOUT)
+        cost = measure_cost(env_fn, seconds / 4, START_TIMEOUT, START_TIMEOUT)
     except WorkerTimeoutError as error:
         message = f"one env, alone in a worker, was not made, stepped and closed within {START_TIMEOUT} s"
         raise WorkerTimeoutError(message) from error

@@ -18,6 +18,7 @@ from vecenv import ray_cluster
 from vecenv.backends.ipc.descriptor import dumps_apart
 from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.pool.call_channel import CallChannel
+from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.watchdog import stack_of_process
 from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
 from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, peer_of
@@ -168,7 +169,7 @@ class RayLauncher(Launcher):
         return self._workers[index]
 
     def complete(self, args: WorkerArgs) -> None:
-        """All that depends on the node is done there."""
+        args.setup.paths = search_path()  # as other workers have it, as far as nodes share a file system
 
     def new_actor(self) -> Any:
         return ray_cluster.make_actor(EnvActor, self._options)

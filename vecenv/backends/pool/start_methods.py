@@ -106,7 +106,7 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _search_path() -> list[str]:
+def search_path() -> list[str]:
     """`sys.path`, with "" (the current directory) replaced by the directory in which the program was started."""
     return [path or _process.ORIGINAL_DIR for path in sys.path]
 
@@ -116,7 +116,7 @@ def _preparation(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "authkey": process.current_process().authkey,
-        "sys_path": _search_path(),
+        "sys_path": search_path(),
         "sys_argv": sys.argv,
         "orig_dir": _process.ORIGINAL_DIR,
         "dir": os.getcwd(),
@@ -140,7 +140,7 @@ def _ensure_server() -> None:
     chosen = default._actual_context
     _server.set_forkserver_preload(PRELOAD)
     # The server must import this process's modules, not a file in the working directory that has a library's name.
-    with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_search_path())}):
+    with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(search_path())}):
         _server.ensure_running()
     # Starting the server fixes the default start method as a side effect, but that is the user's choice.
     default._actual_context = chosen

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,14 @@ class WorkerSetup:
     """As they are, which a forked worker inherits, or as `PickledEnvFn`."""
     registered: list[bytes]
     """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
+    paths: Sequence[str] = ()
+    """Where else modules are looked for."""
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
 
     def apply(self) -> None:
         """Give this process the environment variables, the affinity and the registry of the program."""
+        sys.path += [path for path in self.paths if path not in sys.path]
         if self.environ is not None:
             for name in os.environ.keys() - self.environ.keys():
                 del os.environ[name]
