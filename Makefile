@@ -26,7 +26,7 @@ test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones 
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not ray"
 
 test-ray: $(VENV)/.installed-ray  ## run the tests that start a Ray cluster; installs Ray, 240 MB, for them
-	$(BIN)/python -m pytest -m ray
+	$(BIN)/python -m pytest -m "ray and not slow"
 
 check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
 	$(BIN)/ruff format --check .

@@ -51,6 +51,10 @@ class Column(NamedTuple):
     def remote(self) -> bool:
         return self.backend not in (DummyVectorEnv, ThreadVectorEnv)
 
+    def cause(self, of_a_process: str) -> str:
+        """What the error names as the cause of the end of a worker: Ray does not know the signal."""
+        return "ActorDiedError" if self.backend is RayVectorEnv else of_a_process
+
     @property
     def placed(self) -> str:
         """The mode, without the place of actors."""
@@ -81,18 +85,30 @@ def _fits(column: Column, modes: Sequence[str]) -> bool:
     return not column.is_async or any("async" in mode for mode in modes)
 
 
-def columns(*modes: str, dummy: bool = True, ray: bool = True, only: type | None = None) -> pytest.MarkDecorator:
+def columns(
+    *modes: str, dummy: bool = True, ray: bool = True, far: bool = True, only: type | None = None
+) -> pytest.MarkDecorator:
     """Runs a test in each column: all modes or those named, all classes or the one named.
 
-    `dummy`: also in this process, by Dummy and in threads. `ray`: also in actors, by `make test-ray`.
+    `dummy`: also in this process, by Dummy and in threads. `ray`: also in actors, by `make test-ray`; `far`: on another
+    node too.
     """
-    known = [*_PROCESS, *(_RAY if ray else [])] if not dummy else [*_DUMMY, *_PROCESS, *_THREAD, *(_RAY if ray else [])]
+    known = _PROCESS if not dummy else [*_DUMMY, *_PROCESS, *_THREAD]
+    known = [*known, *(c for c in _RAY if ray and (far or c.mode.endswith(" near")))]
     if only is not None:
         known = [column for column in known if column.backend is only]
     if modes:
         known = [column for column in known if column.placed in modes or (column in _DUMMY and _fits(column, modes))]
-    first = _first_tier(known)
+    first, some = _first_tier(known), _some_actors(known)
+    known = [column for column in known if column.backend is not RayVectorEnv or column in some]
     return pytest.mark.parametrize("column", [_param(c, slow=c not in first) for c in known])
+
+
+def _some_actors(known: Sequence[Column]) -> list[Column]:
+    """Of the columns with actors those that differ most: starting actors takes long."""
+    actors = [column for column in known if column.backend is RayVectorEnv]
+    wanted = ("blocks near", "async near", "blocks far", "async far", "blocks")
+    return [c for c in actors if c.mode in wanted] or [c for c in actors if c.mode.endswith((" near", " far"))][:2]
 
 
 def _first_tier(known: Sequence[Column]) -> list[Column]:

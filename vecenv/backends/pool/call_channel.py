@@ -99,3 +99,7 @@ class CallChannel:
                 self._open = False
                 for fd in {self._read, self._write}:
                     os.close(fd)
+        # Ray holds the callbacks of calls that are not over yet, and with them this object.
+        self._line = None
+        self._calls.clear()
+        self._frames.clear()

@@ -123,7 +123,7 @@ class RayWorker(WorkerHandle):
 
     def cause(self) -> str:
         error = self._calls.error
-        return "ended" if error is None else f"ended: {ray_cluster.reason_of(error)}"
+        return "ended" if error is None else f"ended ({ray_cluster.reason_of(error)})"
 
 
 class RayLauncher(Launcher):
