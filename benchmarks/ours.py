@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.envs import EnvFn
-from benchmarks.peers import PEERS, Contender, StepThenReset
+from benchmarks.peers import PEERS, Contender, StepThenReset, TianshouRay
 
 
 class _Ours(StepThenReset):
@@ -57,6 +57,13 @@ class OursShmemTwoRounds(OursShmem):
         return StepThenReset.step(self, actions)
 
 
+class OursRay(_Ours):
+    """Not among OURS: it needs a cluster, which `benchmarks.ray` starts."""
+
+    name = "vecenv Ray"
+    kind = "RayVectorEnv"
+
+
 OURS: list[type[Contender]] = [OursDummy, OursSubproc, OursShmem, OursShmemTwoRounds]
 
-CONTENDERS: dict[str, type[Contender]] = {cls.name: cls for cls in (*OURS, *PEERS)}
+CONTENDERS: dict[str, type[Contender]] = {cls.name: cls for cls in (*OURS, OursRay, *PEERS, TianshouRay)}

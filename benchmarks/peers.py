@@ -216,6 +216,13 @@ class TianshouShmem(_Tianshou):
     kind = "ShmemVectorEnv"
 
 
+class TianshouRay(_Tianshou):
+    """Not among PEERS: it needs a cluster, which `benchmarks.ray` starts."""
+
+    name = "tianshou Ray"
+    kind = "RayVectorEnv"
+
+
 class TorchRLParallel(Contender):
     """`step_and_maybe_reset` does the work of a random rollout without storing it."""
 

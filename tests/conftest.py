@@ -122,8 +122,9 @@ def local_ray(ray_address: str) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process, a file descriptor, shared memory or thread of ours behind."""
-    if request.node.get_closest_marker("local_ray"):  # what it opens is there before
-        request.getfixturevalue("local_ray")
+    for name in ("local_ray", "own_ray"):
+        if request.node.get_closest_marker(name):  # what it opens is there before
+            request.getfixturevalue(name)
     files, memory, processes, threads = descriptors(), shared_memory(), children(), block_threads()
     yield
     left = leaks(files, memory, processes, threads)

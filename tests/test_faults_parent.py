@@ -213,7 +213,7 @@ def belongs(process: psutil.Process, session: int) -> bool:
 # Dropped.
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", "async", dummy=False, ray=False)
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, busy: bool) -> None:
     venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
@@ -241,7 +241,7 @@ def test_an_unclosed_dummy_vector_env_warns_of_nothing() -> None:
     assert closed == [0, 1]
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
     column: Column, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +256,7 @@ def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
     assert [text for text in unraisable if "unclosed" in text and column.backend.__name__ in text]
 
 
-@columns("async", dummy=False)
+@columns("async", dummy=False, ray=False)
 def test_a_vector_env_that_is_dropped_while_an_env_hangs_ends_in_time(
     column: Column, monkeypatch: pytest.MonkeyPatch
 ) -> None:

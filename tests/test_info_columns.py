@@ -17,7 +17,7 @@ from benchmarks.counting import CallCounter
 from vecenv import AsyncVectorEnv, DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, WorkerDiedError
 from vecenv.backends.host.info_writer import MOST_FORMS, MOST_KNOWN, InfoWriter
 from vecenv.backends.host.row_writer import own_containers
-from vecenv.backends.info_reader import InfoReader
+from vecenv.backends.memory.info_reader import InfoReader
 from vecenv.backends.memory.info_rows import INFO_BYTES
 
 N, WORKERS, STEPS = 5, 2, 13

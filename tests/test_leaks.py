@@ -128,7 +128,7 @@ def test_a_thousand_cycles_leave_nothing_and_memory_does_not_grow(venv_class: An
     assert growth < SLOPE
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
@@ -141,7 +141,7 @@ def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
             assert [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")] == []
 
 
-@columns("blocks", "single", dummy=False)
+@columns("blocks", "single", dummy=False, ray=False)
 def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
     few = 6 if PORTABLE else 5  # a pipe has two ends
     with column.open(counters(1), num_workers=1):
@@ -150,7 +150,7 @@ def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
             assert len(os.listdir("/proc/self/fd")) - one <= few * 8
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(column: Column) -> None:
     column.backend(counters(1)).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -166,7 +166,7 @@ def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(c
         ledger.begin()
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -> None:
     """Frames, extras and errors of earlier rounds are let go."""
     with column.open([partial(Counter, i) for i in range(3)] + [partial(RaisesOnStep, 3, at=50)]) as ledger:

@@ -1,34 +1,171 @@
-"""RayVectorEnv on a local Ray: the contract, and what may go wrong. `make test-ray` has the rest."""
+"""RayVectorEnv on a local Ray of two nodes: the contract, placement, life and facades.
+
+`make test` runs the contract on the driver's node and a few rows of the fault tests; the rest is for `make test-ray`.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
+import psutil
 import pytest
 
 from tests.faulty import counters
-from tests.ledger import Column, pids
-from vecenv import RayVectorEnv, WorkerDiedError
+from tests.ledger import Ledger, pids
+from tests.local_ray import FAR, NEAR
+from vecenv import RayVectorEnv, SB3VecEnv, ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError, make_vec
 from vecenv.testing import CHECKS, check_vector_env
 
 pytestmark = pytest.mark.local_ray
-BLOCKS = Column(RayVectorEnv, "blocks", {"num_workers": 2})
+CARTPOLE = partial(gym.make, "CartPole-v1")
+
+
+def spread(venv: RayVectorEnv) -> list[bool]:
+    """Of each actor: whether it is on the node of this process."""
+    return [worker.on_this_node for worker in venv.engine.backend.pool.workers]
+
+
+def same_rounds(venv: Any, other: Any, rounds: int = 30) -> None:
+    """Both give the same rows for the same seeds and actions, resets included."""
+    assert (venv.reset(seed=3)[0] == other.reset(seed=3)[0]).all()
+    rng = np.random.default_rng(0)
+    over = None
+    for _ in range(rounds):
+        actions = rng.integers(0, 2, len(venv))
+        got, want = venv.step(actions, reset=over), other.step(actions, reset=over)
+        assert all((a == b).all() for a, b in zip(got[:4], want[:4], strict=True))
+        over = got[2] | got[3]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_it_keeps_the_contract(check: object) -> None:
-    check_vector_env(RayVectorEnv, [check])
+def test_it_keeps_the_contract(check: Any) -> None:
+    check_vector_env(partial(RayVectorEnv, num_workers=2, **NEAR), [check])
 
 
-def test_a_killed_actor_is_an_error_with_ids_and_reset_starts_it_again() -> None:
-    with BLOCKS.open(counters(4)) as ledger:
+@pytest.mark.ray
+@pytest.mark.parametrize("options", [FAR, {}], ids=["other node", "both nodes"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_it_keeps_the_contract_across_nodes(check: Any, options: dict[str, Any]) -> None:
+    check_vector_env(partial(RayVectorEnv, num_workers=2, **options), [check])
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [(NEAR, [True, True]), (FAR, [False, False]), ({}, [False, True])],
+    ids=["near", "far", "both"],
+)
+def test_results_do_not_depend_on_the_place_of_the_actors(options: dict[str, Any], places: list[bool]) -> None:
+    with (
+        RayVectorEnv([CARTPOLE] * 8, num_workers=2, **options) as venv,
+        ShmemVectorEnv([CARTPOLE] * 8, num_workers=2) as other,
+    ):
+        assert sorted(spread(venv)) == places
+        same_rounds(venv, other)
+
+
+def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -> None:
+    asked = r"2 of 2 actors have not started within 1 s. Each asks for 1000 CPU; the cluster has 2 nodes with 32 CPU"
+    with pytest.raises(WorkerTimeoutError, match=asked):
+        RayVectorEnv([CARTPOLE] * 2, num_workers=2, num_cpus=1000, start_timeout=1)
+
+
+@pytest.mark.ray
+def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env() -> None:
+    with RayVectorEnv([CARTPOLE] * 3) as venv:
+        assert len(spread(venv)) == 3
+    with RayVectorEnv([CARTPOLE] * 8, num_cpus=8) as venv:
+        assert len(spread(venv)) == 4
+
+
+@pytest.mark.ray
+def test_facades_take_it() -> None:
+    with make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2}) as envs:
+        assert envs.reset(seed=0)[0].shape == (4, 4)
+        assert envs.step(envs.action_space.sample())[0].shape == (4, 4)
+    sb3 = SB3VecEnv(RayVectorEnv([CARTPOLE] * 2, num_workers=1))
+    assert sb3.reset().shape == (2, 4)
+    sb3.close()
+
+
+@pytest.mark.ray
+def test_two_vector_envs_do_not_know_of_each_other() -> None:
+    with RayVectorEnv(counters(4), num_workers=2) as first, RayVectorEnv(counters(4), num_workers=2) as second:
+        one, other = Ledger(first), Ledger(second)
+        one.begin()
+        other.begin()
+        os.kill(pids(first)[0], signal.SIGKILL)
+        assert other.round() == []
+        assert {type(error) for error in one.round()} == {WorkerDiedError}
+        assert other.round() == []
+
+
+DRIVER = """
+import sys, time
+import ray
+from tests.faulty import counters
+from tests.local_ray import connect
+from vecenv import RayVectorEnv
+
+connect(sys.argv[1])
+with RayVectorEnv(counters(4), num_workers=2) as venv:
+    venv.reset()
+    print(*venv.get_env_attr("pid"), flush=True)
+    for _ in range(int(sys.argv[2])):
+        venv.step([0] * 4)
+    print(venv.get_env_attr("t"), flush=True)
+    while sys.argv[3] == "stay":
+        venv.step([0] * 4)
+"""
+
+
+@pytest.fixture
+def driver(ray_address: str) -> Iterator[Any]:
+    """Starts another driver on the same Ray."""
+    started = []
+
+    def start(rounds: int, then: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", DRIVER, ray_address, str(rounds), then]
+        started.append(subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.ray
+def test_two_drivers_use_one_cluster(driver: Any) -> None:
+    other = driver(100, "end")
+    assert other.stdout is not None
+    other.stdout.readline()
+    with RayVectorEnv(counters(4), num_workers=2) as venv:
+        ledger = Ledger(venv)
         ledger.begin()
-        venv = ledger.venv
-        os.kill(pids(venv)[1], signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match=r"env 0 .*envs \[1\].*reset\(0\)") as caught:
-            venv.step([0] * 4)
-        print(caught.value)
-        assert venv.failed_id == [0, 1]
-        venv.reset()
-        assert venv.stats()["restarts"] == 1
+        for _ in range(100):
+            assert ledger.round() == []
+    assert other.stdout.readline() == "[100, 100, 100, 100]\n"
+    assert other.wait(30) == 0
+
+
+@pytest.mark.ray
+def test_no_actor_outlives_a_driver_that_is_killed(driver: Any) -> None:
+    killed = driver(1, "stay")
+    assert killed.stdout is not None
+    actors = {int(pid) for pid in killed.stdout.readline().split()}
+    assert len(actors) == 2
+    killed.kill()
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in actors):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -130,7 +130,7 @@ def test_a_file_in_the_working_directory_does_not_hide_a_library_from_workers(tm
     assert python(str(script), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}) == "started\n"
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @every_context
 @fork_may_warn
 def test_every_start_method_gives_the_same_envs(column: Column, context: str) -> None:
@@ -162,7 +162,7 @@ def busy_threads() -> Iterator[None]:
         thread.join()
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @fork_may_warn
 def test_a_kernel_without_pidfds_will_do(column: Column, context: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_threads_of_the_program_do_not_disturb_the_start(column: Column, context
         assert ledger.round() == []
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 def test_a_vector_env_made_in_a_thread_outlives_the_thread(column: Column) -> None:
     """The kernel signals a process of the death of the thread that started it, not of the program."""
     made: list[Any] = []
@@ -223,7 +223,7 @@ class LooksIntoTheRegistry(Counter):
         return id in gymnasium.registry
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, ray=False)
 def test_what_the_program_registered_is_looked_up_once_for_all_workers(
     column: Column, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +337,7 @@ def dies_and_is_reset(ledger: Ledger, i: int) -> None:
     ledger.reset(block)
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @fork_may_warn
 def test_forked_envs_share_what_the_program_shares(column: Column, tally: Any) -> None:
     tally.value = 0
@@ -369,7 +369,7 @@ def besides_what_no_pickle_takes(i: int) -> Callable[[], Any]:
     return lambda: Counter(i) if odd else None
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("made", [under_a_lock, from_a_generator, besides_what_no_pickle_takes])
 @fork_may_warn
 def test_env_fns_of_forked_workers_may_hold_anything(column: Column, made: Callable[[int], Any]) -> None:
@@ -390,7 +390,7 @@ class NotesPickle:
         return NotesPickle, ()
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize(("context", "pickled"), [("fork", False), ("forkserver", True)])
 @fork_may_warn
 def test_nothing_is_pickled_for_a_forked_worker(column: Column, context: str, pickled: bool) -> None:
@@ -404,7 +404,7 @@ def test_nothing_is_pickled_for_a_forked_worker(column: Column, context: str, pi
     assert [bool(note.pickled) for note in (held, registered)] == [pickled] * 2
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_who_cannot_send_an_env_fn_is_reported_of_fork(column: Column, context: str) -> None:
     with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be sent to a worker: .*context=\"fork\""):
@@ -435,7 +435,7 @@ def drawn(venv: Any) -> list[float]:
     return [*venv.call("draw"), *venv.call("draw_plain")]
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @fork_may_warn
 @pytest.mark.usefixtures("own_generators")
@@ -450,7 +450,7 @@ def test_no_worker_repeats_another(column: Column, context: str) -> None:
     assert len(set(numbers)) == 8
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, ray=False)
 @pytest.mark.usefixtures("own_generators")
 def test_a_worker_does_not_repeat_the_one_that_died(column: Column) -> None:
     with column.open([partial(ShowsRandom, i) for i in range(N)]) as ledger:
@@ -461,7 +461,7 @@ def test_a_worker_does_not_repeat_the_one_that_died(column: Column) -> None:
     assert not {after[1], after[N + 1]} & set(before)
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @fork_may_warn
 @pytest.mark.usefixtures("own_generators")
@@ -476,7 +476,7 @@ def test_the_generators_of_the_program_are_not_advanced(column: Column, context:
     assert (np.random.random(), random.random()) == expected
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @fork_may_warn
 def test_the_program_may_have_put_another_generator_behind_numpy(column: Column, context: str) -> None:
@@ -524,7 +524,7 @@ def test_a_program_that_seeds_its_generators_seeds_those_of_its_workers(context:
     assert run("np.random.seed(2)", "random.seed(2)")[0] != both[0]
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, ray=False)
 def test_the_start_method_of_the_program_stays_its_own_choice(column: Column) -> None:
     program = (
         "import multiprocessing, vecenv\n"
@@ -540,7 +540,7 @@ def test_the_start_method_of_the_program_stays_its_own_choice(column: Column) ->
 # Envs that start processes.
 
 
-@columns("blocks")
+@columns("blocks", ray=False)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @fork_may_warn
 def test_envs_may_start_processes_and_threads_of_their_own(column: Column, method: str) -> None:
@@ -549,7 +549,7 @@ def test_envs_may_start_processes_and_threads_of_their_own(column: Column, metho
         assert venv.step([3, 4])[1].tolist() == [9, 16]
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 def test_programs_that_an_env_started_and_forgot_end_with_close(column: Column) -> None:
     with column.open(counters(N, env1=SpawnsChild)) as ledger:
         ledger.begin()
@@ -677,7 +677,7 @@ class TellsCPUs(Counter):
         return sorted(os.sched_getaffinity(0))
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, ray=False)
 @pytest.mark.skipif(PORTABLE, reason="there is nothing to bind them with")
 @pytest.mark.parametrize("affinity", [False, True])
 def test_workers_are_bound_to_a_cpu_on_request_only(column: Column, affinity: bool) -> None:

@@ -138,7 +138,7 @@ class ShmemTransport(Transport):
         if hasattr(self, "_control"):  # else `close` was called meanwhile
             self._control.sleepers[self._parent] = 0
 
-    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes:
+    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
         return payload
 
 

@@ -20,7 +20,12 @@ from gymnasium.envs.registration import EnvSpec
 
 from vecenv.engine.arguments.checks import check_count
 from vecenv.envs.gym_env import find_spec
-from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv, ThreadedVectorEnv
+from vecenv.facades.to_gymnasium.sync_and_async import (
+    ActorVectorEnv,
+    AsyncVectorEnv,
+    SyncVectorEnv,
+    ThreadedVectorEnv,
+)
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 from vecenv.tuning.auto_backend import ONLY_PROCESSES, arguments_for, choose_backend
 
@@ -39,6 +44,7 @@ BACKENDS: dict[str, Callable[..., GymnasiumVectorEnv]] = {
     "subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
     "shmem": AsyncVectorEnv,
     "thread": ThreadedVectorEnv,
+    "ray": ActorVectorEnv,
     "auto": auto_vector_env,
 }
 MODE = "vector_entry_point"
@@ -58,10 +64,10 @@ def make_vec(
 
     `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
     or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
-    it refuses. `backend`: "shmem", "subproc", "thread", "dummy", or "auto": "dummy" or "shmem", whichever is faster for
-    these envs. For that one env more is made, in a worker, stepped for a moment and closed; it is "shmem"
+    it refuses. `backend`: "shmem", "subproc", "thread", "dummy", "ray", or "auto": "dummy" or "shmem", whichever is
+    faster for these envs. For that one env more is made, in a worker, stepped for a moment and closed; it is "shmem"
     without that where an argument asks for processes. `wrappers`, a sequence, are put around each env. `vector_kwargs`
-    go to AsyncVectorEnv or, for "dummy" and "thread", are those of SyncVectorEnv; `venv_kwargs` is another name for
+    go to AsyncVectorEnv or, for the others, are those of SyncVectorEnv; `venv_kwargs` is another name for
     them, which `gym.make_vec` lets through to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown
     backend, TypeError for arguments of another kind and for both names at once, gymnasium's errors for an unknown id.
 

@@ -45,7 +45,7 @@ class Placement:
         if waited - max(busy) < max(0.5 * others, REVIEW_WAITS * MIN_GAP):
             self._pause = PAUSE
         elif time.perf_counter() > self._next:
-            spread([worker.pid for worker in workers])
+            spread([worker.pid for worker in workers if worker.pid is not None])
             self._next = time.perf_counter() + self._pause
             self._pause = min(2 * self._pause, MAX_PAUSE)
 

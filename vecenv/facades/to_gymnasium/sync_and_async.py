@@ -13,7 +13,7 @@ from vecenv.engine.arguments.checks import check_env_fns
 from vecenv.facades.to_gymnasium.arguments import check_arguments
 from vecenv.facades.to_gymnasium.space_errors import AS_ASYNC
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
-from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 EnvFns = Sequence[Callable[[], Any]]
 FACADE_OPTIONS = ("final_info_format", "seed_episodes", "random_initial_steps")
@@ -141,6 +141,12 @@ class ThreadedVectorEnv(_OwningVectorEnv):
     """Envs in threads of this process, with the arguments of SyncVectorEnv and the options of ThreadVectorEnv."""
 
     _kind = ThreadVectorEnv
+
+
+class ActorVectorEnv(_OwningVectorEnv):
+    """Envs in actors of Ray, with the arguments of SyncVectorEnv and the options of RayVectorEnv."""
+
+    _kind = RayVectorEnv
 
 
 def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:

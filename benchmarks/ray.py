@@ -1,0 +1,90 @@
+"""`python -m benchmarks.ray`: vector envs on Ray, beside ours without it and tianshou's on Ray. About three minutes.
+
+A cluster of two nodes is started on this machine: actors on the first one are on the driver's node, those on the second
+are reached by calls. Everything else is as in `benchmarks.run`: lanes that take turns, ratios within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.envs import EnvSpec, calibrate
+from benchmarks.lane import LaneSpec
+from benchmarks.measure import Effort, Result, run_experiment
+from benchmarks.report import print_contenders, print_results, write_json
+from benchmarks.rows import SHMEM, Claim, Experiment, Settings
+
+NEAR, FAR, THEIRS = "vecenv Ray, driver's node", "vecenv Ray, other node", "tianshou Ray"
+WORKERS = 2
+CPUS = 8
+"""Of each node, so that all contenders find a place at the same time."""
+
+
+def experiments(iterations: int) -> list[Experiment]:
+    """The rows, on envs that cost nothing and on those of 100 us."""
+    near: dict[str, Any] = {"num_workers": WORKERS, "resources": {"near": 1}}
+    far: dict[str, Any] = {"num_workers": WORKERS, "resources": {"far": 1}}
+
+    def lanes(env: EnvSpec) -> list[LaneSpec]:
+        return [
+            LaneSpec(SHMEM, env, 64, {"num_workers": WORKERS}),
+            LaneSpec("vecenv Ray", env, 64, near, NEAR),
+            LaneSpec("vecenv Ray", env, 64, far, FAR),
+            LaneSpec(THEIRS, env, 64),
+        ]
+
+    cartpole = [
+        Claim("RayVectorEnv, 64 CartPole", NEAR, THEIRS, 100.0),
+        Claim("RayVectorEnv, 64 CartPole", NEAR, SHMEM, 0.7),
+        Claim("by calls, 64 CartPole", FAR, SHMEM, 0.0),
+    ]
+    busy = [
+        Claim("RayVectorEnv, 64 x 100 us", NEAR, SHMEM, 0.95),
+        Claim("by calls, 64 x 100 us", FAR, SHMEM, 0.65),
+        Claim("by calls, 64 x 100 us", FAR, THEIRS, 10.0),
+    ]
+    return [
+        Experiment("ray-cartpole-64", lanes(EnvSpec("cartpole")), cartpole, yardstick=SHMEM),
+        Experiment("ray-busy-64", lanes(EnvSpec("busy", iterations)), busy, yardstick=SHMEM),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.ray", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--patience", type=float, default=60.0)
+    parser.add_argument("--json", type=Path, help="where the raw figures go")
+    options = parser.parse_args(arguments)
+    # The lanes connect by the address, and need no token then.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    from ray.cluster_utils import Cluster
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    settings = Settings(workers=WORKERS, iterations=calibrate())
+    head = {"num_cpus": CPUS, "resources": {"near": 100}, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        cluster.add_node(num_cpus=CPUS, resources={"far": 100})
+        os.environ["RAY_ADDRESS"] = cluster.address
+        effort = Effort(options.rounds, options.seconds, options.patience)
+        measured = [run_experiment(one, effort, console.print) for one in experiments(settings.iterations)]
+    finally:
+        cluster.shutdown()
+    results: list[Result] = [result for one in measured for result in one.results()]
+    print_contenders(console, measured)
+    print_results(console, results)
+    if options.json:
+        plain = {name: value for name, value in vars(options).items() if name != "json"}
+        write_json(options.json, settings, plain, measured, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

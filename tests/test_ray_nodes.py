@@ -1,0 +1,58 @@
+"""RayVectorEnv and a node that is lost; on a cluster of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.faulty import counters
+from tests.ledger import Ledger
+from tests.local_ray import FAR
+from vecenv import RayVectorEnv, WorkerDiedError, WorkerTimeoutError
+
+pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
+
+
+@pytest.fixture(scope="module")
+def own_ray() -> Iterator[Any]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.timeout(240)
+def test_the_actors_of_a_lost_node_are_dead_and_reset_starts_others(own_ray: Any) -> None:
+    node = own_ray.add_node(num_cpus=4)
+    own_ray.wait_for_nodes()
+    with RayVectorEnv(counters(4), num_workers=2) as venv:
+        ledger = Ledger(venv)
+        ledger.begin()
+        far = [i for worker in venv.engine.backend.pool.workers if not worker.on_this_node for i in worker.ids]
+        assert len(far) == 2
+        own_ray.remove_node(node, allow_graceful=False)
+        errors = ledger.round()
+        assert {type(error) for error in errors} == {WorkerDiedError}
+        assert venv.failed_id == far
+        ledger.born_again(far)
+        ledger.reset()
+        assert ledger.round() == []
+        assert all(worker.on_this_node for worker in venv.engine.backend.pool.workers)
+
+
+@pytest.mark.timeout(240)
+def test_step_timeout_is_earlier_than_ray(own_ray: Any) -> None:
+    node = own_ray.add_node(num_cpus=4, resources={"far": 1})
+    own_ray.wait_for_nodes()
+    with RayVectorEnv(counters(2), num_workers=1, step_timeout=2.0, **FAR) as venv:
+        venv.reset()
+        own_ray.remove_node(node, allow_graceful=False)
+        with pytest.raises((WorkerTimeoutError, WorkerDiedError)):
+            venv.step([0] * 2)
