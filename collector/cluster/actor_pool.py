@@ -230,7 +230,8 @@ class ActorPool:
             return failure
         if isinstance(cause, self._ray.exceptions.RayError):  # the exception itself could not be pickled
             cause = EnvStepError(str(cause))
-        add_note(cause, f"raised in {self._whose(actor)}, where they are counted from 0")
+        ids = self._env_ids(actor)
+        add_note(cause, f"raised in {self._whose(actor)}" + (f"; its env 0 is env {ids[0]} here" if ids else ""))
         raise cause from trace
 
     def _overdue(self, actor: ActorCalls) -> VectorEnvError:

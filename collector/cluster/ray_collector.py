@@ -6,6 +6,7 @@ RayCollector    batch <--one copy-- object store <--whole rollouts-- actors
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -241,7 +242,7 @@ class RayCollector:
             if actor.restarts and not static_seed:
                 first = int(np.random.SeedSequence([*entropy, first]).generate_state(1)[0])
             seed = first, static_seed
-        return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id
+        return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id, sys.path
 
     @property
     def _next_id(self) -> int:

@@ -64,13 +64,16 @@ class RolloutActor:
         entropy: Sequence[int],
         seed: tuple[int, bool] | None,
         next_id: int,
+        import_path: Sequence[str] = (),
     ) -> Started:
         """Make the vector env and the collector. Constructors raise here, not in `__init__`, so that their exception
         reaches the driver as it is.
 
         pickled: `(make_venv, policy, options)`, the arguments of a `SyncDataCollector`. seed: as for `set_seed`, or
-        None. env_kwargs: for `make_venv`. next_id: episodes get no id below it.
+        None. env_kwargs: for `make_venv`. next_id: episodes get no id below it. import_path: `sys.path` of the driver,
+        searched last: Ray passes on no more of it than the folder of the script and the current one.
         """
+        sys.path += [folder for folder in import_path if folder not in sys.path]
         make_venv, policy, options = cloudpickle.loads(pickled)
         self._seed_generators(entropy)
         with warnings.catch_warnings():
