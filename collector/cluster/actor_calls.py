@@ -86,6 +86,16 @@ class ActorCalls:
         self.in_progress = []
         return frames
 
+    def take_back(self, frames: int) -> None:
+        """Count frames that have arrived as discarded."""
+        self.delivered -= frames
+        self.discarded += frames
+
+    def discard(self) -> None:
+        """Forget all calls: they are not waited for."""
+        self.discarded += sum(call.frames for call in self.calls)
+        self.calls.clear()
+
     @property
     def deadline(self) -> float | None:
         """When the oldest call has taken too long, by `time.monotonic`."""

@@ -130,23 +130,21 @@ class ActorPool:
         while any(call.kind == "control" for actor in self.actors for call in actor.calls):
             arrived = self._answer_one(None)
             if arrived is not None:
-                arrived.actor.delivered -= arrived.frames
-                arrived.actor.discarded += arrived.frames
+                arrived.actor.take_back(arrived.frames)
         for actor in self.actors:
             actor.in_progress = []
 
     def close(self) -> None:
         """Close the vector envs, and end all actors: after some seconds, whatever they do."""
         alive = [actor for actor in self.alive if actor.handle is not None]
+        made = [actor for actor in alive if not actor.calls or actor.calls[0].kind not in ("place", "start")]
         for actor in alive:
-            actor.discarded += sum(call.frames for call in actor.calls)
+            actor.discard()
         if not self._ray.is_initialized():
             return  # the program has shut Ray down, and the actors with it
-        made = [actor for actor in alive if not actor.calls or actor.calls[0].kind not in ("place", "start")]
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
         for actor in alive:
-            actor.calls.clear()
             self._kill(actor)
 
     # Calls.
