@@ -289,24 +289,6 @@ def test_no_frame_is_lost_twice_or_delivered_twice_while_actors_are_killed(ledge
     assert_accounted(collector, log, ledger)
 
 
-@pytest.mark.slow  # until Ray misses a node
-def test_the_actor_of_a_node_that_is_lost_goes_on_elsewhere(cluster):
-    nodes = first, second = [cluster.add_node(num_cpus=1, resources={"extra": 1}) for _ in range(2)]
-    with RayCollector(cartpoles(2), lean, num_actors=1, frames_per_batch=8, resources={"extra": 0.6}) as collector:
-        collector.next()
-        pid = collector.stats().actors[0].pid
-        lost = first if psutil.Process(pid).ppid() in pids_of(first) else second
-        cluster.remove_node(nodes.pop(nodes.index(lost)), allow_graceful=False)
-        assert collector.next().frames == 8
-        assert collector.stats().restarts >= 1
-        assert collector.stats().failures[0].pid == pid
-    cluster.remove_node(nodes.pop())
-
-
-def pids_of(node: Any) -> set[int]:
-    return {info.process.pid for infos in node.all_processes.values() for info in infos}
-
-
 def test_an_actor_that_dies_again_and_again_is_raised():
     """Its env ends the process in the first step."""
     exits = [partial(Exits, 3)]
@@ -480,3 +462,22 @@ def test_a_local_ray_is_started_silently_and_ended_by_its_last_user_alone():
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert not [line for line in done.stderr.splitlines() if line and "FutureWarning" not in line and line[0] != " "]
+
+
+def test_the_actor_of_a_node_that_is_lost_goes_on_elsewhere(cluster):
+    """The last test, because the cluster counts that node for a while."""
+    nodes = first, second = [cluster.add_node(num_cpus=1, resources={"extra": 1}) for _ in range(2)]
+    with RayCollector(cartpoles(2), lean, num_actors=1, frames_per_batch=8, resources={"extra": 0.6}) as collector:
+        collector.next()
+        pid = collector.stats().actors[0].pid
+        lost = first if psutil.Process(pid).ppid() in pids_of(first) else second
+        cluster.remove_node(nodes.pop(nodes.index(lost)), allow_graceful=False)
+        while not collector.stats().restarts:  # the actor's process may outlive its node for a moment
+            assert collector.next().frames == 8
+        assert collector.next().frames == 8
+        assert collector.stats().failures[0].pid == pid
+    cluster.remove_node(nodes.pop())
+
+
+def pids_of(node: Any) -> set[int]:
+    return {info.process.pid for infos in node.all_processes.values() for info in infos}
