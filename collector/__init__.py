@@ -16,6 +16,8 @@ from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
 if TYPE_CHECKING:
+    from collector.cluster.cluster_stats import ClusterStats
+    from collector.cluster.ray_collector import RayCollector
     from collector.device.torch_vector_env import TorchVectorEnv
     from collector.policy.mlp import MLPPolicy
 
@@ -23,6 +25,7 @@ Collector = SyncDataCollector
 
 __all__ = [
     "AsyncDataCollector",
+    "ClusterStats",
     "CollectStats",
     "Collector",
     "CollectorStats",
@@ -33,6 +36,7 @@ __all__ = [
     "Interruptor",
     "MLPPolicy",
     "RandomPolicy",
+    "RayCollector",
     "Rollout",
     "SequenceSummaryStats",
     "StepBatch",
@@ -43,8 +47,13 @@ __all__ = [
     "set_exploration_type",
 ]
 
-# The names that need torch, which takes seconds to import, with the module of each.
-_LOADED_WHEN_USED = {"MLPPolicy": "collector.policy.mlp", "TorchVectorEnv": "collector.device.torch_vector_env"}
+# What few programs need, with the module of each: torch takes seconds to import, and Ray's collector has many modules.
+_LOADED_WHEN_USED = {
+    "ClusterStats": "collector.cluster.cluster_stats",
+    "MLPPolicy": "collector.policy.mlp",
+    "RayCollector": "collector.cluster.ray_collector",
+    "TorchVectorEnv": "collector.device.torch_vector_env",
+}
 
 
 def __getattr__(name: str) -> Any:

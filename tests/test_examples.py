@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 BLOCKS = [
-    pytest.param(block, id=f"{page}-{number}")
+    pytest.param(block, id=f"{page}-{number}", marks=[pytest.mark.ray] if page == "docs/ray.md" else [])
     for page in PAGES
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S))
 ]
@@ -105,6 +105,14 @@ def test_dm_control_pixels(tmp_path):
             r"\d+ frames a second of uint8 \(48, 64, 3\), \d+\.\d% of the pixels changed\n", done.stdout
         )
         assert numbers(done.stdout)[-1] > 0
+
+
+@pytest.mark.ray
+def test_ray_rollouts(tmp_path):
+    output = run(str(ROOT / "examples/ray_rollouts.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ steps of 2 actors, mean return of the last 20: \d+\.\d\n", output)
+    assert numbers(output)[0] == 2 * 1024
+    assert numbers(output)[-1] > 8  # the shortest episode that CartPole's dynamics allow
 
 
 def test_every_example_has_a_test_and_is_short():

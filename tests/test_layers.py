@@ -76,7 +76,7 @@ OPTIONAL_LIBRARIES = {
     "stable_baselines3": Adapted(("vecenv/facades/to_sb3.py",)),
     "matplotlib": Adapted(("collector/*",)),
     "threadpoolctl": Adapted(("vecenv/backends/pool/openmp_release.py",)),
-    "rich": Adapted(("collector/*",)),
+    "rich": Adapted(("collector/job/progress_report.py", "collector/cluster/display.py"), limit=2),
 }
 
 Sources = dict[str, str]  # path below the project's root -> source text

@@ -33,6 +33,12 @@ class RayCluster:
         self.ray = ray
         self._released = False
 
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
     def release(self) -> None:
         """End this use. The last one shuts down the local cluster that was started here, or leaves the one that was
         joined here by `RAY_ADDRESS`; a cluster of `ray.init` stays connected. Safe to call again.
@@ -65,7 +71,7 @@ def connect() -> RayCluster:
                 address=None if os.environ.get("RAY_ADDRESS") else "local",
                 include_dashboard=None if os.environ.get("RAY_ADDRESS") else False,
                 log_to_driver=False,
-                logging_level=logging.WARNING,
+                logging_level=logging.ERROR,
             )
             _address = ray.get_runtime_context().gcs_address
         _users += 1

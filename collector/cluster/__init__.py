@@ -1,0 +1,1 @@
+"""Rollouts on a Ray cluster; `RayCollector` is in `collector`."""

@@ -1,0 +1,449 @@
+"""`RayCollector`: rollouts of actors on a Ray cluster, each with envs and a copy of the policy of its own.
+
+driver          weights --put once a version--> object store --read by--> actors
+RayCollector    batch <--one copy-- object store <--whole rollouts-- actors
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import cloudpickle
+import numpy as np
+
+from collector.arguments import all_frames, at_least_one, limit, resolve_devices
+from collector.batch.postprocessing import Finishing
+from collector.batch.rollout import Rollout
+from collector.cluster.actor_calls import ActorCalls
+from collector.cluster.actor_pool import ActorPool, Limits
+from collector.cluster.cluster_stats import ClusterStats
+from collector.cluster.published_weights import PublishedWeights
+from collector.cluster.rollout_batches import RolloutBatches
+from collector.policy.interface import Policy
+from vecenv.backends.worker.rng_seeds import worker_seeds
+from vecenv.engine.arguments.checks import check_count, check_timeout
+from vecenv.engine.arguments.seeding import check_seed, seed_chain
+from vecenv.ray_cluster import actor_options, connect
+
+Self = TypeVar("Self", bound="RayCollector")
+
+OF_ACTORS = {
+    "backend",
+    "compile_policy",
+    "cudagraph_policy",
+    "env_device",
+    "exploration_mode",
+    "exploration_type",
+    "max_frames_per_traj",
+    "policy_threads",
+    "reset_at_each_iter",
+    "reset_when_done",
+    "set_truncated",
+}
+"""Arguments of `SyncDataCollector` that go on to the actors as they are."""
+PARTS_OF_STORE = 4
+"""Rollouts in flight take one of these parts of the cluster's object store at most, by default."""
+
+
+class RayCollector:
+    """Collects batches of rollouts from `num_actors` Ray actors.
+
+    Guarantees:
+
+    1. With `sync=True` and one seed the batches are the same wherever actors run; for a policy that draws nothing they
+       are those of a `SyncDataCollector` with the envs of all actors.
+    2. `env_ids` and `traj_ids` are those of one vector env with the envs of all actors: actor a has the envs a * N to
+       a * N + N - 1. No id is used twice, by a restarted actor neither.
+    3. `batch.policy_version` is the driver's number of the weights with which a step was taken.
+    4. Every frame that an actor was asked for is delivered once, lost with a killed actor, or discarded by `set_seed`,
+       `reset` and `load_state_dict`; `stats()` counts them.
+    5. Batches belong to the caller: they are writable, and nothing in them stays in Ray's store.
+
+    Args:
+        make_venv: makes the local vector env of an actor, with any backend; or a list of callables that make an env
+            each. Called in each actor; all must be alike. Give a vector env with processes as many workers as the
+            actor has `num_cpus`. Both this and the policy travel by cloudpickle.
+        policy: as for `SyncDataCollector`. The driver's module is never changed; actors get the weights that it has
+            now, and later those of `update_policy_weights_`.
+        num_actors: how many actors.
+        frames_per_batch: steps in a batch. `sync=True`: of all actors together, as many of each; else of one actor.
+            Rounded up to the next number that the envs divide, with a warning.
+        sync: True: a batch has a rollout of each actor, made with the newest weights; actors wait while the driver
+            learns. False: a batch is the rollout that was finished first, and actors go on with the weights that they
+            have.
+        max_in_flight: rollouts that an actor may be asked for before the driver takes the first. 1 with `sync`, 2
+            without: the second is collected while the first waits.
+        max_bytes_in_flight: bytes of rollouts in flight, all actors together; None: a quarter of the object store. One
+            at a time is always asked for.
+        straggler_timeout: with `sync`, seconds that a batch waits for the other actors once the first rollout has come.
+            A batch may then lack envs (see `batch.env_ids`); what came too late is in the next one.
+        rollout_timeout: seconds that an actor may take for a rollout before it is killed as one that failed; None: any
+            time.
+        start_timeout: seconds until an actor must run, and then until its vector env must be made.
+        on_worker_failure: what happens where an actor dies, hangs or loses the workers of its envs: "restart" it with
+            new envs; "drop" it and go on with the others; or "raise" `WorkerDiedError` or `WorkerTimeoutError`, which
+            names the actor and its env ids. Episodes that break off are in `batch.broken_ids` of the next batch. What
+            the code of an env or the policy raises is always raised.
+        max_restarts: of an actor without a rollout in between; the next failure is raised.
+        num_cpus, num_gpus, resources, runtime_env, scheduling, placement_group: where an actor may run, see
+            `vecenv.ray_cluster.actor_options`. `policy_device="cuda"` needs `num_gpus`: 0.25 puts four actors on a GPU.
+        progress: show a progress bar; needs `vecenv[job]`.
+        create_env_kwargs: keyword arguments for `make_venv`; a list has those of each actor.
+        total_frames, device, storing_device, policy_device, init_random_frames, postproc, split_trajs: as for
+            `SyncDataCollector`. `storing_device` is one of the driver, `policy_device` one of the actors.
+        options: other arguments of `SyncDataCollector`, for the actors: `max_frames_per_traj`, `reset_at_each_iter`,
+            `exploration_type`, `set_truncated`, `compile_policy`, `cudagraph_policy`,
+            `policy_threads`, `backend`. There is no `interruptor` and no `return_same_td`.
+
+    Raises `ImportError` where ray is not installed, `WorkerTimeoutError` where actors cannot be scheduled, and what
+    `make_venv` raises.
+
+    Example::
+
+        with RayCollector(make_venv, policy, num_actors=8, frames_per_batch=8192, total_frames=8_192_000) as collector:
+            collector.set_seed(0)
+            for batch in collector:
+                learn(batch)                        # a Rollout: batch.obs, batch.env_ids, batch.policy_version, ...
+                collector.update_policy_weights_()  # those of `policy`, which has learned
+            print(collector.stats())
+    """
+
+    def __init__(
+        self,
+        make_venv: Any,
+        policy: Policy | None = None,
+        *,
+        num_actors: int,
+        frames_per_batch: float,
+        total_frames: float | None = -1,
+        sync: bool = True,
+        max_in_flight: int | None = None,
+        max_bytes_in_flight: float | None = None,
+        straggler_timeout: float | None = None,
+        rollout_timeout: float | None = 1800.0,
+        start_timeout: float = 60.0,
+        on_worker_failure: str = "restart",
+        max_restarts: int = 5,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        scheduling: Any = "SPREAD",
+        placement_group: Any = None,
+        progress: bool = False,
+        device: Any = None,
+        storing_device: Any = None,
+        policy_device: Any = None,
+        create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        init_random_frames: float | None = None,
+        postproc: Callable[[Any], Any] | None = None,
+        split_trajs: bool | None = None,
+        **options: Any,
+    ) -> None:
+        _check_sources(make_venv, policy)
+        if unknown := options.keys() - OF_ACTORS:
+            raise TypeError(
+                f"RayCollector has no arguments {sorted(unknown)}; beside its own it takes {sorted(OF_ACTORS)}"
+            )
+        if on_worker_failure not in ("restart", "drop", "raise"):
+            raise ValueError(f'on_worker_failure must be "restart", "drop" or "raise", got {on_worker_failure!r}')
+        if straggler_timeout is not None and not sync:
+            raise ValueError("straggler_timeout needs sync=True: without it no batch waits for a slow actor")
+        policy_device = device if policy_device is None else policy_device
+        if str(policy_device).startswith("cuda") and not num_gpus:
+            raise ValueError(
+                f"policy_device={str(policy_device)!r} needs a GPU in each actor, and num_gpus is 0: pass num_gpus=1, "
+                "or a fraction such as 0.25, so that four actors share one"
+            )
+        self._count = check_count("num_actors", num_actors)
+        self._sync = sync
+        if create_env_kwargs is None or isinstance(create_env_kwargs, Mapping):
+            create_env_kwargs = [dict(create_env_kwargs or {})] * self._count
+        if len(create_env_kwargs) != self._count:
+            raise ValueError(
+                f"create_env_kwargs has {len(create_env_kwargs)} entries for {self._count} actors; pass one dict, "
+                "or a list with one for each actor"
+            )
+        self._env_kwargs = create_env_kwargs
+        depth = check_count("max_in_flight", (1 if sync else 2) if max_in_flight is None else max_in_flight)
+        if sync and depth > 1:
+            raise ValueError("max_in_flight above 1 needs sync=False: a rollout would begin with old weights")
+        straggler_timeout = check_timeout(straggler_timeout, "straggler_timeout")
+        self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
+        self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
+        self.storing_device, _, _ = resolve_devices(device, storing_device, None, None)
+        self.init_random_frames = limit("init_random_frames", init_random_frames)
+        self.frames = 0
+        """Steps in the batches so far."""
+        self.policy: Any = policy
+        self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, reuse=False)
+        self._batches = self._env_num = self._frames = 0
+        self._first_id = 0
+        """Below it are the ids of a state that was loaded."""
+        self._seed: tuple[int, bool] | None = None
+        self._closed = False
+        limits = Limits(
+            check_timeout(start_timeout, "start_timeout") or 60.0,
+            check_timeout(rollout_timeout, "rollout_timeout"),
+            on_worker_failure,
+            check_count("max_restarts", max_restarts),
+        )
+        placed = actor_options(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            resources=resources,
+            runtime_env=runtime_env,
+            scheduling=scheduling,
+            placement_group=placement_group,
+        )
+        options |= {
+            "frames_per_batch": -(-self.requested_frames_per_batch // (self._count if sync else 1)),
+            "policy_device": policy_device,
+            "init_random_frames": self.init_random_frames,
+        }
+        self._bar: Any = None
+        self._cluster = connect()
+        self._pool: ActorPool = None  # type: ignore[assignment]  # until the actors are made
+        try:
+            ray = self._cluster.ray
+            self._weights = PublishedWeights(policy, ray.put)
+            self._pickled = ray.put(cloudpickle.dumps((make_venv, self._weights.policy, options)))
+            if max_bytes_in_flight is None:
+                max_bytes_in_flight = max(1, ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE)
+            max_bytes = at_least_one("max_bytes_in_flight", max_bytes_in_flight)
+            self._pool = ActorPool(self._cluster, self._count, placed, limits, self._start_arguments)
+            self._pool.start()
+            self._check_alike()
+            self._rollouts = RolloutBatches(
+                self._pool,
+                self._weights,
+                self._frames,
+                depth=depth,
+                max_bytes=max_bytes,
+                straggler_timeout=straggler_timeout,
+            )
+            if progress:
+                from collector.cluster.display import ProgressBar  # here, because it needs rich
+
+                self._bar = ProgressBar(self.total_frames)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start_arguments(self, actor: ActorCalls) -> tuple[Any, ...]:
+        """Those of `RolloutActor.start`. A restarted actor has seeds of its own: it would repeat old episodes."""
+        entropy = self._entropy(actor)
+        seed = None
+        if self._seed is not None:
+            first, static_seed = self._first_seed(actor.index), self._seed[1]
+            if actor.restarts and not static_seed:
+                first = int(np.random.SeedSequence([*entropy, first]).generate_state(1)[0])
+            seed = first, static_seed
+        return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id, sys.path
+
+    @property
+    def _next_id(self) -> int:
+        """An id that is larger than all that have come so far."""
+        index = max((actor.next_index for actor in self._pool.actors), default=0)
+        return max(self._first_id, index * self._count * self._env_num)
+
+    def _entropy(self, actor: ActorCalls) -> list[int]:
+        """What the generators of the actor's process begin with; without a seed it follows from the driver's."""
+        if self._seed is not None:
+            return [self._seed[0], actor.restarts]
+        return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
+
+    def _first_seed(self, index: int) -> int:
+        """The seed of the actor's first env, in the chain of all envs."""
+        assert self._seed is not None
+        seed, static_seed = self._seed
+        return seed if static_seed else seed_chain(seed, index * self._env_num)[-1]
+
+    def _check_alike(self) -> None:
+        started = [actor.started for actor in self._pool.actors if actor.started is not None]
+        if len(set(started)) > 1:
+            raise ValueError(
+                f"the vector envs of the actors have {[each.env_num for each in started]} envs; make_venv must make "
+                "the same number in each"
+            )
+        self._env_num, self._frames = started[0]
+        if self.frames_per_batch != self.requested_frames_per_batch:
+            warnings.warn(
+                f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the envs of "
+                f"{f'{self._count} actors' if self._sync else 'an actor'}, {self._env_num} each: batches have "
+                f"{self.frames_per_batch} frames",
+                stacklevel=4,
+            )
+
+    # Batches.
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Steps in a full batch."""
+        return self._frames * (self._count if self._sync else 1)
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy's weights have been updated by `update_policy_weights_`."""
+        return self._weights.weights.version
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterator()
+
+    def iterator(self) -> Iterator[Any]:
+        """Batches until `total_frames` are collected; then the actors are ended."""
+        return self
+
+    def __next__(self) -> Any:
+        if 0 <= self.total_frames <= self.frames:
+            raise StopIteration
+        try:
+            batch = self._collect_batch()
+            self.frames += batch.frames
+            self._batches += 1
+            if self._bar is not None:
+                self._bar.show(self.frames, self.stats())
+            if 0 <= self.total_frames <= self.frames:
+                self.shutdown()
+            return self._finishing.finish(batch)
+        except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
+            raise RuntimeError("an env, the policy or postproc raised StopIteration") from error
+
+    def next(self) -> Any:
+        """The next batch; None after the last one."""
+        return next(self, None)
+
+    def rollout(self) -> Any:
+        """Collect one batch, as it is: not counted in `frames`, not split, not post-processed."""
+        return self._finishing.store(self._collect_batch())
+
+    def __len__(self) -> int:
+        """How many full batches `total_frames` are. Raises `TypeError` for a collector without end."""
+        if self.total_frames < 0:
+            raise TypeError("a collector without total_frames has no length")
+        return -(-self.total_frames // self.frames_per_batch)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
+        mode = "sync" if self._sync else "async"
+        return f"RayCollector({self._count} actors x {self._env_num} envs, {mode}, {so_far})"
+
+    def _collect_batch(self) -> Rollout:
+        self._check_open()
+        try:
+            if self._sync:
+                return self._rollouts.of_all(self.frames < self.init_random_frames)
+            return self._rollouts.first(self.init_random_frames - self.frames)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the collector is shut down; make a new one")
+
+    # Episodes and seeds.
+
+    def reset(self) -> None:
+        """Abandon the episodes in progress, and what is in flight."""
+        self._run("reset", lambda actor: ())
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed all envs and what policies draw from (the global generators of the actors, torch's too), and reset.
+
+        Envs get the seeds that those of one vector env would get (`SyncDataCollector.set_seed`); what is in flight is
+        discarded. Returns the seed after the last one, to go on with.
+        """
+        self._check_open()
+        self._seed = check_seed(seed), static_seed
+        self._run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
+        return seed if static_seed else seed_chain(seed, self._count * self._env_num)[-1]
+
+    def _run(self, name: str, arguments: Callable[[ActorCalls], tuple[Any, ...]]) -> None:
+        self._check_open()
+        try:
+            self._pool.run(name, arguments)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of the policy and progress of the collector, as those of a local one: either takes both."""
+        return {
+            "env_state_dict": {},
+            "frames": self.frames,
+            "iter": self._batches,
+            "traj_pool": self._next_id,
+            **self._weights.weights.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
+
+        The envs begin new episodes; what is in flight is discarded.
+        """
+        if missing := [name for name in ("frames", "iter") if name not in state_dict]:
+            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
+        self._check_open()
+        if "policy_state_dict" in state_dict:
+            self._weights.load(state_dict["policy_state_dict"], strict)
+        self._weights.weights.version = state_dict.get("policy_version", 0)
+        self.frames, self._batches = state_dict["frames"], state_dict["iter"]
+        self._first_id = next_id = max(self._next_id, state_dict.get("traj_pool", 0))
+        self._run("skip_to", lambda actor: (next_id,))
+
+    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        """Collect with these weights from the next rollout on that is asked for: those of a module, a state dict or a
+        `TensorDict`; None: those that the policy of the constructor has now.
+
+        They are put into the object store once, when the next rollout is asked for. Raises `RuntimeError` where the
+        policy has no weights, `ValueError` where names or shapes do not fit.
+        """
+        self._weights.weights.update(policy_weights)
+
+    def stats(self) -> ClusterStats:
+        """What each actor has done, and the last failures; `print(collector.stats())` is a table."""
+        actors = tuple(actor.stats() for actor in self._pool.actors)
+        return ClusterStats(actors, self._weights.puts, tuple(self._pool.failures))
+
+    # Life.
+
+    def shutdown(self) -> None:
+        """End the actors, and leave the cluster; a local one that this collector started is shut down unless others use
+        it. Safe to call again, and after any failure.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._bar is not None:
+                self._bar.close()
+            if self._pool is not None:
+                self._pool.close()
+        finally:
+            self._cluster.release()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+
+def _check_sources(make_venv: Any, policy: Any) -> None:
+    if hasattr(policy, "env_num"):
+        raise TypeError(f"{policy!r} is passed as the policy: make_venv comes first, then the policy")
+    many = isinstance(make_venv, Sequence) and not isinstance(make_venv, str)
+    if (not callable(make_venv) and not many) or (hasattr(make_venv, "step") and not isinstance(make_venv, type)):
+        raise TypeError(
+            f"make_venv must be a callable that makes a vector env in each actor, or a list of callables that make an "
+            f"env each; got {make_venv!r}"
+        )

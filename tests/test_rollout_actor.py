@@ -1,0 +1,210 @@
+"""The parts of RayCollector that need no Ray: what an actor does, how rollouts become a batch, arguments, the table."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
+from countdown import DictObs
+
+from collector import ClusterStats, RayCollector, Rollout, SyncDataCollector
+from collector.cluster.cluster_stats import ActorStats
+from collector.cluster.packed_rollout import BatchAssembler
+from collector.cluster.published_weights import PublishedWeights, on_cpu
+from collector.cluster.rollout_actor import RolloutActor
+from vecenv import DummyVectorEnv
+
+
+def actors(count: int, make_venv: Any, policy: Any = None, seed: int | None = None, **options: Any) -> list[Any]:
+    pickled = cloudpickle.dumps((make_venv, policy, {"frames_per_batch": 20, **options}))
+    made = [RolloutActor(index, count) for index in range(count)]
+    for actor in made:
+        actor.start(pickled, {}, [1], None if seed is None else (seed, True), 0)
+    return made
+
+
+def batch_of(made: list[Any], version: int = 0, weights: Any = None, random: bool = False) -> Rollout:
+    assembler = BatchAssembler(len(made))
+    for slot, actor in enumerate(made):
+        assembler.add(slot, actor.collect(version, weights, random)[1])
+    return assembler.finish()
+
+
+def by_episode(obs: np.ndarray) -> np.ndarray:
+    return obs[:, 0] % 3
+
+
+@pytest.fixture
+def closing():
+    """Closes the actors that a test has put in it."""
+    made: list[RolloutActor] = []
+    yield made
+    for actor in made:
+        actor.close()
+
+
+def test_a_batch_of_all_actors_is_that_of_one_collector_with_all_envs(closing):
+    """Episodes of different lengths, so that ids, ends and last observations differ from env to env."""
+    lengths = (3, 7, 4, 20)
+    closing += [RolloutActor(index, 2) for index in range(2)]
+    for actor, own in zip(closing, (lengths[:2], lengths[2:]), strict=True):
+        actor.start(cloudpickle.dumps((countdowns(*own), by_episode, {"frames_per_batch": 20})), {}, [1], None, 0)
+    with SyncDataCollector(countdowns(*lengths), by_episode, frames_per_batch=40) as local:
+        for _ in range(3):
+            batch, expected = batch_of(closing), local.rollout()
+            assert_equal(arrays(batch), arrays(expected))
+            for name in ("env_ids", "final_env", "final_time", "final_obs", "mask", "broken", "policy_version"):
+                np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
+
+
+def test_observations_that_are_trees_stay_trees(closing):
+    closing += actors(2, [lambda: DictObs(countdowns(3)[0]())] * 2)
+    batch = batch_of(closing)
+    assert batch.obs["b"][0].shape == (4, 10, 2)
+    assert len(batch.final_obs["a"]) == len(batch.final_env) == 12
+    assert (batch.final_obs["a"][:, 1] == 3).all()
+
+
+def test_actors_draw_different_actions_and_the_same_again_with_the_same_seed(closing):
+    class Draws(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(4, 2)
+
+        def forward(self, obs: torch.Tensor) -> Any:
+            return torch.distributions.Categorical(logits=self.net(obs) * 0)
+
+    closing += actors(2, cartpoles(1), Draws(), seed=3)
+    first = batch_of(closing[:1]).action, batch_of(closing[1:]).action
+    for actor in closing:
+        actor.set_seed([1], 3, True)
+    again = batch_of(closing[:1]).action, batch_of(closing[1:]).action
+    assert not np.array_equal(*first)
+    np.testing.assert_array_equal(first, again)
+
+
+def test_versions_are_those_of_the_driver_and_minus_one_for_random_actions(closing):
+    closing += actors(1, cartpoles(2), lean)
+    assert (batch_of(closing, version=7).policy_version == 7).all()
+    batch = batch_of(closing, version=8, random=True)
+    assert batch.random.all()
+    assert (batch_of(closing, version=9).policy_version == 9).all()
+
+
+def test_a_slot_that_is_empty_leaves_no_rows(closing):
+    closing += actors(3, countdowns(3, 4))
+    assembler, parts = BatchAssembler(3), {slot: closing[slot].collect(0, None, False)[1] for slot in (2, 0)}
+    for slot, columns in parts.items():
+        assembler.add(slot, columns)
+    batch = assembler.finish()
+    assert batch.env_ids.tolist() == [0, 1, 4, 5]
+    assert batch.shape == (4, 10)
+    np.testing.assert_array_equal(batch.action[2:], parts[2]["action"].swapaxes(0, 1))
+    assert sorted(set(batch.final_env.tolist())) == [0, 1, 2, 3]
+
+
+def test_rollouts_of_another_form_are_refused(closing):
+    closing += [*actors(1, countdowns(3)), *actors(1, cartpoles(1))]
+    with pytest.raises(ValueError, match="rollouts of actors do not fit together: arrays of int64"):
+        batch_of(closing)
+
+
+def test_a_batch_belongs_to_the_caller(closing):
+    closing += actors(1, cartpoles(2), lean)
+    batch = batch_of(closing)
+    before = batch.obs.copy()
+    batch_of(closing)
+    np.testing.assert_array_equal(batch.obs, before)
+    batch.obs[:] = 0
+
+
+def test_weights_are_put_once_a_version_and_never_touch_the_drivers_policy():
+    policy, put = torch.nn.Linear(2, 1), []
+    weights = PublishedWeights(policy, lambda each: put.append(each) or len(put))
+    assert weights.reference() == ((0, 0), None)
+    new = {"weight": torch.ones(1, 2), "bias": torch.ones(1)}
+    weights.weights.update(new)
+    weights.weights.update(new)
+    assert weights.reference() == weights.reference() == ((0, 2), 1)
+    np.testing.assert_array_equal(put[0]["weight"], np.ones((1, 2)))
+    assert not (policy.weight == 1).any()
+    weights.weights.update(None)
+    weights.reference()
+    np.testing.assert_array_equal(put[1]["weight"], policy.weight.detach())
+    weights.load(new, strict=True)
+    assert weights.reference() == ((1, 3), 3)
+    assert weights.puts == 3
+
+
+def test_a_policy_travels_with_the_weights_it_has():
+    policy = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    copy = on_cpu(policy)
+    assert copy is not policy
+    assert all(torch.equal(a, b) for a, b in zip(copy.state_dict().values(), policy.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_actors": 0}, ValueError, "num_actors must be an integer of at least 1"),
+        ({"on_worker_failure": "ignore"}, ValueError, 'must be "restart", "drop" or "raise"'),
+        ({"straggler_timeout": 1.0, "sync": False}, ValueError, "straggler_timeout needs sync=True"),
+        ({"max_in_flight": 2}, ValueError, "max_in_flight above 1 needs sync=False"),
+        ({"policy_device": "cuda"}, ValueError, "num_gpus is 0: pass num_gpus=1"),
+        ({"total_frames": 30, "frames_per_batch": 20}, ValueError, "not a multiple of frames_per_batch"),
+        ({"create_env_kwargs": [{}, {}, {}]}, ValueError, "3 entries for 2 actors"),
+        ({"interruptor": None}, TypeError, r"no arguments \['interruptor'\]"),
+        ({"make_venv": "CartPole-v1"}, TypeError, "make_venv must be a callable"),
+        ({"policy": DummyVectorEnv(cartpoles(1))}, TypeError, "make_venv comes first"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_refused_before_ray_is_needed(arguments, error, message, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    options = {"make_venv": cartpoles(1), "num_actors": 2, "frames_per_batch": 20, **arguments}
+    with pytest.raises(error, match=message):
+        RayCollector(options.pop("make_venv"), options.pop("policy", None), **options)
+
+
+def test_a_vector_env_that_is_made_already_is_refused():
+    with DummyVectorEnv(cartpoles(1)) as venv, pytest.raises(TypeError, match="must be a callable that makes a vector"):
+        RayCollector(venv, num_actors=2, frames_per_batch=20)
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ImportError, match=r'pip install "vecenv\[ray\]"'):
+        RayCollector(cartpoles(1), num_actors=2, frames_per_batch=20)
+
+
+def table() -> ClusterStats:
+    one = partial(ActorStats, node="host", pid=1)
+    return ClusterStats(
+        (
+            one(0, "collects", requested=40, delivered=20, in_flight=20, collecting=2.0, waiting=2.0),
+            one(1, "dropped", requested=30, delivered=20, lost=10, restarts=1),
+        ),
+        weight_puts=3,
+        failures=(),
+    )
+
+
+def test_the_table_has_a_row_for_each_actor_and_their_sum():
+    lines = str(table()).splitlines()
+    assert " ".join(lines[0].split()) == "actor node pid state frames lost in flight steps/s waiting restarts"
+    assert lines[1].split() == ["0", "host", "1", "collects", "20", "0", "20", "10", "50", "%", "0"]
+    assert lines[-1].split() == ["all", "40", "10", "20", "10", "1"]
+    assert table().requested == table().delivered + table().lost + table().discarded + table().in_flight
+
+
+def test_rich_prints_the_same_table():
+    rich_console = pytest.importorskip("rich.console")
+    console = rich_console.Console(width=120, record=True)
+    with console.capture() as captured:
+        console.print(table())
+    assert all(text in captured.get() for text in ("steps/s", "collects", "50 %", "all"))
