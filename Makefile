@@ -25,7 +25,7 @@ test: $(VENV)/.installed-dev  ## run the default tier of tests
 test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones too; installs EnvPool, 740 MB, for them
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not ray"
 
-test-ray: $(VENV)/.installed-ray  ## run the tests that start a Ray cluster; installs Ray, 240 MB, for them
+test-ray: $(VENV)/.installed-dev  ## run the tests on Ray clusters that `make test` leaves out
 	$(BIN)/python -m pytest -m "ray and not slow"
 
 check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
@@ -53,7 +53,6 @@ clean:  ## remove what these targets made, except data/
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
 EXTRAS_slow := slow
-EXTRAS_ray := dev,ray
 EXTRAS_docs := torch,job,sb3,atari,docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.

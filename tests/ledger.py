@@ -86,12 +86,17 @@ def _fits(column: Column, modes: Sequence[str]) -> bool:
 
 
 def columns(
-    *modes: str, dummy: bool = True, ray: bool = True, far: bool = True, only: type | None = None
+    *modes: str,
+    dummy: bool = True,
+    ray: bool = True,
+    far: bool = True,
+    first_ray: bool = False,
+    only: type | None = None,
 ) -> pytest.MarkDecorator:
     """Runs a test in each column: all modes or those named, all classes or the one named.
 
     `dummy`: also in this process, by Dummy and in threads. `ray`: also in actors, by `make test-ray`; `far`: on another
-    node too.
+    node too; `first_ray`: one of these columns belongs to `make test`.
     """
     known = _PROCESS if not dummy else [*_DUMMY, *_PROCESS, *_THREAD]
     known = [*known, *(c for c in _RAY if ray and (far or c.mode.endswith(" near")))]
@@ -99,7 +104,9 @@ def columns(
         known = [column for column in known if column.backend is only]
     if modes:
         known = [column for column in known if column.placed in modes or (column in _DUMMY and _fits(column, modes))]
-    first, some = _first_tier(known), _some_actors(known)
+    first, some = [c for c in _first_tier(known) if c.backend is not RayVectorEnv], _some_actors(known)
+    if first_ray:
+        first += [column for column in some if column.mode == "blocks near"]
     known = [column for column in known if column.backend is not RayVectorEnv or column in some]
     return pytest.mark.parametrize("column", [_param(c, slow=c not in first) for c in known])
 
@@ -130,7 +137,7 @@ def _param(column: Column, slow: bool) -> Any:
     name = f"{column.backend.__name__.removesuffix('VectorEnv')}-{column.mode.replace(' ', '-')}"
     marks = [pytest.mark.slow] if slow else []
     if column.backend is RayVectorEnv:
-        marks = [pytest.mark.ray, pytest.mark.local_ray]
+        marks = [pytest.mark.local_ray, *([pytest.mark.ray] if slow else [])]
     return pytest.param(column, id=name, marks=marks)
 
 

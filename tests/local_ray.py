@@ -54,6 +54,7 @@ def start(folder: Path) -> tuple[str, Any]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not address.exists():
             environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+            environ["RAY_worker_niceness"] = "0"
             arguments = [str(folder / "users"), str(address)]
             quiet = subprocess.DEVNULL
             subprocess.run([sys.executable, "-c", HEAD, *arguments], env=environ, check=True, stdin=quiet, stdout=quiet)

@@ -29,7 +29,7 @@ CANNOT_LEAVE: dict[str, tuple[Any, str]] = {
 }
 
 
-@columns("blocks", "async")
+@columns("blocks", "async", first_ray=True)
 def test_an_info_that_cannot_travel_fails_its_env_alone(column: Column) -> None:
     with column.open(counters(N, env1=partial(OddInfo, make=dict), env3=partial(OddInfo, make=dict))) as ledger:
         ledger.begin()
@@ -107,7 +107,7 @@ def test_an_info_that_ends_its_process_is_the_death_of_a_worker(column: Column) 
     with column.open(counters(N, env1=partial(OddInfo, make=oddities.DiesAtPickle))) as ledger:
         ledger.begin()
         block = block_of(ledger.venv, 1)
-        assert "exited with code 3" in str(ledger.round()[0])
+        assert column.cause("exited with code 3") in str(ledger.round()[0])
         ledger.born_again(block)
         ledger.goes_on(block, WorkerDiedError)
 
@@ -229,7 +229,7 @@ def test_the_action_is_named_also_where_the_env_would_have_been_reset(column: Co
 def test_an_action_that_ends_the_worker_is_its_death(column: Column) -> None:
     with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:
         ledger.reset()
-        with pytest.raises(WorkerDiedError, match="exited with code 3") as caught:
+        with pytest.raises(WorkerDiedError, match=column.cause("exited with code 3")) as caught:
             ledger.venv.step([{"number": 5, "odd": oddities.DiesAtUnpickle()}] + [{"number": 5}] * 3)
         assert caught.value.partial.env_id.tolist() == [2, 3]
         assert caught.value.partial.obs.tolist() == [[2, 1, 1, 5], [3, 1, 1, 5]]
@@ -261,7 +261,7 @@ def test_an_env_fn_that_cannot_travel_is_refused_before_anything_starts(column: 
 )
 def test_an_env_fn_that_cannot_be_read_in_the_worker_is_named(column: Column, make: Any, kind: Any, why: str) -> None:
     odd = make()
-    with pytest.raises(kind, match=why) as caught:
+    with pytest.raises(kind, match=column.cause(why) if kind is WorkerDiedError else why) as caught:
         column.backend([*counters(2), lambda: Counter(odd), *counters(1)], **column.options)
     assert "env 2" in said(caught.value) or getattr(caught.value, "env_ids", ()) == (2, 3)
 

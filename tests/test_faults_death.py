@@ -50,7 +50,7 @@ def check_goes_on(ledger: Ledger, failed: list[int]) -> None:
     ledger.goes_on(failed, WorkerDiedError)
 
 
-@columns(dummy=False)
+@columns(dummy=False, first_ray=True)
 def test_a_worker_killed_while_idle_is_reported_at_the_next_use_of_its_envs_only(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()
@@ -96,7 +96,7 @@ def test_alive_tells_the_death_of_an_idle_worker_without_waiting(column: Column)
         check_goes_on(ledger, block)
 
 
-@columns("blocks", "single", "async", dummy=False, far=False)
+@columns("blocks", "single", "async", dummy=False, far=False, first_ray=True)
 def test_reset_brings_back_a_worker_that_died_while_idle(column: Column) -> None:
     """The death of an env that is being reset is no error; the envs of the same worker have to be reset as well."""
     with column.open(counters(N)) as ledger:
@@ -159,7 +159,7 @@ def test_a_worker_that_died_while_idle_is_reported_by_calls_too(column: Column) 
         check_goes_on(ledger, block)
 
 
-@columns(dummy=False)
+@columns(dummy=False, first_ray=True)
 def test_a_worker_killed_in_step_is_reported_and_the_results_of_the_others_are_kept(column: Column) -> None:
     with column.open(counters(N, env1=DiesOnStep)) as ledger:
         ledger.begin()
@@ -263,7 +263,7 @@ def test_however_a_worker_ends_the_cause_is_reported(column: Column, end: str) -
         check_goes_on(ledger, block)
 
 
-@columns("blocks", "single", "async", dummy=False)
+@columns("blocks", "single", "async", dummy=False, first_ray=True)
 def test_a_worker_killed_in_reset_is_reported_and_brought_back(column: Column) -> None:
     with column.open(counters(N, env1=DiesOnReset)) as ledger:
         ledger.begin()

@@ -32,7 +32,7 @@ def check_error(error: BaseException, column: Column, env_id: int, op: str) -> N
         assert "worker pid" in said(error)
 
 
-@columns()
+@columns(first_ray=True)
 def test_an_env_that_raises_in_step_is_named_and_the_results_of_the_others_are_kept(column: Column) -> None:
     with column.open(counters(N, env1=RaisesOnStep)) as ledger:
         ledger.begin()
@@ -77,7 +77,7 @@ def test_an_env_that_raises_in_reset_is_named_and_the_results_of_the_others_are_
         ledger.goes_on(bad, ValueError)
 
 
-@columns("blocks", "async")
+@columns("blocks", "async", first_ray=True)
 def test_an_env_that_raises_in_a_reset_within_a_round_does_not_disturb_the_steps(column: Column) -> None:
     with column.open(counters(N, env1=RaisesOnReset)) as ledger:
         ledger.begin()
@@ -138,7 +138,7 @@ class ExitsInClose(Counter):
 def test_a_worker_that_ends_in_close_is_named_in_a_warning(column: Column) -> None:
     venv = column.backend(counters(N, env1=ExitsInClose), **column.options)
     Ledger(venv).begin()
-    text = r"the worker of envs \[0, 1\] \(pid \d+\) ended before its envs had closed"
+    text = r"the worker of envs \[0, 1\] \(pid \d+.*\) ended before its envs had closed"
     with pytest.warns(RuntimeWarning, match=text) as warned, venv:
         pass
     assert warned[0].filename == __file__

@@ -17,7 +17,7 @@ from vecenv import DummyVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
 
 
-@columns()
+@columns(first_ray=True)
 def test_restart_turns_a_failure_into_a_truncated_row_and_reset_brings_the_env_back(column: Column) -> None:
     with column.open(counters(N, env1=RaisesOnStep), on_error="restart") as ledger:
         ledger.begin()
@@ -31,7 +31,7 @@ def test_restart_turns_a_failure_into_a_truncated_row_and_reset_brings_the_env_b
         assert ledger.venv.stats()["absorbed"] == 3
 
 
-@columns(dummy=False)
+@columns(dummy=False, first_ray=True)
 def test_restart_turns_the_death_of_a_worker_into_truncated_rows_of_its_envs(column: Column) -> None:
     with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
         ledger.begin()

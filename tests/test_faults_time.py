@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import vecenv.engine.lifetime
@@ -54,7 +53,7 @@ def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) ->
     assert where in str(error)
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", "async", dummy=False, far=False)
 @how_it_hangs
 def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: bool, where: str) -> None:
     with column.open(counters(N, env1=partial(HangsOnStep, gil=gil)), step_timeout=LIMIT) as ledger:
@@ -95,7 +94,7 @@ def test_the_stack_is_that_of_this_hang(process_backend: Any) -> None:
             assert str(caught.value).count("in sleep_for_ages") == 1
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, far=False)
 def test_a_reset_that_never_ends_is_given_up_with_its_stack(column: Column) -> None:
     with column.open(counters(N, env1=HangsOnReset), step_timeout=LIMIT) as ledger:
         ledger.begin()
@@ -105,7 +104,7 @@ def test_a_reset_that_never_ends_is_given_up_with_its_stack(column: Column) -> N
         ledger.goes_on([0, 1], WorkerTimeoutError)
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, far=False)
 def test_a_call_that_never_ends_is_given_up_with_its_stack(column: Column) -> None:
     with column.open(counters(N, env1=HangsInCall), step_timeout=LIMIT) as ledger:
         ledger.begin()
@@ -117,7 +116,7 @@ def test_a_call_that_never_ends_is_given_up_with_its_stack(column: Column) -> No
         ledger.goes_on([1], WorkerTimeoutError)
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, first_ray=True)
 def test_a_hang_is_a_truncated_row_with_on_error_restart(column: Column) -> None:
     with column.open(counters(N, env1=HangsOnStep), step_timeout=LIMIT, on_error="restart") as ledger:
         ledger.begin()
@@ -357,7 +356,7 @@ def test_a_hung_env_does_not_hold_up_the_others_nor_close(column: Column, tmp_pa
     check_forced_close(venv, [1])
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, far=False)
 @pytest.mark.usefixtures("hasty_close")
 def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
@@ -382,11 +381,11 @@ def check_forced_close(venv: Any, envs: list[int]) -> None:
         venv.close()
     assert time.monotonic() - begin < CLOSED
     assert [str(warning.message).split(" (pid")[0] for warning in warned] == [f"the worker of envs {envs}"]
-    assert not [pid for pid in workers if psutil.pid_exists(pid)]
+    assert all(gone(pid) for pid in workers)
     venv.close()
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, far=False)
 def test_close_is_bounded_though_an_env_takes_a_minute_to_close(column: Column) -> None:
     venv = column.backend(counters(N, env1=SlowClose, env2=partial(SlowClose, gil=True)), **column.options)
     Ledger(venv).begin()
@@ -396,10 +395,10 @@ def test_close_is_bounded_though_an_env_takes_a_minute_to_close(column: Column) 
         venv.close()
     assert time.monotonic() - begin < CLOSED
     assert len(warned) == 2
-    assert not [pid for pid in workers if psutil.pid_exists(pid)]
+    assert all(gone(pid) for pid in workers)
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, far=False)
 @pytest.mark.parametrize("gil", [False, True], ids=["python", "C"])
 @pytest.mark.usefixtures("hasty_close")
 def test_close_is_bounded_while_an_env_is_in_a_step_that_never_ends(column: Column, gil: bool, tmp_path: Path) -> None:
@@ -412,7 +411,7 @@ def test_close_is_bounded_while_an_env_is_in_a_step_that_never_ends(column: Colu
     check_forced_close(venv, [1])
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, far=False)
 @pytest.mark.usefixtures("hasty_close")
 def test_close_is_bounded_while_a_worker_is_stopped(column: Column) -> None:
     venv = column.backend(counters(N), **column.options)

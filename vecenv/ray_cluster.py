@@ -7,11 +7,12 @@ a call, because a fresh env in place of the old one has to be reset first, and a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -66,16 +67,32 @@ def connect() -> RayCluster:
     ray = import_ray()
     with _lock:
         if not ray.is_initialized():
-            # Without an address Ray would also join any cluster that runs on this machine: another user's, too.
-            ray.init(
-                address=None if os.environ.get("RAY_ADDRESS") else "local",
-                include_dashboard=None if os.environ.get("RAY_ADDRESS") else False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            joins = bool(os.environ.get("RAY_ADDRESS"))
+            with contextlib.nullcontext() if joins else _full_priority():
+                # Without an address Ray would also join any cluster that runs on this machine: another user's, too.
+                ray.init(
+                    address=None if joins else "local",
+                    include_dashboard=None if joins else False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
             _address = ray.get_runtime_context().gcs_address
         _users += 1
     return RayCluster(ray)
+
+
+@contextlib.contextmanager
+def _full_priority() -> Iterator[None]:
+    """Have a Ray that is started inside run actors at niceness 0, unless the user has set it; Ray's default is 15."""
+    name = "RAY_worker_niceness"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def import_ray() -> Any:

@@ -56,16 +56,16 @@ class RayTransport(ShmemTransport):
         ids = self._all_ids if ids is None else np.asarray(ids)
         all_ops = np.broadcast_to(ops, len(ids))
         far = self._is_far[ids]
-        for part in self._calls_of(np.flatnonzero(far)):
+        for part in self._calls_of(ids, np.flatnonzero(far)):
             self._frames.send(ids[part], all_ops[part], payloads)
         if not far.all():
             near = {i: payload for i, payload in payloads.items() if not self._is_far[i]}
             super().send(ids[~far], all_ops[~far], near)
 
-    def _calls_of(self, places: np.ndarray) -> Sequence[np.ndarray]:
+    def _calls_of(self, ids: np.ndarray, places: np.ndarray) -> Sequence[np.ndarray]:
         """What is sent at once."""
-        if self.one_by_one:
-            return list(places.reshape(-1, 1))
+        if self.one_by_one:  # by id: of several unanswered envs the first one is in use
+            return list(places[np.argsort(ids[places])].reshape(-1, 1))
         return [places] if len(places) else []
 
     def notify(self, worker: WorkerHandle) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vecenv.backends.ipc.control_block import DOING, NOTHING, PROGRESS
+from vecenv.backends.ipc.control_block import DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.pool.worker_handle import Hung
 from vecenv.caller_warnings import warn_caller
 
@@ -116,7 +116,7 @@ class Watchdog:
 
     def _hung(self, worker: Watched, ids: Sequence[int], seen: _Seen) -> None:
         env_id = worker.start + seen.progress % len(worker.ids)
-        if seen.doing == NOTHING:  # not begun: the progress number is that of the env that it used last
+        if seen.doing in (NOTHING, ELSEWHERE):  # the progress number is that of the env that it used last
             env_id = next(iter(ids), env_id)
         stack = self._stack(worker)
         if self._kill is None:

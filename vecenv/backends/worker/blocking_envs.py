@@ -6,6 +6,11 @@ import resource
 import time
 
 
+def _waits() -> int:
+    """How often this thread has waited; where the system counts no threads, this process."""
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
+
+
 def advice(n: int, workers: int) -> str:
     """The end of the warning of `BlockingMeter`: how many workers to pass for `n` envs."""
     return f". Pass num_workers={min(n, workers)} to give each its own worker."
@@ -14,8 +19,9 @@ def advice(n: int, workers: int) -> str:
 class BlockingMeter:
     """Measures in the first rounds whether envs that share a worker wait (sockets, sleep).
 
-    A process that waits has voluntary context switches; one that is only preempted has none. Block threads measure the
-    whole process too: a thread that waits for the interpreter lock must not be taken for an env that waits.
+    A thread that waits has voluntary context switches; one that is only preempted has none. CPU time is that of the
+    whole process: envs may compute in further threads, and a thread that waits for the interpreter lock is none that
+    waits for something outside.
     """
 
     MIN_WALL = 0.25
@@ -30,15 +36,15 @@ class BlockingMeter:
 
     def start(self) -> None:
         """Start to measure a round."""
-        self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF), _waits()
 
     def stop(self) -> str | None:
         """End the measurement of a round; returns the text of a warning, once, or None."""
-        begin, before = self._begin
+        begin, before, waits = self._begin
         now = resource.getrusage(resource.RUSAGE_SELF)
         self._wall += time.perf_counter() - begin
         self._cpu += now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
-        self._waits += now.ru_nvcsw - before.ru_nvcsw
+        self._waits += _waits() - waits
         self._rounds += 1
         if self._wall < self.MIN_WALL or self._rounds < self.MIN_ROUNDS:
             return None

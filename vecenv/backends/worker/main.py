@@ -54,6 +54,8 @@ def construct(args: WorkerArgs, server: type[RoundServer], channel: WorkerChanne
     host = EnvHost(args.setup.env_fns, args.first_id, local=False)
     host.progress = line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
+    gc.collect()  # before the first step, whose time may be limited
+    gc.freeze()  # the garbage collector does not scan what exists now in the middle of a step
     channel.write(messages.READY, 0, pickle.dumps(_pickled_reports(reports, args.first_id)))
     if isinstance(reports, Failure):
         host.close()  # after the report: an env that hangs in it must not hide why
@@ -64,8 +66,6 @@ def construct(args: WorkerArgs, server: type[RoundServer], channel: WorkerChanne
 def set_up(server: RoundServer, frame: Frame) -> None:
     """Prepare the server for rounds, by the layout in a SETUP frame."""
     server.bind(pickle.loads(frame.payload))
-    gc.collect()
-    gc.freeze()  # the garbage collector does not scan what exists now in the middle of a step
 
 
 def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[bytes]:
