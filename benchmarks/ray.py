@@ -19,6 +19,7 @@ from benchmarks.lane import LaneSpec
 from benchmarks.measure import Effort, Result, run_experiment
 from benchmarks.report import print_contenders, print_results, write_json
 from benchmarks.rows import SHMEM, Claim, Experiment, Settings
+from vecenv.ray_cluster import NICENESS
 
 NEAR, FAR, THEIRS = "vecenv Ray, driver's node", "vecenv Ray, other node", "tianshou Ray"
 WORKERS = 2
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # The lanes connect by the address, and need no token then.
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_worker_niceness"] = (
+    os.environ[NICENESS] = "0"  # as where we start Ray; its own default would be a handicap for all lanes
         "0"  # as where we start Ray; Ray's own default would be a handicap for all lanes
     )
     from ray.cluster_utils import Cluster

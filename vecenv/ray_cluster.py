@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+NICENESS = "RAY_worker_niceness"
+"""The environment variable of a Ray that is started."""
 NOTICED_WITHIN = 1.0
 """Seconds in which Ray notices that the CPUs of an actor that was ended are free."""
 
@@ -84,15 +86,14 @@ def connect() -> RayCluster:
 @contextlib.contextmanager
 def _full_priority() -> Iterator[None]:
     """Have a Ray that is started inside run actors at niceness 0, unless the user has set it; Ray's default is 15."""
-    name = "RAY_worker_niceness"
-    if name in os.environ:
+    if NICENESS in os.environ:
         yield
         return
-    os.environ[name] = "0"
+    os.environ[NICENESS] = "0"
     try:
         yield
     finally:
-        del os.environ[name]
+        del os.environ[NICENESS]
 
 
 def import_ray() -> Any:
