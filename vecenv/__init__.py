@@ -24,6 +24,8 @@ from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, Threa
 from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
 if TYPE_CHECKING:
+    from vecenv.backends.memory.shared_state import SharedState
+    from vecenv.creator import EnvCreator
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
     from vecenv.envs.discretize import ContinuousToDiscrete, MultiDiscreteToDiscrete
     from vecenv.envs.dm_control_env import DMControlEnv
@@ -54,6 +56,7 @@ __all__ = [
     "DMControlEnv",
     "DummyVectorEnv",
     "EnvContractError",
+    "EnvCreator",
     "EnvPoolVectorEnv",
     "EnvStepError",
     "EnvWorker",
@@ -69,6 +72,7 @@ __all__ = [
     "RemoteTraceback",
     "RunningMeanStd",
     "SharedMemoryError",
+    "SharedState",
     "ShmemVectorEnv",
     "SubprocVectorEnv",
     "SyncVectorEnv",
@@ -94,6 +98,7 @@ _LOADED_WHEN_USED = {
     "AtariVectorEnv": "vecenv.envs.atari_env",
     "ContinuousToDiscrete": "vecenv.envs.discretize",
     "DMControlEnv": "vecenv.envs.dm_control_env",
+    "EnvCreator": "vecenv.creator",
     "EnvPoolVectorEnv": "vecenv.envs.pools.envpool_env",
     "GymEnv": "vecenv.envs.gym_env",
     "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium.vector_env",
@@ -103,6 +108,7 @@ _LOADED_WHEN_USED = {
     "ParallelVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "PettingZooEnv": "vecenv.envs.multi_agent.pettingzoo_env",
     "SB3VecEnv": "vecenv.facades.to_sb3",
+    "SharedState": "vecenv.backends.memory.shared_state",
     "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
     "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
     "TuneResult": "vecenv.tuning.tune_result",

@@ -158,8 +158,8 @@ class SharedState:
     def _acquire(self) -> None:
         if not self._lock.acquire(LOCK_TIMEOUT):
             raise TimeoutError(
-                f"the shared state {[name for name, *_ in self.form]} has been locked for {LOCK_TIMEOUT:g} s by process "
-                f"{self._holder[0]}, which is stopped or hangs in an update; end it, and the state is free again"
+                f"{self!r} has been locked for {LOCK_TIMEOUT:g} s by process {self._holder[0]}, which is stopped or "
+                "hangs in an update; end it, and the state is free again"
             )
         self._holder[0] = os.getpid()
 

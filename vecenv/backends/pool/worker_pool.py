@@ -31,6 +31,7 @@ from vecenv.backends.ipc.control_block import DOING, NOTHING, Control
 from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.memory.shared_memory import anonymous_file
+from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method
 from vecenv.backends.pool.worker_handle import Hung, Torn, WorkerHandle
 from vecenv.backends.system_limits import blocks_of, check_descriptors
@@ -95,7 +96,9 @@ class WorkerPool:
         self, env_fns: Sequence[Callable[[], Any]], transport_args: Callable[[WorkerHandle], Any]
     ) -> list[EnvReport]:
         """Start all workers, and return the report of each env."""
-        self._env_fns = [env_fn if self.forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        with pickled_by_name() as states:
+            self._env_fns = [env_fn if self.forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        self._states = list(states.values())
         self._transport_args = transport_args
         registered = self._registered()
         for worker in self.workers:
@@ -137,6 +140,7 @@ class WorkerPool:
             environ={**dict.fromkeys(ONE_THREAD, "1"), **os.environ} if self._method == "forkserver" else None,
             registered=registered,
             affinity={cpus[worker.index % len(cpus)]} if cpus else None,
+            states=self._states,
         )
         args = WorkerArgs(
             index=worker.index,

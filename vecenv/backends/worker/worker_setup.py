@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import gymnasium
 
+from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 
 
@@ -23,6 +24,8 @@ class WorkerSetup:
     registered: list[bytes]
     """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
     affinity: set[int] | None
+    states: Sequence[SharedState] = ()
+    """What the pickled env_fns refer to by name. Each start of a worker brings its descriptors anew."""
 
     def apply(self) -> None:
         """Give this process the environment variables, the affinity and the registry of the program."""
