@@ -72,6 +72,8 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         if made_here:
             source.close()
         raise TypeError(instead)
+    if getattr(source, "lazy", False):
+        source.start()
     return source if hasattr(source, "env_num") else make([lambda: source])
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from functools import partial
+from multiprocessing import forkserver
 from typing import Any
 
 import cloudpickle
@@ -73,6 +74,7 @@ def test_processes_that_get_a_creator_as_an_argument_see_one_count(context: str)
     creator = EnvCreator(lambda: counted())
     mp = multiprocessing.get_context(context)
     assert run_all(mp.Process(target=step_env, args=(creator, steps)) for steps in (10, 0)) == [0, 0]
+    forkserver._forkserver._stop()  # multiprocessing's own
     assert creator().calls() == 12
 
 
@@ -368,3 +370,11 @@ def test_repr_shows_the_function_and_its_arguments() -> None:
 def test_bad_input_is_refused_where_it_is_given(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()
+
+
+def test_envs_that_are_made_to_be_measured_do_not_count() -> None:
+    creator = EnvCreator(counted, [{"env_id": 5}, {"env_id": 6}])
+    with SyncDataCollector([creator] * 2, frames_per_batch=4, backend="auto") as collector:
+        collector.next()
+        assert collector.env.get_env_attr("env_id") == [5, 6]
+    assert calls_of(creator) == 2 + 4

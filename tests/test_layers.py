@@ -20,7 +20,15 @@ PACKAGES = ("vecenv", "collector")
 # Lowest first. A module may import from its own row and from the rows above it (lower layers), never from a row below.
 # An entry stands for the module and everything inside it; the most specific entry counts.
 LAYERS = (
-    ("vecenv.errors", "vecenv.nest", "vecenv.running_mean_std", "vecenv.caller_warnings", "vecenv.portability"),
+    (
+        "vecenv.errors",
+        "vecenv.nest",
+        "vecenv.mdp",
+        "vecenv.spaces",
+        "vecenv.running_mean_std",
+        "vecenv.caller_warnings",
+        "vecenv.portability",
+    ),
     ("vecenv.backends.memory", "vecenv.backends.ipc", "vecenv.backends.system_limits", "vecenv.openmp"),
     ("vecenv.backends.host",),
     ("vecenv.backends.worker",),
@@ -37,7 +45,7 @@ LAYERS = (
     ("collector.arguments", "collector.batch", "collector.episodes", "collector.device"),
     ("collector.policy", "collector.mlp", "collector.prepare"),
     ("collector.env_source", "collector.collect", "collector.base_collector"),
-    ("collector.sync_collector", "collector.async_collector"),
+    ("collector.sync_collector", "collector.async_collector", "collector.rollouts"),
     ("collector.job", "collector.cluster"),
     ("collector", "collector.__main__"),
 )

@@ -11,6 +11,7 @@ from vecenv.errors import (
     ConcurrentCallError,
     EnvContractError,
     EnvStepError,
+    NotStartedError,
     ObservationError,
     Partial,
     RemoteTraceback,
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from vecenv.envs.multi_agent.pettingzoo_env import PettingZooEnv
     from vecenv.envs.multi_agent.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
     from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from vecenv.envs.parallel_env import ParallelEnv, SerialEnv
     from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv
     from vecenv.envs.truncated_as_terminated import TruncatedAsTerminated
     from vecenv.facades.make_vec import make_vec
     from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
+    from vecenv.mdp import step_mdp
     from vecenv.tuning.tune import tune
     from vecenv.tuning.tune_result import TuneResult, TuneRow
 
@@ -65,12 +68,15 @@ __all__ = [
     "MultiDiscreteToDiscrete",
     "MultiThreadedEnv",
     "MultiThreadedEnvWrapper",
+    "NotStartedError",
     "ObservationError",
+    "ParallelEnv",
     "ParallelVectorEnv",
     "Partial",
     "PettingZooEnv",
     "RemoteTraceback",
     "RunningMeanStd",
+    "SerialEnv",
     "SharedMemoryError",
     "SharedState",
     "ShmemVectorEnv",
@@ -87,6 +93,7 @@ __all__ = [
     "WorkerTimeoutError",
     "flatten_agents",
     "make_vec",
+    "step_mdp",
     "tune",
 ]
 __version__ = "0.1.0"
@@ -105,9 +112,11 @@ _LOADED_WHEN_USED = {
     "MultiDiscreteToDiscrete": "vecenv.envs.discretize",
     "MultiThreadedEnv": "vecenv.envs.multi_threaded",
     "MultiThreadedEnvWrapper": "vecenv.envs.multi_threaded",
+    "ParallelEnv": "vecenv.envs.parallel_env",
     "ParallelVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "PettingZooEnv": "vecenv.envs.multi_agent.pettingzoo_env",
     "SB3VecEnv": "vecenv.facades.to_sb3",
+    "SerialEnv": "vecenv.envs.parallel_env",
     "SharedState": "vecenv.backends.memory.shared_state",
     "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
     "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
@@ -115,6 +124,7 @@ _LOADED_WHEN_USED = {
     "TuneRow": "vecenv.tuning.tune_result",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "make_vec": "vecenv.facades.make_vec",
+    "step_mdp": "vecenv.mdp",
     "tune": "vecenv.tuning.tune",
 }
 

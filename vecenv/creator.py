@@ -8,8 +8,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from vecenv.backends.host.env_calls import layers
 from vecenv.backends.host.env_host import EnvReport, check_env, report_of
+from vecenv.backends.host.layers import layers
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
 
 Kwargs = dict[str, Any]
@@ -63,7 +63,7 @@ class EnvCreator:
         if not callable(create_env_fn):
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
         self._shares = share_memory
-        self._fn, self._kwargs = create_env_fn, _merged(kwargs, create_env_kwargs or {})
+        self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
         """Of each part with state, outermost first; None for envs that share nothing."""
         self._names: list[str] = []
@@ -111,6 +111,12 @@ class EnvCreator:
         """
         variant: EnvCreator = type(self).__new__(type(self))
         vars(variant).update(vars(self), _kwargs=_merged(self._kwargs, kwargs), _report=None)
+        return variant
+
+    def unshared(self) -> EnvCreator:
+        """A creator of the same envs that each have a state of their own; `tune` and backend="auto" measure these."""
+        variant = self.make_variant()
+        variant._shares, variant._states, variant._names = False, None, []
         return variant
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:

@@ -197,6 +197,26 @@ class EnvWorkerBackend(Backend):
         return problems
 
 
+def new_backend(worker_fn: Any, backend: Any, again: bool = False) -> Backend:
+    """The backend that is meant; TypeError for none, for two and for what is none.
+
+    `again`: it must be possible to make another one, so that a `Backend` itself is a TypeError.
+    """
+    if (worker_fn is None) == (backend is None):
+        raise TypeError(
+            "pass either worker_fn, which makes a worker of each env_fn, or backend; "
+            "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
+        )
+    if callable(worker_fn):
+        return EnvWorkerBackend(worker_fn)
+    if isinstance(backend, Backend) and again:
+        raise TypeError(f"with lazy=True backend must be a function that makes one, got {backend!r}")
+    made = backend() if callable(backend) else backend
+    if not isinstance(made, Backend):
+        raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
+    return made
+
+
 def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     if op == "call":
         name, positional, keywords = args

@@ -13,9 +13,10 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_calls import ENV_CALLS, is_env
+from vecenv.backends.host.env_calls import ENV_CALLS
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.info_writer import InfoWriter
+from vecenv.backends.host.layers import is_env
 from vecenv.backends.host.row_writer import (
     FLAGS,
     IN_INFO_ROW,

@@ -24,13 +24,18 @@ def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
         if not callable(env_fn):
             kind = "an Env instance" if hasattr(env_fn, "step") else f"of type {type(env_fn).__name__}"
             raise TypeError(f"env_fns[{i}] is {kind}, not a function that makes an env; use lambda: gym.make(...)")
-    return own_env_fns(fns)
+    return fns
 
 
 def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
     """The function of each env: of those that differ from env to env (`EnvCreator`), what `for_env(i, n)` returns."""
     n = len(env_fns)
     return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
+
+
+def measured_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The functions of envs that are only made to be measured: they do not update the state that others share."""
+    return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in own_env_fns(env_fns)]
 
 
 def check_count(name: str, value: Any, most: int | None = None) -> int:
