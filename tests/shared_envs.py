@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -107,11 +107,14 @@ def hold(state_of: Any, entered: Any, leave: Any) -> None:
         leave.wait(30)
 
 
-def run_all(processes: Iterable[multiprocessing.process.BaseProcess]) -> list[int | None]:
-    """The exit codes."""
+def run_all(
+    processes: Iterable[multiprocessing.process.BaseProcess], then: Callable[[], Any] = lambda: None
+) -> list[int | None]:
+    """The exit codes; `then` is called once all have started."""
     started = list(processes)
     for process in started:
         process.start()
+    then()
     for process in started:
         process.join(60)
     codes = [process.exitcode for process in started]

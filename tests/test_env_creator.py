@@ -94,8 +94,7 @@ def test_no_update_of_eight_processes_is_lost_though_two_are_killed_in_theirs() 
     ready = mp.Event()
     die_at = [None, 20, None, None, 35, None, None, None]
     processes = [mp.Process(target=update_often, args=(creator, 60, at, ready)) for at in die_at]
-    threading.Timer(0, ready.set).start()
-    assert run_all(processes) == [0 if at is None else -9 for at in die_at]
+    assert run_all(processes, then=ready.set) == [0 if at is None else -9 for at in die_at]
     state = creator.state_dict()
     assert state["0.Counted.calls"] == 6 * 60 + 20 + 35
     np.testing.assert_array_equal(state["0.Counted.sums"], [6 * 60 + 20 + 35] * 2)

@@ -77,8 +77,10 @@ def test_without_lazy_a_closed_vector_env_stays_closed(backend: type) -> None:
 def test_lazy_needs_a_function_that_makes_the_backend() -> None:
     with BaseVectorEnv([CountingEnv], backend=FakeBackend, lazy=True) as venv:
         venv.reset()
-    with BaseVectorEnv([CountingEnv], backend=FakeBackend(), lazy=True) as venv, pytest.raises(TypeError, match="lazy"):
-        venv.start()
+    with pytest.raises(TypeError, match="with lazy=True backend must be a function"):
+        BaseVectorEnv([CountingEnv], backend=FakeBackend(), lazy=True)
+    with pytest.raises(TypeError, match="which made 3"):
+        BaseVectorEnv([CountingEnv], backend=lambda: 3)
 
 
 def test_wrong_arguments_are_found_before_the_start(backend: type) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Backend
-from vecenv.backends.env_worker import EnvWorkerBackend, new_backend
+from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
 from vecenv.engine.arguments.checks import check_count, check_env_fns, check_timeout, own_env_fns
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.seeding import check_seed, seed_chain, spread_seeds
@@ -86,7 +86,7 @@ class BaseVectorEnv:
         """Whether `step` of all envs may do without `send` and `recv`."""
         new_engine = partial(
             _new_engine,
-            partial(new_backend, worker_fn, backend, lazy),
+            backend_maker(worker_fn, backend, lazy),
             fns,
             wait_num=self.wait_num,
             timeout=self.timeout,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -242,9 +242,10 @@ def stateful_parts(env: Any) -> list[Stateful]:
 
 def _transforms_of(transform: Any) -> list[Any]:
     """The transform, or those in it, to any depth. What is no transform has no state, and is not looked into."""
-    if isinstance(transform, Iterable) and not isinstance(transform, (str, bytes, np.ndarray)):
-        return [part for each in transform for part in _transforms_of(each)]
-    return [transform]
+    iterable = hasattr(transform, "__iter__") or hasattr(transform, "__getitem__")
+    if not iterable or isinstance(transform, (str, bytes, np.ndarray)):
+        return [transform]
+    return [part for each in transform for part in _transforms_of(each)]
 
 
 def _merged(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:

@@ -1,4 +1,4 @@
-"""RecordLock: a lock between processes that outlives none of its holders.
+"""RecordLock: a lock between processes that is free again when its holder ends.
 
 A record lock of the system (`fcntl`) belongs to a process: the system releases it when the process ends, however it
 ends. It does not exclude threads of one process from each other, which a lock of `threading` in front of it does. A
@@ -41,7 +41,12 @@ class RecordLock:
         deadline = monotonic() + timeout
         if not self._threads.acquire(timeout=timeout):
             return False
-        if self.fd is None or self._try(self.fd) or self._wait(self.fd, deadline):
+        try:
+            obtained = self.fd is None or self._try(self.fd)
+        except BaseException:  # an interrupt
+            self.release()
+            raise
+        if obtained or self._wait(self.fd, deadline):  # type: ignore[arg-type]
             self._owner = me
             return True
         return False
