@@ -143,6 +143,18 @@ def test_a_state_that_another_process_does_not_release_is_an_error_that_names_it
     holder.close()
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_arrays_of_every_shape_and_dtype_keep_them(share: bool) -> None:
+    arrays = {"b": np.array([True]), "": np.zeros((2, 0)), "t": np.array("text"), "c": np.ones((3, 5), np.complex64)}
+    for values in (arrays, {}):
+        found = SharedState(values, share).read()
+        assert {name: (array.dtype, array.shape) for name, array in found.items()} == {
+            name: (array.dtype, array.shape) for name, array in values.items()
+        }
+        for name, array in values.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
 def test_updates_of_one_state_inside_each_other_are_refused() -> None:
     state = SharedState({"a": np.zeros(1)})
     with state.update(), pytest.raises(RuntimeError, match="in an update"):
@@ -304,6 +316,7 @@ def test_copies_of_a_creator_share_and_copies_of_its_state_do_not() -> None:
     env = copy.deepcopy(creator())
     env.reset()
     assert (env.calls(), calls_of(creator)) == (4, 3)
+    assert not copy.copy(creator().counts.state).shared
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])

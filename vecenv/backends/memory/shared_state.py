@@ -167,10 +167,11 @@ class SharedState:
         arrays = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in self.form)
         return f"SharedState({arrays}{', shared' if self.shared else ''})"
 
-    def __deepcopy__(self, memo: Any) -> SharedState:
+    def __copy__(self) -> SharedState:  # a shallow one would be a second lock on the same memory
         return SharedState(self.read())
 
-    __copy__ = __deepcopy__  # what is shallow here would be a second lock on the same memory
+    def __deepcopy__(self, memo: Any) -> SharedState:
+        return SharedState(self.read())
 
     def __reduce__(self) -> Any:
         if self._lock.fd is None:
