@@ -87,7 +87,7 @@ def test_an_env_goes_on_from_its_state_as_before(backend: type, env_fn: Any) -> 
         steps = [venv.step([venv.action_space[0].low if physics_like else 2] * len(ids), ids)[:4] for _ in range(4)]
         return [np.concatenate([np.ravel(part) for part in step]) for step in steps]
 
-    with backend([env_fn] * 3, num_workers=2) if backend is not DummyVectorEnv else backend([env_fn] * 3) as venv:
+    with backend([env_fn] * 3, num_workers=3) if backend is not DummyVectorEnv else backend([env_fn] * 3) as venv:
         physics_like = isinstance(venv.action_space[0], spaces.Box)
         venv.reset(seed=3)
         go_on(venv, [0, 1, 2])
