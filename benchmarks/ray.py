@@ -66,8 +66,6 @@ def main(arguments: list[str] | None = None) -> int:
     # The lanes connect by the address, and need no token then.
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ[NICENESS] = "0"  # as where we start Ray; its own default would be a handicap for all lanes
-        "0"  # as where we start Ray; Ray's own default would be a handicap for all lanes
-    )
     from ray.cluster_utils import Cluster
 
     console = Console(width=None if sys.stdout.isatty() else 150)

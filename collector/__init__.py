@@ -12,6 +12,7 @@ from collector.interruptor import Interruptor
 from collector.job.store import DatasetError, load_episodes
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
+from collector.rollouts import rollout
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
@@ -44,6 +45,7 @@ __all__ = [
     "TorchVectorEnv",
     "exploration_type",
     "load_episodes",
+    "rollout",
     "set_exploration_type",
 ]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gymnasium import Env
 
+from vecenv.engine.arguments.checks import own_env_fns
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 
@@ -56,7 +57,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
                     f"create_env_fn[{env_id}] must be a callable that makes an env; got {each!r}: "
                     "pass lambda: make_env() instead of make_env()"
                 )
-        return make([partial(each, **kwargs) for each in source])
+        return make([partial(each, **kwargs) for each in own_env_fns(source)])
     if not callable(source) and not hasattr(source, "step"):
         raise TypeError(f"create_env_fn must be a vector env, a callable that makes one, or a list; got {source!r}")
     made_here = isinstance(source, type) or not hasattr(source, "step")
@@ -71,6 +72,8 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         if made_here:
             source.close()
         raise TypeError(instead)
+    if getattr(source, "lazy", False):
+        source.start()
     return source if hasattr(source, "env_num") else make([lambda: source])
 
 

@@ -23,6 +23,8 @@ LAYERS = (
     (
         "vecenv.errors",
         "vecenv.nest",
+        "vecenv.mdp",
+        "vecenv.spaces",
         "vecenv.running_mean_std",
         "vecenv.caller_warnings",
         "vecenv.portability",
@@ -44,7 +46,7 @@ LAYERS = (
     ("collector.arguments", "collector.batch", "collector.episodes", "collector.device"),
     ("collector.policy", "collector.mlp", "collector.prepare"),
     ("collector.env_source", "collector.collect", "collector.base_collector"),
-    ("collector.sync_collector", "collector.async_collector"),
+    ("collector.sync_collector", "collector.async_collector", "collector.rollouts"),
     ("collector.job", "collector.cluster"),
     ("collector", "collector.__main__"),
 )

@@ -23,7 +23,8 @@ import pytest
 from tests.faulty import counters
 from tests.ledger import Ledger, pids
 from tests.local_ray import FAR, NEAR
-from vecenv import RayVectorEnv, SB3VecEnv, ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError, make_vec
+from tests.test_env_creator import calls_of, counted
+from vecenv import EnvCreator, RayVectorEnv, SB3VecEnv, ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError, make_vec
 from vecenv.testing import CHECKS, check_vector_env
 
 pytestmark = pytest.mark.local_ray
@@ -169,3 +170,13 @@ def test_no_actor_outlives_a_driver_that_is_killed(driver: Any) -> None:
     while any(psutil.pid_exists(pid) for pid in actors):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("options", "calls"), [(NEAR, 4), (FAR, 0)], ids=["driver's node", "other node"])
+def test_envs_of_a_creator_share_their_state_with_the_driver_on_its_node(options: dict[str, Any], calls: int) -> None:
+    creator = EnvCreator(counted)
+    before = calls_of(creator)
+    with RayVectorEnv([creator] * 4, num_workers=2, **options) as venv:
+        venv.reset()
+    assert calls_of(creator) == before + calls

@@ -11,6 +11,7 @@ from vecenv.errors import (
     ConcurrentCallError,
     EnvContractError,
     EnvStepError,
+    NotStartedError,
     ObservationError,
     Partial,
     RemoteTraceback,
@@ -24,6 +25,8 @@ from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVe
 from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
 if TYPE_CHECKING:
+    from vecenv.backends.memory.shared_state import SharedState
+    from vecenv.creator import EnvCreator
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
     from vecenv.envs.discretize import ContinuousToDiscrete, MultiDiscreteToDiscrete
     from vecenv.envs.dm_control_env import DMControlEnv
@@ -32,12 +35,14 @@ if TYPE_CHECKING:
     from vecenv.envs.multi_agent.pettingzoo_env import PettingZooEnv
     from vecenv.envs.multi_agent.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
     from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from vecenv.envs.parallel_env import ParallelEnv, SerialEnv
     from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv
     from vecenv.envs.truncated_as_terminated import TruncatedAsTerminated
     from vecenv.facades.make_vec import make_vec
     from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
+    from vecenv.mdp import step_mdp
     from vecenv.tuning.tune import tune
     from vecenv.tuning.tune_result import TuneResult, TuneRow
 
@@ -54,6 +59,7 @@ __all__ = [
     "DMControlEnv",
     "DummyVectorEnv",
     "EnvContractError",
+    "EnvCreator",
     "EnvPoolVectorEnv",
     "EnvStepError",
     "EnvWorker",
@@ -62,14 +68,18 @@ __all__ = [
     "MultiDiscreteToDiscrete",
     "MultiThreadedEnv",
     "MultiThreadedEnvWrapper",
+    "NotStartedError",
     "ObservationError",
+    "ParallelEnv",
     "ParallelVectorEnv",
     "Partial",
     "PettingZooEnv",
     "RayVectorEnv",
     "RemoteTraceback",
     "RunningMeanStd",
+    "SerialEnv",
     "SharedMemoryError",
+    "SharedState",
     "ShmemVectorEnv",
     "SubprocVectorEnv",
     "SyncVectorEnv",
@@ -84,6 +94,7 @@ __all__ = [
     "WorkerTimeoutError",
     "flatten_agents",
     "make_vec",
+    "step_mdp",
     "tune",
 ]
 __version__ = "0.1.0"
@@ -95,21 +106,26 @@ _LOADED_WHEN_USED = {
     "AtariVectorEnv": "vecenv.envs.atari_env",
     "ContinuousToDiscrete": "vecenv.envs.discretize",
     "DMControlEnv": "vecenv.envs.dm_control_env",
+    "EnvCreator": "vecenv.creator",
     "EnvPoolVectorEnv": "vecenv.envs.pools.envpool_env",
     "GymEnv": "vecenv.envs.gym_env",
     "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium.vector_env",
     "MultiDiscreteToDiscrete": "vecenv.envs.discretize",
     "MultiThreadedEnv": "vecenv.envs.multi_threaded",
     "MultiThreadedEnvWrapper": "vecenv.envs.multi_threaded",
+    "ParallelEnv": "vecenv.envs.parallel_env",
     "ParallelVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "PettingZooEnv": "vecenv.envs.multi_agent.pettingzoo_env",
     "SB3VecEnv": "vecenv.facades.to_sb3",
+    "SerialEnv": "vecenv.envs.parallel_env",
+    "SharedState": "vecenv.backends.memory.shared_state",
     "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
     "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
     "TuneResult": "vecenv.tuning.tune_result",
     "TuneRow": "vecenv.tuning.tune_result",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "make_vec": "vecenv.facades.make_vec",
+    "step_mdp": "vecenv.mdp",
     "tune": "vecenv.tuning.tune",
 }
 

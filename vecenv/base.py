@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vecenv.backends.base import Backend
-from vecenv.backends.env_worker import EnvWorkerBackend
-from vecenv.engine.arguments.checks import check_count, check_env_fns, check_timeout
+from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
+from vecenv.engine.arguments.checks import check_count, check_env_fns, check_timeout, own_env_fns
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.seeding import check_seed, seed_chain, spread_seeds
 from vecenv.engine.engine import Engine
 from vecenv.engine.interrupts import INTERRUPTS
+from vecenv.engine.not_started import NotStarted
+from vecenv.engine.reported import env_ids, reported
 from vecenv.engine.results import Step
 
 
@@ -29,12 +32,12 @@ class BaseVectorEnv:
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: one callable an env, each called exactly once.
+        env_fns: one callable an env, each called exactly once. `EnvCreator` makes such that share state.
         worker_fn: a class or function that makes an `EnvWorker` of an env_fn, for workers of your own; else `backend`
             decides.
         wait_num: return from `step` as soon as this many envs are done (1 .. n); more if more are.
         timeout: seconds after which `step` returns what is done; if nothing is, it returns as soon as the first env is.
-        backend: a fresh `Backend`.
+        backend: a fresh `Backend`, or (needed with `lazy`) a function that makes one.
         num_workers: how many workers share the envs; default: the CPUs that this process may use, or one worker an
             env with `wait_num` or `timeout`.
         copy: False returns views of the arena for full batches, valid until the next call.
@@ -44,6 +47,7 @@ class BaseVectorEnv:
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces.
         check_actions: refuse actions that are not in the action space; else they reach the env as they are.
+        lazy: make the envs in the first `start`, `reset` or `seed`, and again after `close`; else NotStartedError.
 
     Guarantees: a call that is refused leaves every env untouched; returned arrays never change later; the failure of
     one env loses no result of another (`error.partial`); every wait ends when a worker dies. A call that Ctrl-C
@@ -60,7 +64,7 @@ class BaseVectorEnv:
         wait_num: int | None = None,
         timeout: float | None = None,
         *,
-        backend: Backend | None = None,
+        backend: Backend | Callable[[], Backend] | None = None,
         num_workers: int | None = None,
         copy: bool = True,
         stack_obs: bool = True,
@@ -69,15 +73,24 @@ class BaseVectorEnv:
         strict: bool = False,
         check_spaces: bool = False,
         check_actions: bool = False,
+        lazy: bool = False,
     ) -> None:
         fns = check_env_fns(env_fns)
         n = self.env_num = len(fns)
-        self.engine = Engine(
-            _backend_for(worker_fn, backend),
+        self.wait_num = n if wait_num is None else check_count("wait_num", wait_num, n)
+        self.timeout = check_timeout(timeout)
+        self.num_workers = num_workers if num_workers is None else check_count("num_workers", num_workers, n)
+        """How many workers share the envs."""
+        self.is_async = self.wait_num != n or self.timeout is not None
+        self._exchanges = not self.is_async and overrides_nothing(self, "send", "recv")
+        """Whether `step` of all envs may do without `send` and `recv`."""
+        new_engine = partial(
+            _new_engine,
+            backend_maker(worker_fn, backend, lazy),
             fns,
-            wait_num=None if wait_num is None else check_count("wait_num", wait_num, n),
-            timeout=check_timeout(timeout),
-            num_workers=None if num_workers is None else check_count("num_workers", num_workers, n),
+            wait_num=self.wait_num,
+            timeout=self.timeout,
+            num_workers=self.num_workers,
             copy=copy,
             stack_obs=stack_obs,
             on_error=on_error,
@@ -88,12 +101,16 @@ class BaseVectorEnv:
             name=type(self).__name__,
             warns=self._warns_unclosed,
         )
+        self.engine: Engine = NotStarted(type(self).__name__)  # type: ignore[assignment]
         """What runs the rounds: for facades and collectors, see `engine_of`."""
-        self.wait_num, self.timeout, self.is_async = self.engine.wait_num, self.engine.timeout, self.engine.is_async
+        self.lazy = lazy
+        self._restart = new_engine if lazy else None
+        if not lazy:
+            self._open(new_engine)
+
+    def _open(self, new_engine: Callable[[], Engine]) -> None:
+        self.engine = new_engine()
         self.num_workers = self.engine.num_workers
-        """How many workers share the envs."""
-        self._exchanges = not self.is_async and overrides_nothing(self, "send", "recv")
-        """Whether `step` of all envs may do without `send` and `recv`."""
 
     # Stepping.
 
@@ -104,7 +121,7 @@ class BaseVectorEnv:
         `id`. Other arguments go to every `reset`. An env that failed is started again. Raises RuntimeError for an env
         that is still stepping.
         """
-        self.engine.check_open()
+        self.start()
         return self.engine.reset(self._as_ids(id, env_id), kwargs)
 
     def step(
@@ -178,6 +195,12 @@ class BaseVectorEnv:
         received = self.engine.receive()
         return self.engine.results.rows(*received)
 
+    def rand_step(self, id: Any = None, **kwargs: Any) -> Step:
+        """`step` with an action drawn from the action space of each env `id` (default all), which `seed` seeds."""
+        spaces = self.action_space
+        ids = self._wrap_id(id)
+        return self.step([spaces[i].sample() for i in ids], id, **kwargs)
+
     # The ids of a call.
 
     def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
@@ -198,37 +221,19 @@ class BaseVectorEnv:
 
     # What is known of the envs, one entry each, from when they were made.
 
-    def _reported(self, name: str) -> list[Any]:
-        self.engine.check_open()
-        return [getattr(report, name) for report in self.engine.reports]
+    action_space = reported(
+        "action_space",
+        "The action space of each env (None for an env without): this process's own copies, seeded by `seed`.",
+    )
+    observation_space = reported("observation_space", "The observation space of each env (None for an env without).")
+    metadata = reported("metadata", "The metadata of each env.")
+    spec = reported("spec", "The gymnasium spec of each env, or None.")
 
-    @property
-    def action_space(self) -> list[Any]:
-        """The action space of each env (None for an env without): this process's own copies, seeded by `seed`."""
-        return self._reported("action_space")
-
-    @property
-    def observation_space(self) -> list[Any]:
-        """The observation space of each env (None for an env without)."""
-        return self._reported("observation_space")
-
-    @property
-    def metadata(self) -> list[Any]:
-        """The metadata of each env."""
-        return self._reported("metadata")
-
-    @property
-    def spec(self) -> list[Any]:
-        """The gymnasium spec of each env, or None."""
-        return self._reported("spec")
-
-    @property
-    def reward_range(self) -> list[Any]:
-        """The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away)."""
-        ranges = self._reported("reward_range")
-        if all(entry is None for entry in ranges):
-            raise AttributeError("no env has a reward_range")
-        return ranges
+    reward_range = reported(
+        "reward_range",
+        "The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away).",
+        missing="no env has a reward_range",
+    )
 
     # Counts and states.
 
@@ -246,7 +251,7 @@ class BaseVectorEnv:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether `close` was called, or the envs of one with `lazy` are not made yet."""
         return self.engine.closed
 
     @property
@@ -254,23 +259,9 @@ class BaseVectorEnv:
         """The number of envs, as gymnasium calls it."""
         return self.env_num
 
-    @property
-    def ready_id(self) -> list[int]:
-        """The envs that can be stepped."""
-        self.engine.check_open()
-        return self.engine.readiness.ready_ids
-
-    @property
-    def waiting_id(self) -> list[int]:
-        """The envs in flight: started by `send` or an async `step`, their results not yet returned."""
-        self.engine.check_open()
-        return self.engine.status.waiting_ids
-
-    @property
-    def failed_id(self) -> list[int]:
-        """The envs that failed and accept nothing but `reset`."""
-        self.engine.check_open()
-        return self.engine.readiness.failed_ids
+    ready_id = env_ids("readiness.ready_ids", "The envs that can be stepped.")
+    waiting_id = env_ids("status.waiting_ids", "The envs in flight: started by `send` or an async `step`.")
+    failed_id = env_ids("readiness.failed_ids", "The envs that failed and accept nothing but `reset`.")
 
     def alive(self) -> list[bool]:
         """Whether each env exists: False for those whose worker has ended. Does not wait."""
@@ -281,13 +272,11 @@ class BaseVectorEnv:
 
         `rounds`, `steps`, `resets`: counts of calls and of envs; `dispatch_s`, `wait_s`: seconds of this process;
         `round_p50_s`, `round_p99_s`: percentiles of the last 1,024 rounds (None before the first); `worker_busy_s`:
-        seconds of each worker inside rounds; `slowest_worker`, `slowest_env_ids`: the index of the busiest worker and
-        the envs that it hosts; `restarts`: of workers; `absorbed`: failures that on_error="restart" turned into
-        truncated rows.
-
-        With worker processes, unless `wait_num` or `timeout` is set, also whether OpenMP threads of this process are
-        ended before rounds, because they take the workers' CPUs: `openmp_active`, `openmp_rounds` (how many so far),
-        `openmp_gain` (duration of an iteration of the caller's loop without it by that with it; None if not measured).
+        seconds of each worker inside rounds; `slowest_worker`, `slowest_env_ids`: the busiest and its envs; `restarts`:
+        of workers; `absorbed`: failures that on_error="restart" turned into truncated rows. With worker processes,
+        unless `wait_num` or `timeout` is set, also whether OpenMP threads of this process are ended before rounds,
+        because they take the workers' CPUs: `openmp_active`, `openmp_rounds` (how many so far), `openmp_gain` (duration
+        of an iteration of the caller's loop without it by that with it; None if not measured).
         """
         return self.engine.stats()
 
@@ -318,6 +307,19 @@ class BaseVectorEnv:
             raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
         return self._call(None, "render", (kwargs,))
 
+    def get_state(self, id: Any = None) -> list[Any]:
+        """The state of each env `id` (default all), for `set_state`; it can be pickled where the env's can.
+
+        NotImplementedError for an env without one: there is that of the emulator (ale-py), of the physics (gymnasium's
+        MuJoCo envs), or what the env's own `get_state()` returns; and the steps that TimeLimit has counted.
+        """
+        return self._call(id, "get_state", ())
+
+    def set_state(self, states: Sequence[Any], id: Any = None) -> None:
+        """Put the envs `id` (default all) into these states, one each, of `get_state`; they can be stepped then."""
+        self.engine.check_open()
+        self.engine.calls.set_states(self._as_ids(id), states)
+
     def _call(self, id: Any, op: str, args: tuple[Any, ...]) -> list[Any]:
         self.engine.check_open()
         return self.engine.calls.run(self._as_ids(id), op, args)
@@ -330,7 +332,7 @@ class BaseVectorEnv:
         An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does
         nothing. ValueError for a wrong count or a bad seed, before any env is touched.
         """
-        self.engine.check_open()
+        self.start()
         self.engine.readiness.check_idle(None)
         seeds = spread_seeds(seed, self.engine.all_ids)
         self.engine.calls.seed(seeds)
@@ -341,7 +343,7 @@ class BaseVectorEnv:
 
         `static_seed` gives every env the same seed, and returns it.
         """
-        self.engine.check_open()
+        self.start()
         self.engine.readiness.check_idle(None)
         if seed is None:
             return None
@@ -350,6 +352,12 @@ class BaseVectorEnv:
         return chain[-1]
 
     # Life.
+
+    def start(self) -> None:
+        """Make the envs if they are not there; only with `lazy`, otherwise ClosedError after `close`."""
+        if self._restart is not None and self.is_closed:
+            self._open(self._restart)
+        self.engine.check_open()
 
     def close(self) -> None:
         """Close all envs and end the workers: at most 5 seconds, then by force. A second call does nothing."""
@@ -365,7 +373,7 @@ class BaseVectorEnv:
         return self.env_num
 
     def __repr__(self) -> str:
-        parts = [f"{self.env_num} envs", f"{self.num_workers} workers"]
+        parts = [f"{self.env_num} envs", *([f"{self.num_workers} workers"] if self.num_workers else [])]
         if self.is_async:
             parts += [f"wait_num={self.wait_num}", f"timeout={self.timeout}"]
         return f"{type(self).__name__}({', '.join(parts)}{', closed' if self.is_closed else ''})"
@@ -388,13 +396,5 @@ def engine_of(venv: Any) -> Engine | None:
     return venv.engine if overrides_nothing(venv, "reset", "step", "send", "recv") else None
 
 
-def _backend_for(worker_fn: Any, backend: Any) -> Backend:
-    """The backend that is meant; TypeError for none, for two and for what is none."""
-    if (worker_fn is None) == (backend is None):
-        raise TypeError(
-            "pass either worker_fn, which makes a worker of each env_fn, or backend; "
-            "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
-        )
-    if not callable(worker_fn) and not isinstance(backend, Backend):
-        raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
-    return EnvWorkerBackend(worker_fn) if backend is None else backend
+def _new_engine(make_backend: Callable[[], Backend], env_fns: Sequence[Callable[[], Any]], **options: Any) -> Engine:
+    return Engine(make_backend(), own_env_fns(env_fns), **options)

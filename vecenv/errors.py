@@ -7,6 +7,7 @@
     ├── EnvContractError      an env broke the gymnasium API
     │   └── ObservationError  an observation does not fit the env's observation space
     ├── ClosedError           the vector env is closed, or belongs to another process
+    ├── NotStartedError       the vector env has lazy=True and no envs yet                (also AttributeError)
     ├── ConcurrentCallError   another thread waits for the vector env
     └── SharedMemoryError     the system refused the memory for the batch             (also OSError)
 
@@ -70,6 +71,10 @@ class ObservationError(EnvContractError):
 
 class ClosedError(VectorEnvError):
     """A method was called on a closed vector env, or in a process that does not own it."""
+
+
+class NotStartedError(VectorEnvError, AttributeError):
+    """A vector env with `lazy=True` was used before its envs were made; `start()` or `reset()` makes them."""
 
 
 class ConcurrentCallError(VectorEnvError):

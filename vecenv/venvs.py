@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from vecenv.backends.dummy import DummyBackend
@@ -50,18 +51,18 @@ class DummyVectorEnv(BaseVectorEnv):
     def __init__(
         self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any
     ) -> None:
-        self._dummy = DummyBackend()
-        super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=self._dummy, **options)
+        super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend, **options)
 
     @property
     def envs(self) -> list[Any]:
         """The envs themselves (as `envs` of gymnasium's SyncVectorEnv and SB3's DummyVecEnv)."""
-        return self._dummy.envs
+        backend = vars(self.engine).get("backend")  # which a closed engine has not
+        return backend.envs if isinstance(backend, DummyBackend) else []
 
     @property
     def workers(self) -> list[Any]:
         """One object an env, with the env as its `env` (as tianshou's workers)."""
-        return [LocalEnv(env) for env in self._dummy.envs]
+        return [LocalEnv(env) for env in self.envs]
 
 
 class ProcessVectorEnv(BaseVectorEnv):
@@ -84,7 +85,9 @@ class ProcessVectorEnv(BaseVectorEnv):
         **options: Any,
     ) -> None:
         timeouts = _timeouts(start_timeout, step_timeout)
-        backend = self.backend_class(context=context, affinity=affinity, release_openmp=release_openmp, **timeouts)
+        backend = partial(
+            self.backend_class, context=context, affinity=affinity, release_openmp=release_openmp, **timeouts
+        )
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
         )
@@ -177,7 +180,7 @@ class ThreadVectorEnv(BaseVectorEnv):
         step_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        backend = ThreadBackend(**_timeouts(start_timeout, step_timeout))
+        backend = partial(ThreadBackend, **_timeouts(start_timeout, step_timeout))
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
         )

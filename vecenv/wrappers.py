@@ -80,6 +80,15 @@ class VectorEnvWrapper(BaseVectorEnv):
     def set_seed(self, *args: Any, **kwargs: Any) -> Any:
         return self.venv.set_seed(*args, **kwargs)
 
+    def get_state(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self.venv.get_state(*args, **kwargs)
+
+    def set_state(self, *args: Any, **kwargs: Any) -> None:
+        self.venv.set_state(*args, **kwargs)
+
+    def start(self) -> None:
+        self.venv.start()
+
     def alive(self) -> list[bool]:
         return self.venv.alive()
 

@@ -197,6 +197,33 @@ class EnvWorkerBackend(Backend):
         return problems
 
 
+def backend_maker(worker_fn: Any, backend: Any, again: bool = False) -> Callable[[], Backend]:
+    """A function that makes the backend that is meant; TypeError for none, for two and for what is none.
+
+    `again`: it is called more than once, so that a `Backend` itself is a TypeError.
+    """
+    if (worker_fn is None) == (backend is None):
+        raise TypeError(
+            "pass either worker_fn, which makes a worker of each env_fn, or backend; "
+            "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
+        )
+    if callable(worker_fn):
+        return functools.partial(EnvWorkerBackend, worker_fn)
+    if isinstance(backend, Backend):
+        if again:
+            raise TypeError(f"with lazy=True backend must be a function that makes one, got {backend!r}")
+        return lambda: backend
+    if not callable(backend) or (isinstance(backend, type) and not issubclass(backend, Backend)):
+        raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
+    return functools.partial(_made_by, backend)
+
+
+def _made_by(make: Callable[[], Any]) -> Backend:
+    if not isinstance(backend := make(), Backend):
+        raise TypeError(f"backend must be a Backend or a function that makes one, got {make!r}, which made {backend!r}")
+    return backend
+
+
 def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     if op == "call":
         name, positional, keywords = args

@@ -1,4 +1,4 @@
-"""EnvCalls: operations on envs besides steps and resets: attributes, methods, frames, seeds."""
+"""EnvCalls: operations on envs besides steps and resets: attributes, methods, frames, seeds, states."""
 
 from __future__ import annotations
 
@@ -59,6 +59,15 @@ class EnvCalls:
         """Start an operation with the same arguments for each env, and return what each env returned."""
         return self.finish(self.start(ids, op, [args] * len(self._all_ids if ids is None else ids)))
 
+    def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
+        """Put each of these envs into its entry of `states`; it needs no reset then."""
+        asked = self._all_ids if ids is None else ids.tolist()
+        if len(states) != len(asked):
+            raise ValueError(f"set_state() got {len(states)} states for {len(asked)} envs; pass one for each env")
+        self.finish(self.start(ids, "set_state", [(state,) for state in states]))
+        for i in asked:
+            self._readiness.note_begun(i)
+
     def seed(self, seeds: Sequence[int | None]) -> None:
         """Seed each env and its action space with its entry of `seeds`; None leaves them as they are."""
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
@@ -69,4 +78,4 @@ class EnvCalls:
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
             if was_reset is not False:  # None: seeding made a new env
-                self._readiness.note_seeded(i, needs_reset=was_reset is None)
+                self._readiness.note_begun(i, needs_reset=was_reset is None)

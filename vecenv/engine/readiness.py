@@ -72,8 +72,8 @@ class Readiness:
             self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
-    def note_seeded(self, i: int, needs_reset: bool) -> None:
-        """Note whether env i needs a reset after it was seeded."""
+    def note_begun(self, i: int, needs_reset: bool = False) -> None:
+        """Note that env i was reset, or put into a state, without a round; or that it needs a reset."""
         self._unreset[i] = needs_reset
 
 

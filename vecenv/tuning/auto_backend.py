@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns
+from vecenv.engine.arguments.checks import check_env_fns, measured_env_fns
 from vecenv.errors import WorkerDiedError, WorkerTimeoutError
 from vecenv.tuning.env_cost import EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, EnvFns
@@ -86,7 +86,7 @@ def choose_backend(
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]
-    choice = Choice("shmem", None, f"{asks[0]}= asks for processes") if asks else _choose(fns)
+    choice = Choice("shmem", None, f"{asks[0]}= asks for processes") if asks else _choose(measured_env_fns(fns))
     logger.info("backend='auto' takes %r for %d envs: %s", choice.backend, len(fns), choice.reason)
     return choice
 

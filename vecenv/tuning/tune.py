@@ -18,7 +18,7 @@ import numpy as np
 
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns, check_timeout
+from vecenv.engine.arguments.checks import check_env_fns, check_timeout, measured_env_fns
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.tuning.auto_backend import MOST_WORKERS, dummy_round, workers_round
 from vecenv.tuning.env_cost import EnvCost, measure_cost
@@ -73,10 +73,11 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         raise ValueError("seconds must be a positive number of seconds, got None")
     with warnings.catch_warnings(), ExitStack() as opened:
         warnings.filterwarnings("ignore", "a worker spent")  # the advice of envs that wait: it is what is found out
-        cost = _cost(fns[0], duration)
+        measured = measured_env_fns(fns)
+        cost = _cost(measured[0], duration)
         loops = [_Loop(*candidate, cost, len(fns)) for candidate in candidates(cost, len(fns))]
         _drop_hopeless(loops, pause)
-        _open(loops, fns, opened, 3 * duration)
+        _open(loops, measured, opened, 3 * duration)
         _measure(loops, pause, duration)
     rows, best = _rank(loops)
     if best is None:

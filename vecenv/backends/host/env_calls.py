@@ -1,4 +1,4 @@
-"""Calls of one env besides step and reset: attributes through its wrappers, seeds, frames."""
+"""Calls of one env besides step and reset: attributes through its wrappers, seeds, frames, states."""
 
 from __future__ import annotations
 
@@ -7,23 +7,8 @@ from typing import Any
 
 import numpy as np
 
-
-def is_env(value: Any) -> bool:
-    """Whether it can be stepped and reset."""
-    return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
-
-
-def layers(env: Any) -> list[Any]:
-    """The env and what it wraps, outermost first. An env that calls itself the innermost wraps nothing: its
-    attribute `env`, if any, is ignored.
-    """
-    found = [env]
-    while getattr(found[-1], "unwrapped", None) is not found[-1]:
-        inner = getattr(found[-1], "__dict__", {}).get("env")
-        if not is_env(inner) or any(inner is layer for layer in found):
-            break
-        found.append(inner)
-    return found
+from vecenv.backends.host.env_states import get_state, set_state
+from vecenv.backends.host.layers import layers
 
 
 def find_attr(env: Any, name: str) -> Any:
@@ -75,4 +60,6 @@ ENV_CALLS: dict[str, Callable[..., Any]] = {
     "call": call_attr,
     "seed": seed_env,
     "render": render_env,
+    "get_state": get_state,
+    "set_state": set_state,
 }

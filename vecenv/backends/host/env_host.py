@@ -13,9 +13,10 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_calls import ENV_CALLS, is_env
+from vecenv.backends.host.env_calls import ENV_CALLS
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.info_writer import InfoWriter
+from vecenv.backends.host.layers import is_env
 from vecenv.backends.host.row_writer import (
     FLAGS,
     IN_INFO_ROW,
@@ -73,9 +74,9 @@ class EnvHost:
             self._mark(j)
             try:
                 env = env_fn()
-                _check_env(env, f"env_fns[{self._first_id + j}]()")
+                check_env(env, f"env_fns[{self._first_id + j}]()")
                 self.envs.append(env)
-                reports.append(_report(env))
+                reports.append(report_of(env))
             except self._passes:
                 raise
             except BaseException as error:
@@ -268,7 +269,7 @@ def _located(error: BaseException, env_id: int) -> BaseException:
     return error
 
 
-def _check_env(env: Any, origin: str) -> None:
+def check_env(env: Any, origin: str) -> None:
     """TypeError for what is not one env."""
     if isinstance(env, type):
         raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
@@ -290,7 +291,8 @@ def check_distinct(envs: Sequence[Any]) -> None:
             )
 
 
-def _report(env: Any) -> EnvReport:
+def report_of(env: Any) -> EnvReport:
+    """What the env reports."""
     parts = [getattr(env, name, None) for name in EnvReport._fields]
     if parts[-1] is None:
         parts[-1] = getattr(getattr(env, "unwrapped", None), "reward_range", None)

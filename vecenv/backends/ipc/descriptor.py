@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from collections.abc import Sequence
-from multiprocessing import reduction
+from multiprocessing import context, reduction
 from typing import Any
 
 
@@ -47,8 +48,20 @@ def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
     """A pickle without the descriptors in `value`, and these, which have to be sent by other means."""
     file = io.BytesIO()
     pickler = _Pickler(file)
-    pickler.dump(value)
+    _pickling.apart = True
+    try:
+        pickler.dump(value)
+    finally:
+        _pickling.apart = False
     return file.getvalue(), pickler.fds
+
+
+def may_travel() -> bool:
+    """Whether what is pickled now, in this thread, may hold descriptors."""
+    return context.get_spawning_popen() is not None or getattr(_pickling, "apart", False)
+
+
+_pickling = threading.local()
 
 
 def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:

@@ -82,7 +82,7 @@ class RayWorker(WorkerHandle):
         self._place = call("place")
         self.channel = self._calls = CallChannel(call, self.line)
         self.alive = True
-        self._calls.start("start", blob, self._launcher.address)
+        self._calls.start("start", self.index, blob, self._launcher.address)
 
     def connected(self, sock: socket.socket, peer: int) -> None:
         """The actor turns out to be on this node: from now on frames travel through a socket."""

@@ -29,6 +29,7 @@ from vecenv.backends.ipc.control_block import DOING, NOTHING, Control
 from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.memory.shared_memory import anonymous_file
+from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import Hung, Launcher, Torn, Watched, WorkerHandle
 from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.rng_seeds import worker_seeds
@@ -83,7 +84,9 @@ class WorkerPool:
     ) -> list[EnvReport]:
         """Start all workers, and return the report of each env."""
         forked = self.launcher.forked
-        self._env_fns = [env_fn if forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        with pickled_by_name() as states:
+            self._env_fns = [env_fn if forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        self._states = list(states.values())
         self._transport_args = transport_args
         registered = self._registered()
         for worker in self.workers:
@@ -126,7 +129,7 @@ class WorkerPool:
             eager=self._eager,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(self.stacks),
-            setup=WorkerSetup(self._env_fns[worker.start : worker.stop], registered),
+            setup=WorkerSetup(self._env_fns[worker.start : worker.stop], registered, states=self._states),
             seeds=worker_seeds(worker.index),
             server=self._server,
             transport=self._transport_args(worker),

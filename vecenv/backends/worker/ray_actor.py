@@ -71,15 +71,16 @@ class EnvActor:
         """The process, and the address of the node."""
         return os.getpid(), ray_cluster.own_node().ip
 
-    def start(self, blob: bytes, address: Address) -> Bundle | None:
+    def start(self, index: int, blob: bytes, address: Address) -> Bundle | None:
         """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed."""
-        sock = connect(address, loads_apart(blob, ()).index)
+        sock = connect(address, index)
         if sock is not None:
             with contextlib.suppress(EOFError, ConnectionError):  # the driver is gone
                 _live_beside_driver(blob, sock)
             sock.close()
             return None
         args: WorkerArgs = loads_apart(blob, ())
+        self._args = args  # which holds what envs share
         seed_generators(args.seeds)
         self._line = memoryview(array.array("q", [0] * LINE))
         self._outbox = Outbox()

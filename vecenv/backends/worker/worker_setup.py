@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
+from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 
 
@@ -26,6 +27,8 @@ class WorkerSetup:
     """Where else modules are looked for."""
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
+    states: Sequence[SharedState] = ()
+    """What the pickled env_fns refer to by name. Each start of a worker brings its descriptors anew."""
 
     def apply(self) -> None:
         """Give this process the environment variables, the affinity and the registry of the program."""

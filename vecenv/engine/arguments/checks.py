@@ -27,6 +27,17 @@ def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
     return fns
 
 
+def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The function of each env: of those that differ from env to env (`EnvCreator`), what `for_env(i, n)` returns."""
+    n = len(env_fns)
+    return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
+
+
+def measured_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The functions of envs that are only made to be measured: they do not update the state that others share."""
+    return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in own_env_fns(env_fns)]
+
+
 def check_count(name: str, value: Any, most: int | None = None) -> int:
     """`value` as an int; TypeError for what is no integer, ValueError for one below 1 or above `most`."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns
+from vecenv.engine.arguments.checks import check_env_fns, own_env_fns
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.seeding import spread_seeds
 from vecenv.engine.interrupts import INTERRUPTS
@@ -60,7 +60,7 @@ class MultiAgentVectorEnv:
         kind = self.rows_class.kind
         if isinstance(env_fns, (list, tuple)):
             env_fns = [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
-        fns = [partial(self.rows_class, fn, possible_agents) for fn in check_env_fns(env_fns)]
+        fns = [partial(self.rows_class, fn, possible_agents) for fn in own_env_fns(check_env_fns(env_fns))]
         self.venv = make(fns, strict=True, **options)
         try:
             self.agent_spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))

@@ -279,6 +279,8 @@ class PoolBackend(Backend):
                 return Answered([None] * len(ids))
             if op == "render":
                 return Answered(list(np.array(self._pool.render(np.asarray(ids), **args[0][0]))))
+            if op in ("get_state", "set_state"):
+                raise NotImplementedError("the envs of a pool are C++, and have no state that can be taken and set")
             return Answered([self._attribute(op, args[0][0])] * len(ids))
         except Exception as error:
             return Answered([capture(error, i, op, local=True) for i in ids])

@@ -1,0 +1,123 @@
+"""Envs with state that they share, in a module that workers import."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from vecenv import SharedState
+from vecenv.testing import CountingEnv
+
+
+class Counts:
+    """State: how many resets and steps there were. Also in the place of a transform."""
+
+    def __init__(self, width: int = 2) -> None:
+        self.state = SharedState({"calls": np.zeros((), np.int64), "sums": np.zeros(width)})
+
+    def shared_state(self) -> Mapping[str, np.ndarray]:
+        return self.state.read()
+
+    def bind_shared_state(self, state: SharedState) -> None:
+        self.state = state
+
+    def count(self) -> None:
+        with self.state.update() as arrays:
+            arrays["calls"] += 1
+            arrays["sums"] = arrays["sums"] + 0.5
+
+
+class Counted(gymnasium.Wrapper):
+    """A wrapper with state: it counts resets and steps, and reports the count of all who share it."""
+
+    def __init__(self, env: gymnasium.Env, width: int = 2) -> None:
+        super().__init__(env)
+        self.counts = Counts(width)
+        self.shared_state, self.bind_shared_state = self.counts.shared_state, self.counts.bind_shared_state
+
+    def calls(self) -> int:
+        return int(self.counts.state.read()["calls"])
+
+    def own_pid(self) -> int:
+        return os.getpid()
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.counts.count()
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self.counts.count()
+        return self.env.step(action)
+
+    def stop_inside(self) -> None:
+        """End the process in the middle of an update, with half of it done."""
+        with self.counts.state.update() as arrays:
+            arrays["calls"][...] = -1
+            os._exit(1)
+
+
+class Transformed(gymnasium.Wrapper):
+    """An env with transforms, as TransformedEnv has them."""
+
+    def __init__(self, env: gymnasium.Env, transform: Any) -> None:
+        super().__init__(env)
+        self.transform = transform
+
+
+class Chain:
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+
+def counted(env_id: int = 0, length: int = 5, width: int = 2) -> gymnasium.Env:
+    return Counted(CountingEnv(env_id, length=length, infos=False), width)
+
+
+def update_often(creator: Any, times: int, die_at: int | None, ready: Any) -> None:
+    """What a process does that hammers the state: `die_at` is the update in which it kills itself."""
+    state = creator().counts.state
+    ready.wait(30)
+    for k in range(times):
+        with state.update() as arrays:
+            arrays["sums"] += 1
+            if k == die_at:
+                os.kill(os.getpid(), 9)
+            arrays["calls"] += 1
+
+
+def step_env(creator: Any, steps: int) -> None:
+    env = creator()
+    env.reset()
+    for _ in range(steps):
+        env.step(0)
+
+
+def hold(state_of: Any, entered: Any, leave: Any) -> None:
+    """Stay in an update until `leave` is set."""
+    with state_of().counts.state.update():
+        entered.set()
+        leave.wait(30)
+
+
+def run_all(
+    processes: Iterable[multiprocessing.process.BaseProcess], then: Callable[[], Any] = lambda: None
+) -> list[int | None]:
+    """The exit codes; `then` is called once all have started."""
+    started = list(processes)
+    for process in started:
+        process.start()
+    then()
+    for process in started:
+        process.join(60)
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.close()
+    return codes

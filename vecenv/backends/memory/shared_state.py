@@ -1,0 +1,261 @@
+"""SharedState: named arrays that several envs update, in one process or in many; each update is whole or absent.
+
+    header   one byte: which of the two buffers is the current one; the pid of the holder of the lock
+    buffer 0 the arrays, one after the other
+    buffer 1 the same
+
+An update copies the current buffer over the other one, changes it there, and makes it the current one by writing that
+byte, last. A process that is killed half-way leaves the byte, and so the arrays, as they were.
+
+Protocol of what has such a state (a wrapper or a transform with running statistics)::
+
+    class Counter(gymnasium.Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self._state = SharedState({"count": np.zeros(())})  # its own, until it is given another
+
+        def shared_state(self):
+            return self._state.read()
+
+        def bind_shared_state(self, state):
+            self._state = state
+
+        def step(self, action):
+            with self._state.update() as arrays:
+                arrays["count"] += 1
+            return self.env.step(action)
+
+`EnvCreator` gives all envs that it makes one state, in memory that their processes share.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from vecenv.backends.ipc.descriptor import Descriptor, may_travel
+from vecenv.backends.memory.record_lock import RecordLock
+from vecenv.backends.memory.shared_memory import anonymous_file, reserve
+
+LOCK_TIMEOUT = 60.0
+"""Seconds after which an update gives up because another one, in a process that is stopped or hangs, does not end."""
+ALIGNMENT = 64
+PID_AT = 8
+
+Form = tuple[tuple[str, tuple[int, ...], str], ...]
+"""The name, shape and dtype of each array."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has state that envs may share: an env, a wrapper or a transform (see the text of the module)."""
+
+    def shared_state(self) -> Mapping[str, np.ndarray]:
+        """The arrays of the state, by name; always of the same names, shapes and dtypes (not object)."""
+
+    def bind_shared_state(self, state: SharedState) -> None:
+        """Read and update `state` from now on, whose arrays have these names, shapes and dtypes; discard one's own.
+
+        `state` may have been updated by other envs already: it is not to be overwritten.
+        """
+
+
+class SharedState:
+    """Named arrays of fixed shapes and dtypes that begin as copies of `arrays`.
+
+    Without `share` the state is that of this process: its threads may use it, and copies and pickles of it are
+    independent. With `share` it lies in unnamed shared memory: forked processes have the same state, and processes that
+    are being started get it through the pickle of what refers to it. Pickled at another time it is a TypeError, because
+    the memory has no name by which it could be found; a deep copy is an independent state that is not shared.
+
+    Raises TypeError for an array of objects, and SharedMemoryError where there is no memory.
+
+    >>> state = SharedState({"sum": np.zeros(2), "count": np.zeros(())})
+    >>> with state.update() as arrays:
+    ...     arrays["sum"] += [3.0, 4.0]
+    ...     arrays["count"] += 1
+    >>> state.read()
+    {'sum': array([3., 4.]), 'count': array(1.)}
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], share: bool = False) -> None:
+        values = {name: np.asarray(value) for name, value in arrays.items()}
+        form = form_of(values)
+        size = _bytes_of(form)
+        if share:
+            fd = anonymous_file("vecenv-state")
+            try:
+                memory: Any = reserve(fd, ALIGNMENT + 2 * size, "the state that envs share")
+            except BaseException:
+                os.close(fd)
+                raise
+            self._map(form, memory, fd, secrets.token_hex(8))
+        else:
+            self._map(form, bytearray(ALIGNMENT + 2 * size), None, "")
+        for name, value in values.items():
+            self._views[0][name][...] = value
+
+    def _map(self, form: Form, memory: Any, fd: int | None, token: str) -> None:
+        size = _bytes_of(form)
+        self.form = form
+        """The name, shape and dtype of each array."""
+        self._token = token
+        self._lock = RecordLock(fd)
+        self._current = np.ndarray((1,), np.uint8, memory)
+        self._holder = np.ndarray((1,), np.int64, memory, PID_AT)
+        starts = ALIGNMENT, ALIGNMENT + size
+        self._bytes = [np.ndarray((size,), np.uint8, memory, start) for start in starts]
+        self._views = [_views(form, memory, start) for start in starts]
+        if token:
+            _open_states[token] = self
+
+    @property
+    def shared(self) -> bool:
+        """Whether it lies in memory that processes can share."""
+        return self._lock.fd is not None
+
+    @contextmanager
+    def update(self) -> Iterator[dict[str, np.ndarray]]:
+        """Change the state: `with state.update() as arrays`, in place or by `arrays[name] = value`.
+
+        No other update or `read`, of any process, comes in between. What was changed counts from the end of the block;
+        if that is left by an exception, or the process is killed in it, nothing was. The arrays are valid in the block
+        alone. Raises TimeoutError after 60 seconds in which another process is inside one update, RuntimeError inside
+        of another update of the same state by this thread.
+        """
+        self._acquire()
+        try:
+            current = self._current[0]
+            following = 1 - int(current)
+            self._bytes[following][...] = self._bytes[current]
+            views = self._views[following]
+            arrays = dict(views)
+            yield arrays
+            for name, view in views.items():
+                if arrays[name] is not view:
+                    view[...] = arrays[name]
+            self._current[0] = following
+        finally:
+            self._lock.release()
+
+    def read(self) -> dict[str, np.ndarray]:
+        """The arrays as they were after one and the same update: copies. Raises as `update`."""
+        self._acquire()
+        try:
+            return {name: view.copy() for name, view in self._views[self._current[0]].items()}
+        finally:
+            self._lock.release()
+
+    def _acquire(self) -> None:
+        if not self._lock.acquire(LOCK_TIMEOUT):
+            raise TimeoutError(
+                f"{self!r} has been locked for {LOCK_TIMEOUT:g} s by process {self._holder[0]}, which is stopped or "
+                "hangs in an update; end it, and the state is free again"
+            )
+        self._holder[0] = os.getpid()
+
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in self.form)
+        return f"SharedState({arrays}{', shared' if self.shared else ''})"
+
+    def __copy__(self) -> SharedState:  # a shallow one would be a second lock on the same memory
+        return SharedState(self.read())
+
+    def __deepcopy__(self, memo: Any) -> SharedState:
+        return SharedState(self.read())
+
+    def __reduce__(self) -> Any:
+        if self._lock.fd is None:
+            return SharedState, (self.read(),)
+        if (states := getattr(_pickling, "states", None)) is not None:
+            states[self._token] = self
+            return _find, (self._token,)
+        if may_travel():
+            return _attach, (self._token, self.form, Descriptor(self._lock.fd), self.read())
+        raise TypeError(
+            f"{self!r} lies in memory without a name, which only processes that are being started from this one can be "
+            "given: pass it in the env_fns of a vector env or the args of multiprocessing.Process, or use "
+            "EnvCreator(..., share_memory=False), whose envs each have a state of their own"
+        )
+
+
+def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
+    """The names, shapes and dtypes of arrays; TypeError for one that memory cannot hold."""
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.hasobject:
+            raise TypeError(f"the state {name!r} is an array of objects, which cannot be shared; use numbers")
+    return tuple((name, np.shape(array), np.asarray(array).dtype.str) for name, array in arrays.items())
+
+
+@contextmanager
+def pickled_by_name() -> Iterator[dict[str, SharedState]]:
+    """In the block (of one thread), pickles refer to shared states by name; those that they refer to are returned.
+
+    Where such a pickle is loaded, the states must have arrived before it, in the pickle of the process's arguments.
+    """
+    states: dict[str, SharedState] = {}
+    outer, _pickling.states = getattr(_pickling, "states", None), states
+    try:
+        yield states
+    finally:
+        _pickling.states = outer
+
+
+_pickling = threading.local()
+_open_states: weakref.WeakValueDictionary[str, SharedState] = weakref.WeakValueDictionary()
+"""The shared states of this process: one object each, because a process may hold one descriptor of each alone."""
+
+
+def _find(token: str) -> SharedState:
+    """The state that this process has by that name."""
+    if (state := _open_states.get(token)) is None:
+        raise RuntimeError(
+            "this pickle refers to a shared state that this process does not have: it was made for the workers of a "
+            "vector env, and can be loaded there alone"
+        )
+    return state
+
+
+def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mapping[str, np.ndarray]) -> SharedState:
+    """The state that has arrived with the arguments of this process; on another machine, where no descriptor can
+    arrive, one of this process that begins with `arrays`.
+    """
+    if (known := _open_states.get(token)) is not None:
+        if descriptor is not None:
+            os.close(descriptor.fd)
+        return known
+    if descriptor is None:
+        _open_states[token] = alone = SharedState(arrays)
+        return alone
+    state: SharedState = SharedState.__new__(SharedState)
+    state._map(form, mmap.mmap(descriptor.fd, ALIGNMENT + 2 * _bytes_of(form)), descriptor.fd, token)
+    return state
+
+
+def _plan(form: Form) -> tuple[list[int], int]:
+    """Where each array begins in a buffer, and the size of the buffer."""
+    offsets, end = [], 0
+    for _, shape, dtype in form:
+        offsets.append(end)
+        end += -(-int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def _bytes_of(form: Form) -> int:
+    return _plan(form)[1]
+
+
+def _views(form: Form, memory: Any, start: int) -> dict[str, np.ndarray]:
+    offsets, _ = _plan(form)
+    return {
+        name: np.ndarray(shape, dtype, memory, start + offset)
+        for (name, shape, dtype), offset in zip(form, offsets, strict=True)
+    }

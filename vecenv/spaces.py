@@ -1,0 +1,91 @@
+"""Spaces as numpy sees them: whether values are in one, the nearest that are, and random ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from vecenv import nest
+
+
+def is_in(space: spaces.Space[Any], value: Any) -> bool:
+    """Whether `value` is an element of the space, or a batch of such: `(..., *space.shape)`.
+
+    Unlike `space.contains` it takes every dtype and array library whose numbers the space's dtype can hold as they are:
+    1.0 is in Discrete(2), 0.5 is not. TypeError for spaces that have no array form (Text, Graph, ...).
+
+    >>> box = spaces.Box(-2, 2, (1,))
+    >>> is_in(box, [1.5]), is_in(box, np.zeros((4, 1))), is_in(box, [3.0]), is_in(box, 1.5)
+    (True, True, False, False)
+    """
+    if isinstance(space, spaces.Dict):
+        return (
+            isinstance(value, dict) and value.keys() == space.keys() and all(is_in(space[k], value[k]) for k in value)
+        )
+    if isinstance(space, spaces.Tuple):
+        parts = value if isinstance(value, (tuple, list)) else ()
+        return len(parts) == len(space) and all(map(is_in, space, parts))
+    low, high = _bounds(space)
+    array = nest.as_array(value)
+    if array.dtype.kind not in "biuf" or array.shape[array.ndim - low.ndim :] != low.shape or array.ndim < low.ndim:
+        return False
+    whole = low.dtype.kind == "f" or bool(np.all(array == np.rint(array)))
+    return whole and bool(np.all((array >= low) & (array <= high)))
+
+
+def project(space: spaces.Space[Any], value: Any) -> Any:
+    """The nearest element of the space, in its dtype; of each element of a batch `(..., *space.shape)`.
+
+    Numbers beyond the bounds become the bounds, and where the space has integers, others are rounded (halves to the
+    even one). NaN stays NaN in a Box of floats, and is a ValueError elsewhere. ValueError for another shape, TypeError
+    as for `is_in`.
+
+    >>> project(spaces.Box(-2, 2, (1,)), [3.0]), project(spaces.Discrete(4, start=1), 9)
+    (array([2.], dtype=float32), array(4))
+    """
+    if isinstance(space, spaces.Dict):
+        return {name: project(part, value[name]) for name, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(project(part, each) for part, each in zip(space, value, strict=True))
+    low, high = _bounds(space)
+    array = nest.as_array(value)
+    if array.shape[max(0, array.ndim - low.ndim) :] != low.shape:
+        raise ValueError(f"the value has the shape {array.shape}, expected {low.shape}, or such in a batch: {space}")
+    if low.dtype.kind != "f" and array.dtype.kind == "f":
+        if np.isnan(array).any():
+            raise ValueError(f"NaN has no nearest element in {space}")
+        array = np.rint(array)
+    return np.asarray(np.clip(array, low, high), low.dtype)
+
+
+def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
+    """A random element of the space, or (with `n`) a batch of `n` such, stacked; from the space's own generator.
+
+    A batch of a Dict or Tuple space is a dict or tuple of batches.
+
+    >>> rand(spaces.Discrete(3), 5).shape
+    (5,)
+    """
+    if n is None:
+        return space.sample()
+    if isinstance(space, spaces.Dict):
+        return {name: rand(part, n) for name, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(rand(part, n) for part in space)
+    low, _ = _bounds(space)
+    return np.array([space.sample() for _ in range(n)], low.dtype).reshape((n, *low.shape))
+
+
+def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest element, in the space's dtype."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(space.start, space.dtype), np.asarray(space.start + space.n - 1, space.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.asarray(space.start, space.dtype), np.asarray(space.start + space.nvec - 1, space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
+    raise TypeError(f"{space} has no array form; expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
