@@ -23,7 +23,6 @@ LAYERS = (
     (
         "vecenv.errors",
         "vecenv.nest",
-        "vecenv.mdp",
         "vecenv.spaces",
         "vecenv.running_mean_std",
         "vecenv.caller_warnings",

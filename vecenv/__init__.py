@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
-    from vecenv.mdp import step_mdp
+    from vecenv.envs.step_mdp import step_mdp
     from vecenv.tuning.tune import tune
     from vecenv.tuning.tune_result import TuneResult, TuneRow
 
@@ -125,7 +125,7 @@ _LOADED_WHEN_USED = {
     "TuneRow": "vecenv.tuning.tune_result",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "make_vec": "vecenv.facades.make_vec",
-    "step_mdp": "vecenv.mdp",
+    "step_mdp": "vecenv.envs.step_mdp",
     "tune": "vecenv.tuning.tune",
 }
 
