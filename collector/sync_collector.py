@@ -31,7 +31,7 @@ from collector.policy.interface import Policy
 from collector.policy.runner import PolicyRunner
 from collector.timing import Clock
 from vecenv import nest
-from vecenv.base import engine_of
+from vecenv.wrappers import resets_in_step
 
 
 class SyncDataCollector(BatchCollector):
@@ -192,8 +192,7 @@ class _Rounds:
         clock: Clock,
     ) -> None:
         self._env, self._env_num = env, env.env_num
-        engine = engine_of(env)
-        self._autoreset = engine is not None and engine.autoresets
+        self._autoreset = resets_in_step(env)
         self._runner, self._random = runner, request.random
         self._over, self._taken, self._limit = episodes.over, episodes.taken.copy(), limit
         self._buffer, self._quota, self._on_step = buffer, request.quota, request.on_step

@@ -21,7 +21,7 @@ from vecenv.errors import (
 )
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
-from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
+from vecenv.wrappers import RowWiseWrapper, VectorEnvNormObs, VectorEnvWrapper
 
 if TYPE_CHECKING:
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
+    from vecenv.transforms.transform import Compose, Transform
+    from vecenv.transforms.transformed_env import TransformedEnv
+    from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
+    from vecenv.transforms.vec_norm import VecNorm
     from vecenv.tuning.tune import tune
     from vecenv.tuning.tune_result import TuneResult, TuneRow
 
@@ -49,6 +53,7 @@ __all__ = [
     "Backend",
     "BaseVectorEnv",
     "ClosedError",
+    "Compose",
     "ConcurrentCallError",
     "ContinuousToDiscrete",
     "DMControlEnv",
@@ -67,15 +72,20 @@ __all__ = [
     "Partial",
     "PettingZooEnv",
     "RemoteTraceback",
+    "RowWiseWrapper",
     "RunningMeanStd",
     "SharedMemoryError",
     "ShmemVectorEnv",
     "SubprocVectorEnv",
     "SyncVectorEnv",
     "ThreadVectorEnv",
+    "Transform",
+    "TransformedEnv",
+    "TransformedVectorEnv",
     "TruncatedAsTerminated",
     "TuneResult",
     "TuneRow",
+    "VecNorm",
     "VectorEnvError",
     "VectorEnvNormObs",
     "VectorEnvWrapper",
@@ -92,6 +102,7 @@ _LOADED_WHEN_USED = {
     "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "AsyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
     "AtariVectorEnv": "vecenv.envs.atari_env",
+    "Compose": "vecenv.transforms.transform",
     "ContinuousToDiscrete": "vecenv.envs.discretize",
     "DMControlEnv": "vecenv.envs.dm_control_env",
     "EnvPoolVectorEnv": "vecenv.envs.pools.envpool_env",
@@ -104,9 +115,13 @@ _LOADED_WHEN_USED = {
     "PettingZooEnv": "vecenv.envs.multi_agent.pettingzoo_env",
     "SB3VecEnv": "vecenv.facades.to_sb3",
     "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
+    "Transform": "vecenv.transforms.transform",
+    "TransformedEnv": "vecenv.transforms.transformed_env",
+    "TransformedVectorEnv": "vecenv.transforms.transformed_vector_env",
     "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
     "TuneResult": "vecenv.tuning.tune_result",
     "TuneRow": "vecenv.tuning.tune_result",
+    "VecNorm": "vecenv.transforms.vec_norm",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "make_vec": "vecenv.facades.make_vec",
     "tune": "vecenv.tuning.tune",
