@@ -10,8 +10,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import utils
 
+from vecenv.backends.memory.layout import space_tree
+from vecenv.nest import leaves
 from vecenv.transforms.arrays import Array, cast, concat, like, namespace
-from vecenv.transforms.transform import Path, Place, Transform, part
+from vecenv.transforms.transform import Path, Place, Transform, part, row_of
 
 
 class UnsqueezeTransform(Transform):
@@ -91,7 +93,7 @@ class Flatten(Transform):
         if self.in_keys is not None:
             return super().transform_observation_space(space)
         flat = utils.flatten_space(space)
-        if not isinstance(flat, spaces.Box):
+        if not isinstance(flat, spaces.Box) or any(row_of(leaf) is None for leaf in leaves(space_tree(space, "obs"))):
             raise ValueError(f"{self} cannot make a vector of {space}")
         return flat
 
