@@ -120,7 +120,8 @@ class EnvRows:
     def put(self, ids: np.ndarray, rows: Array) -> None:
         """Keep copies of these rows. Those of another shape or library than before begin anew, with zeros."""
         shape = (len(self._all), *rows.shape[1:])
-        if self._rows is None or type(self._rows) is not type(rows) or self._rows.shape != shape:
+        kept = self._rows
+        if kept is None or tuple(kept.shape) != shape or isinstance(kept, np.ndarray) != isinstance(rows, np.ndarray):
             self._rows = zeros(shape, rows)
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from vecenv.transforms.arrays import concat
 from vecenv.transforms.shapes import axis_of
-from vecenv.transforms.transform import Path, Transform, bounds_of, box, part, with_part, without_part
+from vecenv.transforms.transform import Path, Place, Transform, bounds_of, box, part, with_part, without_part
 
 
 class CatTensors(Transform):
@@ -52,17 +52,18 @@ class CatTensors(Transform):
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
         return len(shape) == 1
 
-    def _sources(self, tree: Any) -> list[Path]:
-        found = [source for source, _ in self.places(tree)]
-        if () in found:
+    def places(self, tree: Any) -> list[Place]:
+        """What is joined, in its order."""
+        found = super().places(tree)
+        if ((), ()) in found:
             raise ValueError(f"{self} joins parts of a Dict observation, this one has no parts")
-        return sorted(found, key=lambda path: [str(key) for key in path]) if self.sort else found
+        return sorted(found, key=lambda place: [str(key) for key in place[0]]) if self.sort else found
 
     def observe(self, obs: Any) -> Any:
-        sources = self._sources(obs) if self._places is None else [source for source, _ in self._places]
-        self._places = [(source, source) for source in sources]
-        joined = self._joined([part(obs, source) for source in sources])
-        return self._placed(obs, sources, joined)
+        if self._places is None:
+            self._places = self.places(obs)
+        sources = [source for source, _ in self._places]
+        return self._placed(obs, sources, self._joined([part(obs, source) for source in sources]))
 
     def _joined(self, arrays: list[Any]) -> Any:
         least = -self.dim if self.dim < 0 else self.dim + 1
@@ -80,7 +81,7 @@ class CatTensors(Transform):
         return with_part(tree, self.out_key, joined)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        sources = self._sources(space)
+        sources = [source for source, _ in self.places(space)]
         ends = [bounds_of(part(space, source)) for source in sources]
         low, high = (self._joined([end[side][None] for end in ends])[0] for side in (0, 1))
         return self._placed(space, sources, box(low, high))
