@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 from gymnasium import spaces
-from transform_envs import MIXED, VECTOR, Samples, plain
+from transform_envs import MIXED, VECTOR, Samples, normalised, plain
 
 from collector import SyncDataCollector
 from vecenv import DummyVectorEnv, ShmemVectorEnv, WorkerDiedError
-from vecenv.transforms import Compose, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
+from vecenv.transforms import Compose, Rows, TransformedVectorEnv, VecNorm
 
 DECAY, EPS = 0.9, 1e-4
 
@@ -90,9 +90,8 @@ def test_its_entries_are_those_of_the_keys(keys, entries):
         venv.reset(seed=0)
         venv.step(np.ones((4, 2), np.float32))
         assert set(venv.transform[0].moments()) == entries
-        assert set(venv.transform[0].state_dict()) == {
-            f"{e}_{part}" for e in entries for part in ("sum", "ssq", "count")
-        }
+        names = {f"{entry}_{part}" for entry in entries for part in ("sum", "ssq", "count")}
+        assert set(venv.transform[0].state_dict()) == names
 
 
 def test_frozen_it_normalises_without_updates_and_can_be_undone():
@@ -171,10 +170,6 @@ def test_vector_rewards_are_refused():
 
 
 # Workers that share one.
-
-
-def normalised(**options):
-    return TransformedEnv(Samples(VECTOR, 5), VecNorm(**options))
 
 
 def test_workers_of_a_creator_share_one(backend):

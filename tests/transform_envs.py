@@ -28,6 +28,7 @@ from vecenv.transforms import (
     ToTensorImage,
     TransformedEnv,
     UnsqueezeTransform,
+    VecNorm,
 )
 
 IMAGE = spaces.Box(0, 255, (12, 10, 3), np.uint8)
@@ -128,6 +129,11 @@ def plain(space, length):
 def transformed(space, length, transform):
     """A function that makes the same env with the transform around it."""
     return lambda: TransformedEnv(Samples(space, length), transform())
+
+
+def normalised(**options):
+    """An env with a VecNorm around it."""
+    return TransformedEnv(Samples(VECTOR, 5), VecNorm(**options))
 
 
 def envs_of(case, n):

@@ -33,12 +33,18 @@ def _array_api_compat() -> Any:
 
 def dtype_name(array: Array) -> str:
     """The name of the dtype: "float32", "uint8", ..."""
-    return array.dtype.name if isinstance(array, np.ndarray) else str(array.dtype).rpartition(".")[2]
+    return _name_of(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: Any) -> str:
+    """The name of a dtype, which numpy would put together in each call."""
+    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).rpartition(".")[2]
 
 
 def is_float(array: Array) -> bool:
     """Whether the numbers are floats."""
-    return "float" in dtype_name(array)
+    return array.dtype.kind == "f" if isinstance(array, np.ndarray) else "float" in dtype_name(array)
 
 
 def cast(array: Array, dtype: str) -> Array:

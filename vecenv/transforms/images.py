@@ -112,7 +112,8 @@ class ToTensorImage(ImageTransform):
         if isinstance(array, np.ndarray):
             array = np.ascontiguousarray(array)
             if divides and not self.keep_uint8:
-                array = np.true_divide(array, np.asarray(255, self.dtype), dtype=self.dtype)
+                array = array.astype(self.dtype)
+                array /= 255
         elif divides and not self.keep_uint8:
             array = cast(array, self.dtype) / 255
         return array[:, None, ...] if self.unsqueeze else array

@@ -19,14 +19,16 @@ def opencv() -> Any:
 
 
 def gray(images: np.ndarray) -> np.ndarray | None:
-    """Images uint8 (..., H, W, 3) in gray (..., H, W), by ITU-R 601; None without OpenCV."""
+    """Images uint8 (k, H, W, 3) in gray (k, H, W), by ITU-R 601; None without OpenCV."""
     cv2 = opencv()
     if cv2 is None or not images.size:
         return None
-    *batch, width, channels = np.ascontiguousarray(images).shape
-    rows = np.ascontiguousarray(images).reshape(-1, width, channels)
-    grayed: np.ndarray = cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY)
-    return grayed.reshape(*batch, width)
+    images = np.ascontiguousarray(images)
+    out = np.empty(images.shape[:-1], np.uint8)
+    convert, code = cv2.cvtColor, cv2.COLOR_RGB2GRAY
+    for image, target in zip(images, out, strict=True):  # one by one: OpenCV starts threads for large images
+        convert(image, code, target)
+    return out
 
 
 def shrink_by_area(images: np.ndarray, height: int, width: int) -> np.ndarray | None:

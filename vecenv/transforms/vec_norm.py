@@ -137,7 +137,9 @@ class VecNorm(Transform):
             mean, std = self._updated(name, rows)
         else:
             mean, std = self._moments(name, self._state.read())
-        return cast((rows - like_of(mean, rows)) / like_of(std, rows), dtype)
+        centred = rows - like_of(mean, rows)
+        centred /= like_of(std, rows)
+        return cast(centred, dtype)
 
     def _updated(self, name: str, rows: Array) -> tuple[Array, Array]:
         if isinstance(rows, np.ndarray):
@@ -149,7 +151,8 @@ class VecNorm(Transform):
         with self._state.update() as arrays:
             for key, new in ((f"{name}_sum", total), (f"{name}_ssq", squares), (f"{name}_count", rows.shape[0])):
                 kept = arrays[key]
-                kept *= self.decay
+                if self.decay != 1:
+                    kept *= self.decay
                 kept += new
             return self._moments(name, arrays)
 
@@ -161,8 +164,10 @@ class VecNorm(Transform):
             if not n:
                 return np.zeros(()), np.ones(())
             mean = arrays[f"{name}_sum"] / n
-            variance = arrays[f"{name}_ssq"] / n - mean * mean
-            return mean, np.maximum(np.sqrt(np.maximum(variance, self.eps)), self.eps)
+            std = arrays[f"{name}_ssq"] / n
+            std -= mean * mean
+            std = np.sqrt(np.maximum(std, self.eps))
+            return mean, std if self.eps <= 1 else np.maximum(std, self.eps)
         xp = namespace(count)
         mean = arrays[f"{name}_sum"] / count
         std = xp.sqrt(xp.clip(arrays[f"{name}_ssq"] / count - mean * mean, min=self.eps))
