@@ -6,12 +6,14 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from cases import counting, playing
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from transform_envs import CASES, ENDING, IMAGE, MIXED, VECTOR, Samples, envs_of, plain
 
 from collector import SyncDataCollector
+from collector.device.torch_vector_env import TorchVectorEnv
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, nest
 from vecenv.facades.driver import Driver
 from vecenv.testing import RaisesOnStep
@@ -41,7 +43,7 @@ from vecenv.transforms import (
     UnsqueezeTransform,
     VecNorm,
 )
-from vecenv.wrappers import resets_in_step
+from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
 N = 4
 ONES = np.ones((1, 3, 3))
@@ -482,3 +484,62 @@ def test_parts_that_are_no_arrays_pass_by():
         assert [len(text) for text in obs["text"]] == [4, 4]
         obs = venv.step(np.zeros((2, 2), np.float32), reset=[1], autoreset=True)[0]
         assert [len(text) for text in obs["text"]] == [4, 4]
+
+
+# On a device.
+
+
+def as_arrays(step):
+    """A step with arrays in place of tensors, of its infos too."""
+
+    def array(leaf):
+        return leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
+
+    *columns, info = step
+    infos = [{key: nest.map(array, value) for key, value in row.items()} for row in info]
+    return (*nest.map(array, tuple(columns)), infos)
+
+
+class ActsWithTensors(VectorEnvWrapper):
+    """Takes the actions of a script as tensors."""
+
+    def step(self, action, id=None, **kwargs):
+        return as_arrays(self.venv.step(torch.from_numpy(action), id, **kwargs))
+
+    def send(self, action, id=None, **kwargs):
+        self.venv.send(None if action is None else torch.from_numpy(action), id, **kwargs)
+
+    def recv(self):
+        return as_arrays(self.venv.recv())
+
+    def reset(self, id=None, **kwargs):
+        return as_arrays(self.venv.reset(id, **kwargs))
+
+
+@pytest.mark.parametrize("case", ["to tensor", "all together", "cat some", "frames of a part", "time limit"])
+def test_tensors_are_transformed_as_arrays_are(case):
+    fns, _ = envs_of(case, N)
+    make = {**CASES, **ENDING}[case][1]
+    with (
+        TransformedVectorEnv(DummyVectorEnv(fns), make()) as arrays,
+        TorchVectorEnv(DummyVectorEnv(fns), "cpu", reward_dtype=torch.float64, transforms=make()) as tensors,
+    ):
+        assert tensors.observation_space == arrays.observation_space
+        assert tensors.action_space == arrays.action_space
+        assert len(tensors.transform) == len(arrays.transform)
+        for left, right in zip(play(arrays, case in CASES), play(ActsWithTensors(tensors), case in CASES), strict=True):
+            assert_same_step(left, right)
+
+
+def test_the_partial_of_an_error_is_of_tensors_then():
+    fns = [partial(RaisesOnStep, 0, at=2), *counting(2)]
+    with TorchVectorEnv(DummyVectorEnv(fns), "cpu", transforms=CatFrames(2, -1)) as venv:
+        venv.reset()
+        venv.step(torch.zeros(3, dtype=torch.int64))
+        with pytest.raises(ValueError, match="boom in step") as caught:
+            venv.step(torch.tensor([7, 8, 9]))
+        assert caught.value.partial.obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[0, 8], [0, 9]]
+        assert venv.step([1, 1], [1, 2])[0].reshape(2, 2, 5)[:, :, 4].tolist() == [[8, 1], [9, 1]]
+        other = venv.to("cpu")
+        assert other.transform[0] is not venv.transform[0]
+        assert other.reset()[0].shape == (3, 10)

@@ -14,6 +14,7 @@ from vecenv.base import BaseVectorEnv, engine_of
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.round_requests import reset_rows
 from vecenv.errors import Partial
+from vecenv.nest import tensor_on_host
 from vecenv.running_mean_std import RunningMeanStd
 
 
@@ -205,14 +206,14 @@ class RowWiseWrapper(VectorEnvWrapper):
                 f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
                 "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"
             )
-        reset, n = kwargs.get("reset"), len(self)
+        reset, n = tensor_on_host(kwargs.get("reset")), len(self)
         if reset is None and not self._resets:
             return
         if action is None:
             asked = resets = set() if reset is None else set(as_ids(reset, n).tolist())
         else:
             id = kwargs.get("env_id") if id is None else id
-            ids = None if id is None else as_ids(id, n)
+            ids = None if id is None else as_ids(tensor_on_host(id), n)
             rows = np.arange(n) if ids is None else ids
             asked = set(rows.tolist())
             resets = set() if reset is None else set(rows[reset_rows(ids, reset, n)].tolist())

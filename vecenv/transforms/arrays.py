@@ -74,6 +74,14 @@ def concat(arrays: Sequence[Array], axis: int) -> Array:
     return namespace(first).concat([cast(array, dtype) for array in arrays], axis=axis)
 
 
+def stack(rows: Sequence[Any]) -> Array:
+    """The rows as one batch; of numpy where they are of no library."""
+    first = rows[0]
+    if isinstance(first, np.ndarray) or not hasattr(first, "device"):
+        return np.stack([np.asarray(row) for row in rows])
+    return namespace(first).stack(list(rows), axis=0)
+
+
 def like(values: np.ndarray, array: Array) -> Array:
     """An array of numpy in the library of `array`, on its device."""
     if isinstance(array, np.ndarray):

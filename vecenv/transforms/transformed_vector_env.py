@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from vecenv import nest
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.seeding import seed_chain
-from vecenv.transforms.arrays import zeros
+from vecenv.transforms.arrays import like, stack, zeros
 from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform, part
 from vecenv.transforms.transformed_env import HasTransforms
 from vecenv.wrappers import RowWiseWrapper
@@ -115,7 +116,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         """The actions for the envs."""
         if self._inverts:
             if isinstance(action, list):
-                action = nest.stack([nest.map(np.asarray, row) for row in action])
+                action = nest.merge(stack, action)
             for each in self._inverts:
                 action = each.inv(action)
         return action
@@ -133,11 +134,9 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         """The rows, transformed: those of steps as a step, those of resets as a reset, those that are both as both."""
         if not self._steps:
             return obs, rew, terminated, truncated, info
-        ended = [
-            row
-            for row in (terminated | truncated).nonzero()[0].tolist()
-            if {"final_obs", "final_info"} <= info[row].keys()
-        ]
+        ended: list[int] = []
+        if not isinstance(terminated, np.ndarray) or (terminated | truncated).any():  # else there is nothing to find
+            ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
         if resets is None and not ended:
             rows = Rows(obs, info, rew, terminated, truncated)
             for each in self._steps:
@@ -147,36 +146,30 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     def _map_mixed(self, step: tuple[Any, ...], resets: np.ndarray | None, ended: list[int]) -> Any:
         """A round in which episodes begin: in the rows `resets` by a reset alone, in `ended` by one after the step."""
-        obs, rew, terminated, truncated, info = step
+        obs, *columns, info = step
         begins = np.zeros(len(info), np.bool_) if resets is None else resets.copy()
         begins[ended] = True
-        stepped = np.arange(len(info)) if resets is None else np.flatnonzero(~resets)
-        last_rows = np.searchsorted(stepped, ended)
-        columns = [rew[stepped], terminated[stepped], truncated[stepped]]
-        steps = Rows(nest.take(obs, stepped), info[stepped], *columns)
-        for row, at in zip(ended, last_rows.tolist(), strict=True):
-            nest.put(steps.obs, at, info[row]["final_obs"])
         first = np.flatnonzero(begins)
+        stepped = np.arange(len(info)) if resets is None else np.flatnonzero(~resets)
+        last_rows = list(zip(ended, np.searchsorted(stepped, ended).tolist(), strict=True))
+        steps = Rows(nest.take(obs, stepped), info[stepped], *nest.take(tuple(columns), stepped))
+        for row, at in last_rows:
+            nest.merge(partial(_put, at), [steps.obs, info[row]["final_obs"]])
         starts = Rows(nest.take(obs, first), info[first])
+        parts = []
         if len(stepped):
             self.transform.step(steps)
+            parts.append((stepped, steps.obs))
         if len(first):
             self.transform.reset(starts)
-        for row, at in zip(ended, last_rows.tolist(), strict=True):
+            parts.append((first, starts.obs))
+        for row, at in last_rows:
             info[row]["final_obs"] = nest.map(_own, nest.take(steps.obs, at))
-        parts = [(where, rows) for where, rows in ((stepped, steps), (first, starts)) if len(where)]
-        joined = nest.map(lambda leaf: zeros((len(info), *leaf.shape[1:]), leaf), parts[0][1].obs)
-        for where, rows in parts:
-            nest.put(joined, where, rows.obs)
+        joined = _joined(parts, len(info))
         if resets is None:
             return joined, steps.reward, steps.terminated, steps.truncated, info
-        for column, values in zip(
-            whole := [np.zeros((len(info), *rows.shape[1:]), rows.dtype) for rows in columns],
-            (steps.reward, steps.terminated, steps.truncated),
-            strict=True,
-        ):
-            column[stepped] = values
-        return joined, *whole, info
+        flags = _joined([(stepped, (steps.reward, steps.terminated, steps.truncated))], len(info))
+        return joined, *flags, info
 
     # Seeds and state.
 
@@ -232,6 +225,20 @@ def _each_once(function: Any, spaces: list[Any]) -> list[Any]:
     """The function of each space; called once for equal ones."""
     first = function(spaces[0])
     return [first if space == spaces[0] else function(space) for space in spaces]
+
+
+def _put(row: int, leaf_and_value: list[Any]) -> None:
+    """Write a row of a batch, which may be a tensor while the value is of numpy."""
+    leaf, value = leaf_and_value
+    leaf[row] = value if isinstance(leaf, np.ndarray) else like(np.asarray(value), leaf)
+
+
+def _joined(parts: list[tuple[np.ndarray, Any]], k: int) -> Any:
+    """Trees of `k` rows: each part in its rows, zeros elsewhere."""
+    joined = nest.map(lambda leaf: zeros((k, *leaf.shape[1:]), leaf), parts[0][1])
+    for where, rows in parts:
+        nest.put(joined, where, rows)
+    return joined
 
 
 def _own(leaf: Any) -> Any:
