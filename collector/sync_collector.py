@@ -71,7 +71,8 @@ class SyncDataCollector(BatchCollector):
         reset_at_each_iter: reset all envs before each batch.
         postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
             the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed. It
-            gets the `Rollout`; torchrl's own take a TensorDict: `lambda batch: MultiStep(...)(batch.to_tensordict())`.
+            gets the `Rollout` (`collector.MultiStep(n, gamma)` is one); torchrl's own take a TensorDict:
+            `lambda batch: postproc(batch.to_tensordict())`.
         split_trajs: the iterator returns `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
         return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
