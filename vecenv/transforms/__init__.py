@@ -3,10 +3,9 @@
 docs/transforms.md has a table of them, and says where each can be.
 """
 
-from vecenv.transforms.cat_frames import CatFrames
 from vecenv.transforms.images import CenterCrop, GrayScale, ToTensorImage
 from vecenv.transforms.keys import CatTensors, RenameTransform
-from vecenv.transforms.per_episode import RewardSum, StepCounter, TimeLimit
+from vecenv.transforms.per_episode import CatFrames, RewardSum, StepCounter, TimeLimit
 from vecenv.transforms.resize import Resize
 from vecenv.transforms.shapes import Flatten, SqueezeTransform, UnsqueezeTransform
 from vecenv.transforms.single_env import FrameSkip, NoopReset, PixelObservation

@@ -8,8 +8,9 @@ from typing import Any
 from gymnasium import spaces
 
 from vecenv.transforms.arrays import concat
+from vecenv.transforms.parts import Path, bounds_of, box, part, with_part, without_part
 from vecenv.transforms.shapes import axis_of
-from vecenv.transforms.transform import Path, Place, Transform, bounds_of, box, part, with_part, without_part
+from vecenv.transforms.transform import Place, Transform
 
 
 class CatTensors(Transform):

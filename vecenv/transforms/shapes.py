@@ -13,7 +13,8 @@ from gymnasium.spaces import utils
 from vecenv.backends.memory.layout import space_tree
 from vecenv.nest import leaves
 from vecenv.transforms.arrays import Array, cast, concat, like, namespace
-from vecenv.transforms.transform import Path, Place, Transform, part, row_of
+from vecenv.transforms.parts import Path, part, row_of
+from vecenv.transforms.transform import Place, Transform
 
 
 class UnsqueezeTransform(Transform):

@@ -13,7 +13,8 @@ from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.seeding import seed_chain
 from vecenv.transforms.arrays import like, stack, zeros
-from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform, part
+from vecenv.transforms.parts import part
+from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform
 from vecenv.transforms.transformed_env import HasTransforms
 from vecenv.wrappers import RowWiseWrapper
 

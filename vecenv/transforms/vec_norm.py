@@ -10,7 +10,8 @@ from gymnasium import spaces
 
 from vecenv.nest import as_array
 from vecenv.transforms.arrays import Array, cast, copied, dtype_name, is_float, like, namespace
-from vecenv.transforms.transform import Compose, Path, Rows, Transform, bounds_of, part, with_part
+from vecenv.transforms.parts import Path, bounds_of, part, with_part
+from vecenv.transforms.transform import Compose, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
 
 REWARD = "reward"
