@@ -114,13 +114,15 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     A subclass defines what it changes of `map_action`, `map_reset` and `map_step`. Guarantees: each row that the envs
     return passes one of the last two once, whether `reset`, `step` or `recv` returns it or it is in the `partial` of an
-    error. Collectors and facades go on resetting an env in the round of its last step (`autoreset=True`), unless
-    `keeps_autoreset` is False: then that is a TypeError.
+    error. A round in which episodes begin passes both: first its steps, those that ended an episode with their last
+    observation (`final_obs` in the info), then its resets, as if these were a round of their own. So collectors and
+    facades go on resetting an env in the round of its last step (`autoreset=True`), unless `keeps_autoreset` is False:
+    then that is a TypeError.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
     >>> class Clipped(RowWiseWrapper):
-    ...     def map_step(self, obs, rew, terminated, truncated, info, resets):
+    ...     def map_step(self, obs, rew, terminated, truncated, info):
     ...         return obs, np.sign(rew), terminated, truncated, info
     >>> with Clipped(DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 2)) as venv:
     ...     obs, info = venv.reset()
@@ -144,17 +146,11 @@ class RowWiseWrapper(VectorEnvWrapper):
         return action
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """What `reset` returns, for rows (k, ...) of envs that were reset."""
+        """What is returned for rows (k, ...) of envs that were reset."""
         return obs, info
 
-    def map_step(
-        self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray, resets: np.ndarray | None
-    ) -> Any:
-        """What `step` returns, for rows (k, ...) of a round.
-
-        `resets` is None or bool (k,): the rows of envs that were reset in place of a step. With `autoreset` a row whose
-        info has `final_obs` holds the first observation of the next episode.
-        """
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """What is returned for rows (k, ...) of envs that stepped: (obs, rew, terminated, truncated, info)."""
         return obs, rew, terminated, truncated, info
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
@@ -180,8 +176,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         except Exception as error:
             self._map_partial(error)
             raise
-        resets = self._reset_rows(info) if self._resets else None
-        return self.map_step(obs, rew, terminated, truncated, info, resets)
+        return self._map_round(obs, rew, terminated, truncated, info)
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
@@ -196,8 +191,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         except Exception as error:
             self._map_partial(error)
             raise
-        resets = self._reset_rows(info) if self._resets else None
-        return self.map_step(obs, rew, terminated, truncated, info, resets)
+        return self._map_round(obs, rew, terminated, truncated, info)
 
     def _note_resets(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         """Before a round is sent: note which of its envs it resets."""
@@ -232,8 +226,46 @@ class RowWiseWrapper(VectorEnvWrapper):
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             ids, obs, rew, terminated, truncated, info = partial
-            resets = self._reset_rows(info) if self._resets else None
-            error.partial = Partial(ids, *self.map_step(obs, rew, terminated, truncated, info, resets))
+            error.partial = Partial(ids, *self._map_round(obs, rew, terminated, truncated, info))
+
+    def _map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """Map the rows of a round of steps, in which envs may have been reset."""
+        resets = self._reset_rows(info) if self._resets else None
+        ended: list[int] = []
+        if not isinstance(terminated, np.ndarray) or (terminated | truncated).any():  # else no episode can have ended
+            ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
+        if resets is None and not ended:
+            return self.map_step(obs, rew, terminated, truncated, info)
+        return self._map_mixed((obs, rew, terminated, truncated), info, resets, ended)
+
+    def _map_mixed(self, columns: Any, info: np.ndarray, resets: np.ndarray | None, ended: list[int]) -> Any:
+        """A round in which episodes begin: in the rows `resets` by a reset alone, in `ended` by one after the step."""
+        begins = np.zeros(len(info), np.bool_) if resets is None else resets.copy()
+        begins[ended] = True
+        first = begins.nonzero()[0]
+        stepped = np.arange(len(info)) if resets is None else (~resets).nonzero()[0]
+        begun = nest.take(columns[0], first)
+        obs, rew, terminated, truncated = nest.take(columns, stepped)  # copies
+        last = list(zip(ended, np.searchsorted(stepped, ended).tolist(), strict=True))
+        for row, at in last:
+            nest.put(obs, at, info[row]["final_obs"])
+        if len(stepped):
+            obs, rew, terminated, truncated, _ = self.map_step(obs, rew, terminated, truncated, info[stepped])
+        for row, at in last:
+            info[row]["final_obs"] = nest.map(_own, nest.take(obs, at))
+        begun, _ = self.map_reset(begun, info[first])
+        # Rows of the right kind, whatever array library they are of, to be written over.
+        joined = nest.take(obs if len(stepped) else begun, np.zeros(len(info), np.int64))
+        if len(stepped):
+            nest.put(joined, stepped, obs)
+        nest.put(joined, first, begun)
+        if resets is None:
+            return joined, rew, terminated, truncated, info
+        own = nest.map(_own, columns[1:])
+        for column, rows in zip(own, (rew, terminated, truncated), strict=True):
+            column[...] = 0
+            column[stepped] = rows
+        return joined, *own, info
 
 
 def resets_in_step(venv: Any) -> bool:
@@ -306,16 +338,14 @@ class VectorEnvNormObs(RowWiseWrapper):
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows normalised."""
-        return self._norm_batch(obs, info), info
+        return self._norm_batch(obs), info
 
-    def map_step(
-        self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray, resets: np.ndarray | None
-    ) -> Any:
-        """The rows with observations normalised, and `final_obs` in their infos."""
-        return self._norm_batch(obs, info), rew, terminated, truncated, info
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, with observations normalised."""
+        return self._norm_batch(obs), rew, terminated, truncated, info
 
-    def _norm_batch(self, obs: Any, info: np.ndarray) -> Any:
-        """Update the statistics, and return the rows normalised; `final_obs` in `info` is normalised in place."""
+    def _norm_batch(self, obs: Any) -> Any:
+        """Update the statistics, and return the rows normalised."""
         if self.obs_rms is None:
             return obs
         if isinstance(obs, np.ndarray) and obs.dtype == object:
@@ -325,9 +355,6 @@ class VectorEnvNormObs(RowWiseWrapper):
             )
         if self.update_obs_rms:
             nest.merge(_update, [self.obs_rms, obs])
-        for row in info:
-            if "final_obs" in row:
-                row["final_obs"] = nest.merge(_norm, [self.obs_rms, row["final_obs"]])
         return nest.merge(_norm, [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
@@ -358,6 +385,13 @@ def _new_statistics(venv: Any) -> Any:
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
         )
     return nest.map(lambda leaf: RunningMeanStd(), tree)
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of an array or a tensor; any other object as it is."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 def _update(statistics_and_batch: list[Any]) -> None:

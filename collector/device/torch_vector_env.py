@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.device.tensors import as_tensor, resolve_device, torch
+from collector.device.tensors import as_tensor, resolve_device, to_device, torch
 from collector.device.transfer import PinnedTransfer, make_transfer, memory_of
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, common_layout
@@ -73,14 +73,14 @@ class TorchVectorEnv(VectorEnvWrapper):
         self._reward_dtype = _numpy_dtype(reward_dtype)
         self._transformed: TransformedVectorEnv | None = None
         """What does the work where there are transforms."""
-        self._partials_too = False
-        """Whether the `partial` of an error becomes tensors."""
+        self._all_tensors = False
+        """Whether `final_obs` in infos and the `partial` of an error become tensors."""
         if transforms is None:
             self._transfer = self._make_transfer()
             self._transfers = [self._transfer]
         else:
             plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
-            plain._partials_too = True
+            plain._all_tensors = True
             self._transformed = TransformedVectorEnv(plain, transforms)
             self._transfer, self._transfers = plain._transfer, plain._transfers
 
@@ -156,7 +156,7 @@ class TorchVectorEnv(VectorEnvWrapper):
             return call(*args, **kwargs)
         except Exception as error:
             partial = getattr(error, "partial", None)
-            if self._partials_too and isinstance(partial, Partial):
+            if self._all_tensors and isinstance(partial, Partial):
                 error.partial = Partial(partial.env_id, *self._result(partial[1:]))  # type: ignore[attr-defined]
             raise
 
@@ -191,6 +191,10 @@ class TorchVectorEnv(VectorEnvWrapper):
     def _result(self, step: Sequence[Any]) -> TensorStep:
         obs, rew, terminated, truncated, info = step
         rew = rew if rew.dtype == object else rew.astype(self._reward_dtype, copy=False)
+        if self._all_tensors:
+            for row in info:
+                if "final_obs" in row:
+                    row["final_obs"] = to_device(nest.map(np.asarray, row["final_obs"]), self.device)
         return (*self._tensors((obs, rew, terminated, truncated)), info)
 
     def _tensors(self, tree: Any) -> Any:

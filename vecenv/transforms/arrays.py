@@ -33,13 +33,13 @@ def _array_api_compat() -> Any:
 
 def dtype_name(array: Array) -> str:
     """The name of the dtype: "float32", "uint8", ..."""
-    return _name_of(array.dtype)
+    return _name_of(array.dtype) if isinstance(array, np.ndarray) else str(array.dtype).rpartition(".")[2]
 
 
 @lru_cache(maxsize=64)
-def _name_of(dtype: Any) -> str:
-    """The name of a dtype, which numpy would put together in each call."""
-    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).rpartition(".")[2]
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype of numpy, which would put it together in each call."""
+    return dtype.name
 
 
 def is_float(array: Array) -> bool:

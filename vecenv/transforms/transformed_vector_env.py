@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from vecenv import nest
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.seeding import seed_chain
-from vecenv.transforms.arrays import like, stack, zeros
+from vecenv.transforms.arrays import stack
 from vecenv.transforms.parts import part
 from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform
 from vecenv.transforms.transformed_env import HasTransforms
@@ -129,48 +128,14 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
             each.reset(rows)
         return rows.obs, info
 
-    def map_step(
-        self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray, resets: np.ndarray | None
-    ) -> Any:
-        """The rows, transformed: those of steps as a step, those of resets as a reset, those that are both as both."""
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, transformed."""
         if not self._steps:
             return obs, rew, terminated, truncated, info
-        ended: list[int] = []
-        if not isinstance(terminated, np.ndarray) or (terminated | truncated).any():  # else there is nothing to find
-            ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
-        if resets is None and not ended:
-            rows = Rows(obs, info, rew, terminated, truncated)
-            for each in self._steps:
-                each.step(rows)
-            return rows.obs, rows.reward, rows.terminated, rows.truncated, info
-        return self._map_mixed((obs, rew, terminated, truncated, info), resets, ended)
-
-    def _map_mixed(self, step: tuple[Any, ...], resets: np.ndarray | None, ended: list[int]) -> Any:
-        """A round in which episodes begin: in the rows `resets` by a reset alone, in `ended` by one after the step."""
-        obs, *columns, info = step
-        begins = np.zeros(len(info), np.bool_) if resets is None else resets.copy()
-        begins[ended] = True
-        first = np.flatnonzero(begins)
-        stepped = np.arange(len(info)) if resets is None else np.flatnonzero(~resets)
-        last_rows = list(zip(ended, np.searchsorted(stepped, ended).tolist(), strict=True))
-        steps = Rows(nest.take(obs, stepped), info[stepped], *nest.take(tuple(columns), stepped))
-        for row, at in last_rows:
-            nest.merge(partial(_put, at), [steps.obs, info[row]["final_obs"]])
-        starts = Rows(nest.take(obs, first), info[first])
-        parts = []
-        if len(stepped):
-            self.transform.step(steps)
-            parts.append((stepped, steps.obs))
-        if len(first):
-            self.transform.reset(starts)
-            parts.append((first, starts.obs))
-        for row, at in last_rows:
-            info[row]["final_obs"] = nest.map(_own, nest.take(steps.obs, at))
-        joined = _joined(parts, len(info))
-        if resets is None:
-            return joined, steps.reward, steps.terminated, steps.truncated, info
-        flags = _joined([(stepped, (steps.reward, steps.terminated, steps.truncated))], len(info))
-        return joined, *flags, info
+        rows = Rows(obs, info, rew, terminated, truncated)
+        for each in self._steps:
+            each.step(rows)
+        return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
     # Seeds and state.
 
@@ -226,21 +191,3 @@ def _each_once(function: Any, spaces: list[Any]) -> list[Any]:
     """The function of each space; called once for equal ones."""
     first = function(spaces[0])
     return [first if space == spaces[0] else function(space) for space in spaces]
-
-
-def _put(row: int, leaf_and_value: list[Any]) -> None:
-    """Write a row of a batch, which may be a tensor while the value is of numpy."""
-    leaf, value = leaf_and_value
-    leaf[row] = value if isinstance(leaf, np.ndarray) else like(np.asarray(value), leaf)
-
-
-def _joined(parts: list[tuple[np.ndarray, Any]], k: int) -> Any:
-    """Trees of `k` rows: each part in its rows, zeros elsewhere."""
-    joined = nest.map(lambda leaf: zeros((k, *leaf.shape[1:]), leaf), parts[0][1])
-    for where, rows in parts:
-        nest.put(joined, where, rows)
-    return joined
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) and leaf.dtype != object else leaf
