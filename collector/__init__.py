@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from collector.async_collector import AsyncDataCollector
+from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
 from collector.episodes.episode import Episode
@@ -36,6 +37,7 @@ __all__ = [
     "FlatRollout",
     "Interruptor",
     "MLPPolicy",
+    "MultiStep",
     "RandomPolicy",
     "RayCollector",
     "Rollout",

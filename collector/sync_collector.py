@@ -31,7 +31,7 @@ from collector.policy.interface import Policy
 from collector.policy.runner import PolicyRunner
 from collector.timing import Clock
 from vecenv import nest
-from vecenv.base import engine_of
+from vecenv.wrappers import resets_in_step
 
 
 class SyncDataCollector(BatchCollector):
@@ -71,7 +71,8 @@ class SyncDataCollector(BatchCollector):
         reset_at_each_iter: reset all envs before each batch.
         postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
             the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed. It
-            gets the `Rollout`; torchrl's own take a TensorDict: `lambda batch: MultiStep(...)(batch.to_tensordict())`.
+            gets the `Rollout` (`collector.MultiStep(n, gamma)` is one); torchrl's own take a TensorDict:
+            `lambda batch: postproc(batch.to_tensordict())`.
         split_trajs: the iterator returns `batch.split_trajectories()`.
         exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
         return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
@@ -192,8 +193,7 @@ class _Rounds:
         clock: Clock,
     ) -> None:
         self._env, self._env_num = env, env.env_num
-        engine = engine_of(env)
-        self._autoreset = engine is not None and engine.autoresets
+        self._autoreset = resets_in_step(env)
         self._runner, self._random = runner, request.random
         self._over, self._taken, self._limit = episodes.over, episodes.taken.copy(), limit
         self._buffer, self._quota, self._on_step = buffer, request.quota, request.on_step

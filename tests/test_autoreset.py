@@ -268,7 +268,7 @@ def test_a_backend_that_cannot_refuses_before_anything_is_sent():
         assert venv.step([1, 1])[0][:, -1].tolist() == [1, 1]
 
 
-def test_normalised_observations_have_normalised_final_ones():
+def test_observations_are_normalised_as_in_two_rounds():
     script = [np.array([x], np.float32) for x in (0.0, 4.0)]
 
     class Ends(Plays):
@@ -277,8 +277,11 @@ def test_normalised_observations_have_normalised_final_ones():
             return obs, reward, True, False, info
 
     fns = [lambda: Ends(spaces.Box(-9, 9, (1,), np.float32), script)] * 2
-    with VectorEnvNormObs(DummyVectorEnv(fns)) as venv:
-        venv.reset()
-        info = venv.step([0, 0], autoreset=True)[4]
-        raw = np.array([4.0], np.float32)
-        assert np.array_equal(info[0]["final_obs"], venv.get_obs_rms().norm(raw))
+    with VectorEnvNormObs(DummyVectorEnv(fns)) as one, VectorEnvNormObs(DummyVectorEnv(fns)) as two:
+        one.reset()
+        two.reset()
+        first, _, _, _, info = one.step([0, 0], autoreset=True)
+        last = two.step([0, 0])[0]
+        assert np.array_equal([row["final_obs"] for row in info], last)
+        assert np.array_equal(first, two.reset()[0])
+        assert one.get_obs_rms().state_dict() == two.get_obs_rms().state_dict()

@@ -40,6 +40,7 @@ from vecenv import (
     VectorEnvNormObs,
     flatten_agents,
 )
+from vecenv.transforms import CatFrames, TransformedVectorEnv, VecNorm
 
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
@@ -121,9 +122,10 @@ class TestAPolicyThatDrawsFromOneStream:
             (lambda backend: backend(cartpoles(3)), {}),
             (lambda backend: backend(cartpoles(3)), {"max_frames_per_traj": 15}),
             (lambda backend: VectorEnvNormObs(backend(cartpoles(3))), {}),
+            (lambda backend: TransformedVectorEnv(backend(cartpoles(3)), [VecNorm(), CatFrames(2, -1)]), {}),
             (lambda backend: backend([partial(BreaksOnce, 9, 1, at) for at in (2, 5, 7)], on_error="restart"), {}),
         ],
-        ids=["autoreset", "limit", "a wrapper's own step", "failures"],
+        ids=["autoreset", "limit", "a wrapper with statistics", "transforms", "failures"],
     )
     def test_the_data_does_not_depend_on_frames_per_batch(
         self, backend: Any, kind: type, make: Any, options: dict[str, Any]

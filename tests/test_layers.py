@@ -78,6 +78,8 @@ OPTIONAL_LIBRARIES = {
     "matplotlib": Adapted(("collector/*",)),
     "threadpoolctl": Adapted(("vecenv/backends/pool/openmp_release.py",)),
     "rich": Adapted(("collector/job/progress_report.py", "collector/cluster/display.py"), limit=2),
+    "array_api_compat": Adapted(("vecenv/transforms/*",)),
+    "cv2": Adapted(("vecenv/transforms/*",)),
 }
 
 Sources = dict[str, str]  # path below the project's root -> source text

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vecenv import AsyncVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import AsyncVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, TransformedVectorEnv
 
 # Measured so on CPython 3.11.7 with the versions of constraints.txt, at commit 535bc85: 485 bytecodes in 16 calls of
 # Python functions, 1,547 in 52, 580 in 22 and 1,425 in 25. Of the last, 64 are the steps of the envs.
@@ -108,6 +108,17 @@ def test_a_step_executes_no_more_bytecodes_than_it_did(kind):
         opcodes, calls = fewest_bytecodes(venv, limit)
     print(f"{kind.__name__}: {opcodes} bytecodes in {calls} calls a step, the limit is {limit}")
     assert opcodes <= limit, f"{opcodes} bytecodes in {calls} calls; at 535bc85 there were {AT_535BC85[kind]}"
+
+
+def test_a_wrapper_without_transforms_adds_few_bytecodes():
+    actions = np.zeros(ENVS, np.int64)
+    with DummyVectorEnv([partial(Still, os.getpid())] * ENVS) as venv:
+        wrapped = TransformedVectorEnv(venv)
+        wrapped.reset()
+        bare = min(bytecodes(venv.step, actions) for _ in range(STEPS))[0]
+        opcodes, calls = min(bytecodes(wrapped.step, actions) for _ in range(STEPS))
+    print(f"TransformedVectorEnv: {opcodes - bare} bytecodes in {calls} calls beyond the {bare} of the vector env")
+    assert opcodes - bare <= 120
 
 
 def test_the_count_is_that_of_the_frames_below_the_call():

@@ -22,7 +22,7 @@ from vecenv.errors import (
 )
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
-from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
+from vecenv.wrappers import RowWiseWrapper, VectorEnvNormObs, VectorEnvWrapper
 
 if TYPE_CHECKING:
     from vecenv.backends.memory.shared_state import SharedState
@@ -37,12 +37,16 @@ if TYPE_CHECKING:
     from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
     from vecenv.envs.parallel_env import ParallelEnv, SerialEnv
     from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv
+    from vecenv.envs.step_mdp import step_mdp
     from vecenv.envs.truncated_as_terminated import TruncatedAsTerminated
     from vecenv.facades.make_vec import make_vec
     from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
-    from vecenv.envs.step_mdp import step_mdp
+    from vecenv.transforms.transform import Compose, Transform
+    from vecenv.transforms.transformed_env import TransformedEnv
+    from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
+    from vecenv.transforms.vec_norm import VecNorm
     from vecenv.tuning.tune import tune
     from vecenv.tuning.tune_result import TuneResult, TuneRow
 
@@ -54,6 +58,7 @@ __all__ = [
     "Backend",
     "BaseVectorEnv",
     "ClosedError",
+    "Compose",
     "ConcurrentCallError",
     "ContinuousToDiscrete",
     "DMControlEnv",
@@ -76,6 +81,7 @@ __all__ = [
     "PettingZooEnv",
     "RayVectorEnv",
     "RemoteTraceback",
+    "RowWiseWrapper",
     "RunningMeanStd",
     "SerialEnv",
     "SharedMemoryError",
@@ -84,9 +90,13 @@ __all__ = [
     "SubprocVectorEnv",
     "SyncVectorEnv",
     "ThreadVectorEnv",
+    "Transform",
+    "TransformedEnv",
+    "TransformedVectorEnv",
     "TruncatedAsTerminated",
     "TuneResult",
     "TuneRow",
+    "VecNorm",
     "VectorEnvError",
     "VectorEnvNormObs",
     "VectorEnvWrapper",
@@ -104,6 +114,7 @@ _LOADED_WHEN_USED = {
     "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "AsyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
     "AtariVectorEnv": "vecenv.envs.atari_env",
+    "Compose": "vecenv.transforms.transform",
     "ContinuousToDiscrete": "vecenv.envs.discretize",
     "DMControlEnv": "vecenv.envs.dm_control_env",
     "EnvCreator": "vecenv.creator",
@@ -120,9 +131,13 @@ _LOADED_WHEN_USED = {
     "SerialEnv": "vecenv.envs.parallel_env",
     "SharedState": "vecenv.backends.memory.shared_state",
     "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
+    "Transform": "vecenv.transforms.transform",
+    "TransformedEnv": "vecenv.transforms.transformed_env",
+    "TransformedVectorEnv": "vecenv.transforms.transformed_vector_env",
     "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
     "TuneResult": "vecenv.tuning.tune_result",
     "TuneRow": "vecenv.tuning.tune_result",
+    "VecNorm": "vecenv.transforms.vec_norm",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "make_vec": "vecenv.facades.make_vec",
     "step_mdp": "vecenv.envs.step_mdp",

@@ -12,7 +12,7 @@ class RunningMeanStd:
 
     `mean` and `var` are float64 of the shape of one row, `count` the number of rows; `eps` keeps the division finite
     and `clip_max` (None for no limit) bounds what `norm` returns. `state_dict` and `load_state_dict` carry the
-    numbers.
+    numbers. Updates are in place, so that views of `mean` and `var` stay true once there was a row.
 
     >>> rms = RunningMeanStd()
     >>> rms.update(np.array([[1.0], [3.0]]))
@@ -27,7 +27,7 @@ class RunningMeanStd:
         clip_max: float | None = 10.0,
         eps: float = float(np.finfo(np.float32).eps),
     ) -> None:
-        self.mean = np.asarray(mean, dtype=np.float64)
+        self.mean = np.array(mean, dtype=np.float64)
         self.var = np.asarray(std, dtype=np.float64) ** 2
         self.count = 0.0
         self.clip_max = clip_max
@@ -46,8 +46,12 @@ class RunningMeanStd:
         total = self.count + k
         delta = mean - self.mean
         old, new = self.count / total, k / total
-        self.var = self.var * old + var * new + delta**2 * (old * new)
-        self.mean = self.mean + delta * new
+        if self.mean.shape != delta.shape:  # the first rows say what shape a row has
+            self.mean = np.broadcast_to(self.mean, delta.shape).copy()
+            self.var = np.broadcast_to(self.var, delta.shape).copy()
+        self.var *= old
+        self.var += var * new + delta**2 * (old * new)
+        self.mean += delta * new
         self.count = total
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
@@ -67,6 +71,9 @@ class RunningMeanStd:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self.mean = np.array(state["mean"], dtype=np.float64)
-        self.var = np.array(state["var"], dtype=np.float64)
+        mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
+        if (mean.shape, var.shape) == (self.mean.shape, self.var.shape):
+            self.mean[...], self.var[...] = mean, var
+        else:
+            self.mean, self.var = mean, var
         self.count = float(state["count"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -11,9 +10,11 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
-from vecenv.base import BaseVectorEnv
-from vecenv.engine.results import Step
+from vecenv.base import BaseVectorEnv, engine_of
+from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments.round_requests import reset_rows
 from vecenv.errors import Partial
+from vecenv.nest import tensor_on_host
 from vecenv.running_mean_std import RunningMeanStd
 
 
@@ -117,13 +118,188 @@ class VectorEnvWrapper(BaseVectorEnv):
         return f"{type(self).__name__}({self.venv!r})"
 
 
+class RowWiseWrapper(VectorEnvWrapper):
+    """Base of wrappers that change rows of what passes between the caller and the envs, but not how envs are stepped.
+
+    A subclass defines what it changes of `map_action`, `map_reset` and `map_step`. Guarantees: each row that the envs
+    return passes one of the last two once, whether `reset`, `step` or `recv` returns it or it is in the `partial` of an
+    error. A round in which episodes begin passes both: first its steps, those that ended an episode with their last
+    observation (`final_obs` in the info), then its resets, as if these were a round of their own. So collectors and
+    facades go on resetting an env in the round of its last step (`autoreset=True`), unless `keeps_autoreset` is False:
+    then that is a TypeError.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> class Clipped(RowWiseWrapper):
+    ...     def map_step(self, obs, rew, terminated, truncated, info):
+    ...         return obs, np.sign(rew), terminated, truncated, info
+    >>> with Clipped(DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 2)) as venv:
+    ...     obs, info = venv.reset()
+    ...     venv.send([[1.0], [-1.0]])
+    ...     venv.recv()[1]
+    array([-1., -1.])
+    """
+
+    def __init__(self, venv: Any) -> None:
+        super().__init__(venv)
+        self._resets: set[int] = set()
+        """The envs in flight that are being reset in a round of steps."""
+
+    @property
+    def keeps_autoreset(self) -> bool:
+        """Whether the episodes that the caller sees end are those that the envs end."""
+        return True
+
+    def map_action(self, action: Any) -> Any:
+        """The actions that the envs get, for those that the caller passed."""
+        return action
+
+    def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
+        """What is returned for rows (k, ...) of envs that were reset."""
+        return obs, info
+
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """What is returned for rows (k, ...) of envs that stepped: (obs, rew, terminated, truncated, info)."""
+        return obs, rew, terminated, truncated, info
+
+    def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
+        """As `venv.reset`, with the rows of `map_reset`."""
+        try:
+            obs, info = self.venv.reset(id, **kwargs)
+        except Exception as error:
+            partial = getattr(error, "partial", None)
+            if isinstance(partial, Partial):
+                obs, info = self.map_reset(partial.obs, partial.info)
+                error.partial = partial._replace(obs=obs, info=info)  # type: ignore[attr-defined]
+            raise
+        return self.map_reset(obs, info)
+
+    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
+        """As `venv.step`, with the rows of `map_step`."""
+        if self._resets or "reset" in kwargs or "autoreset" in kwargs:
+            self._note_resets(action, id, kwargs)
+        try:
+            obs, rew, terminated, truncated, info = self.venv.step(
+                action if action is None else self.map_action(action), id, **kwargs
+            )
+        except Exception as error:
+            self._map_partial(error)
+            raise
+        return self._map_round(obs, rew, terminated, truncated, info)
+
+    def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
+        """As `venv.send`."""
+        if self._resets or "reset" in kwargs or "autoreset" in kwargs:
+            self._note_resets(action, id, kwargs)
+        self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
+
+    def recv(self) -> Any:
+        """As `venv.recv`, with the rows of `map_step`."""
+        try:
+            obs, rew, terminated, truncated, info = self.venv.recv()
+        except Exception as error:
+            self._map_partial(error)
+            raise
+        return self._map_round(obs, rew, terminated, truncated, info)
+
+    def _note_resets(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
+        """Before a round is sent: note which of its envs it resets."""
+        if kwargs.get("autoreset") and not self.keeps_autoreset:
+            raise TypeError(
+                f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
+                "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"
+            )
+        reset, n = tensor_on_host(kwargs.get("reset")), len(self)
+        if reset is None and not self._resets:
+            return
+        if action is None:
+            asked = resets = set() if reset is None else set(as_ids(reset, n).tolist())
+        else:
+            id = kwargs.get("env_id") if id is None else id
+            ids = None if id is None else as_ids(tensor_on_host(id), n)
+            rows = np.arange(n) if ids is None else ids
+            asked = set(rows.tolist())
+            resets = set() if reset is None else set(rows[reset_rows(ids, reset, n)].tolist())
+        asked = asked - set(self.venv.waiting_id)  # of these the round is refused, and they go on as they are
+        self._resets = (self._resets - asked) | (resets & asked)
+
+    def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
+        """Which rows of a round are of envs that were reset in it; None for none."""
+        ids = [row["env_id"] for row in info]
+        rows = np.array([i in self._resets for i in ids], np.bool_)
+        self._resets.difference_update(ids)
+        return rows if rows.any() else None
+
+    def _map_partial(self, error: Any) -> None:
+        """Map the results of the others in the error of a round of steps."""
+        partial = getattr(error, "partial", None)
+        if isinstance(partial, Partial):
+            ids, obs, rew, terminated, truncated, info = partial
+            error.partial = Partial(ids, *self._map_round(obs, rew, terminated, truncated, info))
+
+    def _map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """Map the rows of a round of steps, in which envs may have been reset."""
+        resets = self._reset_rows(info) if self._resets else None
+        ended: list[int] = []
+        if not isinstance(terminated, np.ndarray) or (terminated | truncated).any():  # else no episode can have ended
+            ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
+        if resets is None and not ended:
+            return self.map_step(obs, rew, terminated, truncated, info)
+        return self._map_mixed((obs, rew, terminated, truncated), info, resets, ended)
+
+    def _map_mixed(self, columns: Any, info: np.ndarray, resets: np.ndarray | None, ended: list[int]) -> Any:
+        """A round in which episodes begin: in the rows `resets` by a reset alone, in `ended` by one after the step."""
+        begins = np.zeros(len(info), np.bool_) if resets is None else resets.copy()
+        begins[ended] = True
+        first = begins.nonzero()[0]
+        stepped = np.arange(len(info)) if resets is None else (~resets).nonzero()[0]
+        begun = nest.take(columns[0], first)
+        obs, rew, terminated, truncated = nest.take(columns, stepped)  # copies
+        last = list(zip(ended, np.searchsorted(stepped, ended).tolist(), strict=True))
+        for row, at in last:
+            nest.put(obs, at, info[row]["final_obs"])
+        if len(stepped):
+            obs, rew, terminated, truncated, _ = self.map_step(obs, rew, terminated, truncated, info[stepped])
+        for row, at in last:
+            info[row]["final_obs"] = nest.map(_own, nest.take(obs, at))
+        begun, _ = self.map_reset(begun, info[first])
+        # Rows of the right kind, whatever array library they are of, to be written over.
+        joined = nest.take(obs if len(stepped) else begun, np.zeros(len(info), np.int64))
+        if len(stepped):
+            nest.put(joined, stepped, obs)
+        nest.put(joined, first, begun)
+        if resets is None:
+            return joined, rew, terminated, truncated, info
+        own = nest.map(_own, columns[1:])
+        for column, rows in zip(own, (rew, terminated, truncated), strict=True):
+            column[...] = 0
+            column[stepped] = rows
+        return joined, *own, info
+
+
+def resets_in_step(venv: Any) -> bool:
+    """Whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
+
+    False for a wrapper or subclass with a `reset`, `step`, `send` or `recv` of its own, for what ends episodes by
+    itself, and for backends that cannot.
+    """
+    while isinstance(venv, VectorEnvWrapper):
+        base = RowWiseWrapper if isinstance(venv, RowWiseWrapper) else VectorEnvWrapper
+        own = any(getattr(type(venv), name) is not getattr(base, name) for name in ("reset", "step", "send", "recv"))
+        if own or not getattr(venv, "keeps_autoreset", True):
+            return False
+        venv = venv.venv
+    engine = engine_of(venv)
+    return engine is not None and engine.autoresets
+
+
 def check_send_and_recv(venv: Any, user: str) -> None:
     """TypeError if a wrapper or subclass overrides `step` or `reset` but neither `send` nor `recv`, as those written
     for tianshou do: `user`, which calls `send` and `recv`, would bypass it.
     """
     while True:
         for cls in type(venv).__mro__:
-            if cls in (BaseVectorEnv, VectorEnvWrapper):
+            if cls in (BaseVectorEnv, RowWiseWrapper, VectorEnvWrapper):
                 break
             if cls.__module__.startswith("vecenv."):  # the overrides of vecenv itself are consistent
                 continue
@@ -138,7 +314,7 @@ def check_send_and_recv(venv: Any, user: str) -> None:
         venv = venv.venv
 
 
-class VectorEnvNormObs(VectorEnvWrapper):
+class VectorEnvNormObs(RowWiseWrapper):
     """Normalises observations by their running mean and deviation (as tianshou's, also of Dict and Tuple spaces).
 
     Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
@@ -169,31 +345,16 @@ class VectorEnvNormObs(VectorEnvWrapper):
         self.update_obs_rms = update_obs_rms
         self.obs_rms: Any = _new_statistics(venv)
 
-    def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        if env_id is not None:
-            kwargs["env_id"] = env_id
-        return self._normed(self.venv.reset, id, **kwargs)
+    def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
+        """The rows normalised."""
+        return self._norm_batch(obs), info
 
-    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Step:
-        return self._normed(self.venv.step, action, id, **kwargs)
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, with observations normalised."""
+        return self._norm_batch(obs), rew, terminated, truncated, info
 
-    def recv(self) -> Step:
-        return self._normed(self.venv.recv)
-
-    def _normed(self, call: Callable[..., tuple[Any, ...]], *args: Any, **kwargs: Any) -> Any:
-        """Return what `call` returns, or raise its error, with observations (in `partial`: of an error) normalised."""
-        try:
-            obs, *rest = call(*args, **kwargs)
-        except Exception as error:
-            partial = getattr(error, "partial", None)
-            if isinstance(partial, Partial):
-                obs = self._norm_batch(partial.obs, partial.info)
-                error.partial = partial._replace(obs=obs)  # type: ignore[attr-defined]
-            raise
-        return self._norm_batch(obs, rest[-1]), *rest
-
-    def _norm_batch(self, obs: Any, info: np.ndarray) -> Any:
-        """Update the statistics, and return the rows normalised; `final_obs` in `info` is normalised in place."""
+    def _norm_batch(self, obs: Any) -> Any:
+        """Update the statistics, and return the rows normalised."""
         if self.obs_rms is None:
             return obs
         if isinstance(obs, np.ndarray) and obs.dtype == object:
@@ -203,9 +364,6 @@ class VectorEnvNormObs(VectorEnvWrapper):
             )
         if self.update_obs_rms:
             nest.merge(_update, [self.obs_rms, obs])
-        for row in info:
-            if "final_obs" in row:
-                row["final_obs"] = nest.merge(_norm, [self.obs_rms, row["final_obs"]])
         return nest.merge(_norm, [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
@@ -236,6 +394,13 @@ def _new_statistics(venv: Any) -> Any:
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
         )
     return nest.map(lambda leaf: RunningMeanStd(), tree)
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of an array or a tensor; any other object as it is."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 def _update(statistics_and_batch: list[Any]) -> None:

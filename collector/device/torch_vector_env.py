@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from collector.device.tensors import as_tensor, resolve_device, torch
+from collector.device.tensors import as_tensor, resolve_device, to_device, torch
 from collector.device.transfer import PinnedTransfer, make_transfer, memory_of
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, common_layout
+from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
+from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
+
+_OF_TRANSFORMS = ("transform", "append_transform", "insert_transform", "state_dict", "load_state_dict")
 
 TensorStep = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]
 """(obs, rew, terminated, truncated, info)"""
@@ -41,6 +45,10 @@ class TorchVectorEnv(VectorEnvWrapper):
     `venv` returned, so there that holds unless `venv` was made with `copy=False`. On CUDA a step makes one copy a leaf
     and waits once; a `venv` with `copy=False` is copied from straight out of its memory where CUDA can register that.
 
+    With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
+    `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this
+    object then has. Then `final_obs` in infos and the `partial` of errors hold tensors too. It takes array-api-compat.
+
     Assumes that `venv` itself is stepped and reset through this object only, and one thread.
 
     Raises `TypeError` for what is no vector env, for observations that cannot be tensors, and for a `reward_dtype` that
@@ -55,41 +63,102 @@ class TorchVectorEnv(VectorEnvWrapper):
     (torch.Size([2, 4]), tensor([1., 1.]))
     """
 
-    def __init__(self, venv: Any, device: Any, *, reward_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, venv: Any, device: Any, *, reward_dtype: torch.dtype = torch.float32, transforms: Any = None
+    ) -> None:
         _check_vector_env(venv)
         super().__init__(venv)
         self.device = resolve_device(device)
         self.reward_dtype = reward_dtype
         self._reward_dtype = _numpy_dtype(reward_dtype)
-        self._transfer = self._make_transfer()
-        self._transfers = [self._transfer]
+        self._transformed: TransformedVectorEnv | None = None
+        """What does the work where there are transforms."""
+        self._all_tensors = False
+        """Whether `final_obs` in infos and the `partial` of an error become tensors."""
+        if transforms is None:
+            self._transfer = self._make_transfer()
+            self._transfers = [self._transfer]
+        else:
+            plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
+            plain._all_tensors = True
+            self._transformed = TransformedVectorEnv(plain, transforms)
+            self._transfer, self._transfers = plain._transfer, plain._transfers
 
     def to(self, device: Any) -> TorchVectorEnv:
-        """Another TorchVectorEnv around the same `venv`, with tensors on `device`; this one stays usable."""
-        other = type(self)(self.venv, device, reward_dtype=self.reward_dtype)
+        """Another TorchVectorEnv around the same `venv`, with tensors on `device` and clones of the transforms; this
+        one stays usable.
+        """
+        transforms = None if self._transformed is None else self._transformed.transform.clone()
+        other = type(self)(self.venv, device, reward_dtype=self.reward_dtype, transforms=transforms)
         # Both share the memory of the envs: before either steps them, the copies of both have to be done.
-        other._transfers = self._transfers
         self._transfers.append(other._transfer)
+        other._transfers = self._transfers
+        if other._transformed is not None:
+            other._transformed.venv._transfers = self._transfers
         return other
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_TRANSFORMS and self._transformed is not None:
+            return getattr(self._transformed, name)
+        return super().__getattr__(name)
+
+    @property
+    def observation_space(self) -> Any:
+        """The space of each env's observations."""
+        return (self.venv if self._transformed is None else self._transformed).observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The space of each env's actions."""
+        return (self.venv if self._transformed is None else self._transformed).action_space
+
+    def seed(self, seed: Any = None) -> Any:
+        """As `venv.seed`."""
+        return (self.venv if self._transformed is None else self._transformed).seed(seed)
+
+    def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
+        """As `venv.set_seed`."""
+        return (self.venv if self._transformed is None else self._transformed).set_seed(seed, static_seed)
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """As `venv.reset`; returns (obs, info) with tensors."""
+        if self._transformed is not None:
+            return self._transformed.reset(id, **kwargs)
         self._settle()
-        obs, info = self.venv.reset(*_positional(id), **_on_host(kwargs))
+        obs, info = self._checked(self.venv.reset, *_positional(id), **_on_host(kwargs))
         return self._tensors(obs), info
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> TensorStep:  # type: ignore[override]
         """As `venv.step`; returns (obs, rew, terminated, truncated, info) with tensors, but for infos."""
-        return self._result(self.venv.step(self._actions(action), *_positional(id), **_on_host(kwargs)))
+        if self._transformed is not None:
+            step: TensorStep = self._transformed.step(_stacked(action), id, **kwargs)
+            return step
+        return self._result(self._checked(self.venv.step, self._actions(action), *_positional(id), **_on_host(kwargs)))
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
+        if self._transformed is not None:
+            self._transformed.send(_stacked(action), id, **kwargs)
+        else:
+            self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
 
     def recv(self) -> TensorStep:  # type: ignore[override]
         """As `venv.recv`; returns what `step` does."""
+        if self._transformed is not None:
+            step: TensorStep = self._transformed.recv()
+            return step
         self._settle()
-        return self._result(self.venv.recv())
+        return self._result(self._checked(self.venv.recv))
+
+    def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `call` returns; the partial of its error as tensors, if those are wanted."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            partial = getattr(error, "partial", None)
+            if self._all_tensors and isinstance(partial, Partial):
+                error.partial = Partial(partial.env_id, *self._result(partial[1:]))  # type: ignore[attr-defined]
+            raise
 
     def close(self) -> None:
         """Close `venv`, once no copy reads from its memory any more. Safe to call again."""
@@ -122,6 +191,10 @@ class TorchVectorEnv(VectorEnvWrapper):
     def _result(self, step: Sequence[Any]) -> TensorStep:
         obs, rew, terminated, truncated, info = step
         rew = rew if rew.dtype == object else rew.astype(self._reward_dtype, copy=False)
+        if self._all_tensors:
+            for row in info:
+                if "final_obs" in row:
+                    row["final_obs"] = to_device(nest.map(np.asarray, row["final_obs"]), self.device)
         return (*self._tensors((obs, rew, terminated, truncated)), info)
 
     def _tensors(self, tree: Any) -> Any:

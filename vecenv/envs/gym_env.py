@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces, wrappers
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 from gymnasium.utils import RecordConstructorArgs
 
-from vecenv.envs.frame_skip import check_frame_skip
+from vecenv.envs.frame_skip import RepeatsActions, check_frame_skip, repeated_step, skips_by_itself
+from vecenv.envs.pixels import Pixels
 
 
 class _AvailableEnvs:
@@ -23,7 +23,7 @@ class _AvailableEnvs:
         return sorted(gymnasium.registry)
 
 
-class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
+class GymEnv(gymnasium.Wrapper, RecordConstructorArgs, RepeatsActions):
     """A gymnasium env made by its name (arguments of torchrl's GymEnv). It is a `gymnasium.Env` as any other.
 
     `gymnasium.make(env.spec)` makes the same again.
@@ -97,7 +97,7 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
             raise TypeError(f"env_name must be the id of an env or an env, got {given!r}")
         super().__init__(made)
         try:
-            self._repeats = 1 if _skips(made, frame_skip) else self.frame_skip
+            self.repeats = 1 if skips_by_itself(made, frame_skip) else self.frame_skip
             self._observes(made.observation_space)
         except BaseException:
             if made is not given:
@@ -107,20 +107,15 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
     def _observes(self, own: Any) -> None:
         """Settle what is observed, given the env's own space."""
         self._is_picture = _is_picture(own)
-        self._renders = False
+        self._pixels: Pixels | None = None
         if self._is_picture:
             self.from_pixels = True
             self.observation_space = spaces.Dict({"pixels": own})
         elif isinstance(own, spaces.Dict) and "pixels" in own.spaces:
             self.from_pixels = True
         elif self.from_pixels:
-            if self.env.render_mode != "rgb_array":
-                raise ValueError(f'from_pixels needs an env with render_mode="rgb_array", got {self.env.render_mode!r}')
-            self._renders = True
-            self.env.reset()  # most envs have nothing to show before
-            frame = self._frame()
-            parts = {} if self.pixels_only else own.spaces if isinstance(own, spaces.Dict) else {"observation": own}
-            self.observation_space = spaces.Dict({**parts, "pixels": spaces.Box(0, 255, frame.shape, np.uint8)})
+            self._pixels = Pixels(self.env, self.pixels_only, render_kwargs=self._render_kwargs)
+            self.observation_space = self._pixels.space()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode: (obs, info)."""
@@ -129,40 +124,13 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Give the action to the env, `frame_skip` times or until the episode ends."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        for _ in range(self._repeats - 1):
-            if terminated or truncated:
-                break
-            obs, more, terminated, truncated, info = self.env.step(action)
-            reward = reward + more  # type: ignore[operator]
+        obs, reward, terminated, truncated, info = repeated_step(self.env, action, self.repeats)
         return self._observation(obs), reward, terminated, truncated, info
 
     def _observation(self, obs: Any) -> Any:
         if self._is_picture:
             return {"pixels": obs}
-        if not self._renders:
-            return obs
-        own = {} if self.pixels_only else obs if isinstance(obs, dict) else {"observation": obs}
-        return {**own, "pixels": self._frame()}
-
-    def _frame(self) -> np.ndarray:
-        """What the env shows now, uint8 (height, width, 3), the caller's to keep."""
-        if not self._render_kwargs:
-            frame: Any = self.env.render()
-        else:
-            try:
-                frame = self.env.unwrapped.render(**self._render_kwargs)
-            except TypeError as error:
-                raise TypeError(
-                    f"render() of {self.env} was called with render_kwargs={self._render_kwargs}: {error}; sizes are "
-                    "often arguments of the constructor: GymEnv(name, width=..., height=...)"
-                ) from error
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
-            raise ValueError(
-                "from_pixels needs frames that are uint8 arrays (height, width, 3), "
-                f"render() of {self.env} returned {_described(frame)}"
-            )
-        return frame.copy(order="C")
+        return obs if self._pixels is None else self._pixels.observation(obs)
 
 
 def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -210,46 +178,6 @@ def _takes_frameskip(env_id: str) -> bool:
     return creator is not None and "frameskip" in inspect.signature(creator).parameters
 
 
-def _skips(env: gymnasium.Env[Any, Any], frame_skip: int | None) -> bool:
-    """Whether a step of the env is as many frames already; ValueError if it is another number of frames."""
-    own = _own_skips(env)
-    if frame_skip is None or not own:
-        return frame_skip is None
-    if all(isinstance(skip, (int, np.integer)) for skip in own) and math.prod(own) == frame_skip:
-        return True
-    raise ValueError(
-        f"frame_skip={frame_skip}, but {env} skips frames by itself: {' times '.join(map(str, own))} a step; pass "
-        "frame_skip=None to keep that, or an env that does not skip"
-    )
-
-
-def _own_skips(env: gymnasium.Env[Any, Any]) -> list[Any]:
-    """What multiplies the frames of a step: the env's own frameskip, and those of the wrappers that are known."""
-    skips: list[Any] = []
-    while isinstance(env, gymnasium.Wrapper):
-        for wrapper, attribute in _SKIPPING.items():
-            if isinstance(env, wrapper):
-                skips.append(getattr(env, attribute))
-        env = env.env
-    spec_kwargs = {} if env.spec is None else env.spec.kwargs
-    skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", spec_kwargs.get("frameskip", 1))))
-    return [skip for skip in skips if skip not in (None, 1)]
-
-
-_SKIPPING_WRAPPERS = {
-    "MaxAndSkipObservation": "_skip",
-    "RepeatAction": "num_repeats",
-    "AtariPreprocessing": "frame_skip",
-}
-"""Those of gymnasium, of which not every version has all (RepeatAction: since 1.3)."""
-
-_SKIPPING: dict[type, str] = {
-    GymEnv: "_repeats",
-    **{getattr(wrappers, name): number for name, number in _SKIPPING_WRAPPERS.items() if hasattr(wrappers, name)},
-}
-"""The wrappers that repeat actions, and where each has its number."""
-
-
 def _is_picture(space: Any) -> bool:
     """Whether an observation is a picture in colour (the rule of torchrl)."""
     return (
@@ -259,9 +187,3 @@ def _is_picture(space: Any) -> bool:
         and space.dtype == np.uint8
         and bool((space.low == 0).all() and (space.high == 255).all())
     )
-
-
-def _described(frame: Any) -> str:
-    if isinstance(frame, np.ndarray):
-        return f"{frame.dtype} {frame.shape}"
-    return "None" if frame is None else f"a {type(frame).__name__}"

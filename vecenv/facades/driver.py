@@ -7,6 +7,7 @@ from typing import Any
 
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
 from vecenv.engine.results import OwnStep, Step
+from vecenv.wrappers import resets_in_step
 
 
 class Driver:
@@ -18,7 +19,7 @@ class Driver:
     def __init__(self, venv: Any) -> None:
         self._venv = venv
         self.engine = engine_of(venv)
-        self.autoresets = self.engine is not None and self.engine.autoresets
+        self.autoresets = resets_in_step(venv)
         """Whether a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv)) if hasattr(venv, "__len__") else range(venv.env_num)
@@ -28,7 +29,8 @@ class Driver:
         if self.engine is not None:
             taken = self.engine.exchange(actions, None, autoreset)
             return self.engine.results.own_rows(None, taken)
-        return self._own(self._ids, self._venv.step(actions))
+        step = self._venv.step(actions, autoreset=True) if autoreset else self._venv.step(actions)
+        return self._own(self._ids, step)
 
     def receive(self, ids: Sequence[int]) -> OwnStep:
         """The batch of `recv`, which is of `ids`."""

@@ -132,7 +132,7 @@ class SB3VecEnv(VecEnv):
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
         if self._has_own_step:
-            return self._results(self._driver.step(self._actions, False))
+            return self._results(self._driver.step(self._actions, self._one_round))
         return self._results(self._driver.receive(range(self.num_envs)))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:

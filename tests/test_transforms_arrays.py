@@ -1,0 +1,135 @@
+"""Transforms on arrays of other libraries: with the standard's functions alone, and without a way over numpy."""
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+from transform_envs import CASES, MIXED, VECTOR, plain
+
+from vecenv import DummyVectorEnv, nest
+from vecenv.transforms import Rows, TransformedVectorEnv, VecNorm
+from vecenv.transforms.arrays import EnvRows
+
+N = 4
+ROW_WISE = {**CASES, "vec norm": (VECTOR, lambda: VecNorm()), "vec norm of parts": (MIXED, lambda: VecNorm(["x", "v"]))}
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that refuses to leave its device."""
+
+    def _refuse(self, *args, **kwargs):
+        raise AssertionError("a tensor was moved to the host")
+
+    __array__ = cpu = item = numpy = tolist = __int__ = __float__ = __bool__ = __index__ = _refuse
+
+
+def to_strict(array):
+    return array if array.dtype == object else array_api_strict.asarray(array.copy())
+
+
+def to_device(array):
+    return array if array.dtype == object else torch.from_numpy(array.copy()).as_subclass(OnDevice)
+
+
+def from_strict(array):
+    assert not isinstance(array, np.ndarray)
+    return np.asarray(array)
+
+
+def from_device(array):
+    assert isinstance(array, torch.Tensor)
+    return array.as_subclass(torch.Tensor).numpy()
+
+
+LIBRARIES = {"array_api_strict": (to_strict, from_strict), "a tensor on a device": (to_device, from_device)}
+
+
+def rounds(space):
+    """A full reset, a full step, then steps and resets of some: (ids, obs, reward or None)."""
+    space.seed(0)
+    rng = np.random.default_rng(0)
+    for ids, steps in (([0, 1, 2, 3], False), ([0, 1, 2, 3], True), ([2, 0], True), ([1], False), ([3, 1], True)):
+        obs = nest.map(np.copy, nest.stack([space.sample() for _ in ids]))
+        yield np.array(ids), obs, rng.normal(size=len(ids)) if steps else None
+
+
+def run(transform, ids, obs, reward, convert):
+    """One round in a library: (obs, reward, truncated)."""
+    if reward is None:
+        rows = Rows(nest.map(convert, obs), None, ids=ids)
+        transform.reset(rows)
+    else:
+        flags = np.zeros((2, len(ids)), np.bool_)
+        rows = Rows(nest.map(convert, obs), None, *map(convert, (reward, *flags)), ids=ids)
+        transform.step(rows)
+    return rows.obs, rows.reward, rows.truncated
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("case", ROW_WISE)
+def test_a_transform_stays_in_the_library_and_on_the_device_of_the_rows(case, library):
+    space, make = ROW_WISE[case]
+    convert, back = LIBRARIES[library]
+    with DummyVectorEnv([plain(space, 3)] * N) as venv:
+        reference, other = (TransformedVectorEnv(venv, make()) for _ in range(2))
+        for ids, obs, reward in rounds(space):
+            want = run(reference.transform, ids, obs, reward, np.copy)
+            got = run(other.transform, ids, obs, reward, convert)
+            for left, right in zip(want, got, strict=True):
+                if left is None:
+                    assert right is None
+                    continue
+                for one, two in zip(nest.leaves(left), nest.leaves(right), strict=True):
+                    two = back(two)
+                    assert one.dtype == two.dtype
+                    if one.dtype.kind == "f":
+                        # OpenCV rounds halves of uint8 up, the others to even.
+                        np.testing.assert_allclose(two, one, rtol=2e-6, atol=1.01 / 255 if case == "atari" else 2e-6)
+                    else:
+                        assert np.abs(two.astype(np.int64) - one.astype(np.int64)).max() <= (one.dtype == np.uint8)
+        actions = np.full((N, 2), 0.5, np.float32)
+        want, got = reference.transform.inv(actions), other.transform.inv(convert(actions))
+        np.testing.assert_allclose(back(got), want, rtol=1e-6)
+
+
+def test_what_vec_norm_has_learnt_on_a_device_can_be_kept():
+    states = []
+    for convert in (np.copy, to_device):
+        with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * N), VecNorm()) as venv:
+            for ids, obs, reward in rounds(VECTOR):
+                run(venv.transform, ids, obs, reward, convert if convert is np.copy else plain_tensor)
+            states.append(venv.state_dict()["0.VecNorm"])
+    for key, array in states[0].items():
+        assert isinstance(states[1][key], np.ndarray)
+        np.testing.assert_allclose(states[1][key], array)
+
+
+def plain_tensor(array):
+    return torch.from_numpy(array.copy())
+
+
+def test_the_tensor_of_these_tests_refuses_to_move():
+    tensor = to_device(np.ones(2))
+    for move in (np.asarray, float, lambda t: t.cpu(), lambda t: t[0].item(), lambda t: t.tolist()):
+        with pytest.raises((AssertionError, TypeError)):
+            move(tensor)
+
+
+@pytest.mark.parametrize("convert", [np.copy, to_strict, plain_tensor], ids=["numpy", "strict", "torch"])
+def test_rows_by_env_are_those_that_were_put_last(convert):
+    kept, want = EnvRows(4), np.zeros((4, 2))
+    assert kept.take(np.array([0])) is None
+    rng = np.random.default_rng(0)
+    for ids in ([2, 0], [0, 1, 2, 3], [3], [1, 3, 0], [3, 2, 1, 0]):
+        rows = rng.normal(size=(len(ids), 2))
+        want[ids] = rows
+        given = convert(rows)
+        kept.put(np.array(ids), given)
+        given *= 0  # what is kept is a copy
+        assert np.array_equal(np.asarray(kept.take(np.arange(4))), want)
+    kept.clear(np.array([1, 2]))
+    want[[1, 2]] = 0
+    taken = kept.take(np.array([3, 1]))
+    assert np.array_equal(np.asarray(taken), want[[3, 1]])
+    taken *= 0
+    assert np.array_equal(np.asarray(kept.take(np.arange(4))), want)

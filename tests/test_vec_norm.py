@@ -1,0 +1,211 @@
+"""VecNorm: its formula, what it has learnt, and statistics that workers share."""
+
+import os
+import pickle
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from transform_envs import MIXED, VECTOR, Samples, normalised, plain
+
+from collector import SyncDataCollector
+from vecenv import DummyVectorEnv, ShmemVectorEnv, WorkerDiedError
+from vecenv.transforms import Compose, Rows, TransformedVectorEnv, VecNorm
+
+DECAY, EPS = 0.9, 1e-4
+
+
+class Reference:
+    """The formula, for one entry."""
+
+    def __init__(self, decay=DECAY):
+        self.decay, self.sum, self.ssq, self.count = decay, 0.0, 0.0, 0.0
+
+    def __call__(self, rows):
+        rows = rows.astype(np.float64)
+        self.sum = self.sum * self.decay + rows.sum(0)
+        self.ssq = self.ssq * self.decay + (rows**2).sum(0)
+        self.count = self.count * self.decay + len(rows)
+        mean = self.sum / self.count
+        std = np.sqrt(np.maximum(self.ssq / self.count - mean**2, EPS))
+        return (rows - mean) / np.maximum(std, EPS)
+
+
+def attached(transform, space=VECTOR, n=4):
+    return TransformedVectorEnv(DummyVectorEnv([plain(space, 3)] * n), transform)
+
+
+def test_each_batch_is_counted_and_then_normalised(backend):
+    with (
+        backend([plain(VECTOR, 3)] * 4) as raw,
+        TransformedVectorEnv(backend([plain(VECTOR, 3)] * 4), VecNorm(decay=DECAY)) as venv,
+    ):
+        of_obs, of_reward = Reference(), Reference()
+        actions = np.ones((4, 2), np.float32)
+        np.testing.assert_allclose(venv.reset(seed=1)[0], of_obs(raw.reset(seed=1)[0]), rtol=1e-4, atol=1e-5)
+        for ids in (None, [2, 0], [1], None):
+            want, got = (each.step(actions[: 4 if ids is None else len(ids)], ids) for each in (raw, venv))
+            assert got[0].dtype == np.float32
+            np.testing.assert_allclose(got[0], of_obs(want[0]), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(got[1], of_reward(want[1]), rtol=1e-6)
+        state = venv.transform[0].state_dict()
+        assert state["observation_count"] == pytest.approx(of_obs.count)
+        np.testing.assert_allclose(state["observation_sum"], of_obs.sum)
+        np.testing.assert_allclose(state["reward_ssq"], of_reward.ssq)
+
+
+def test_sums_stay_exact_where_float32_would_lose_them():
+    with attached(VecNorm(decay=1.0), spaces.Box(-np.inf, np.inf, (1,), np.float32)) as venv:
+        rng = np.random.default_rng(0)
+        for _ in range(300):
+            rows = Rows(rng.normal(1000, 0.1, (4, 1)).astype(np.float32), None, np.zeros(4), ids=np.arange(4))
+            venv.transform.step(rows)
+        mean, std = venv.transform[0].moments()["observation"]
+        assert mean[0] == pytest.approx(1000, abs=0.01)
+        assert std[0] == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_arrays_are_updated_in_place():
+    with attached(VecNorm()) as venv:
+        arrays = dict(venv.transform[0].shared_state())
+        venv.reset(seed=0)
+        venv.step(np.ones((4, 2), np.float32))
+        assert arrays["observation_count"] > 4
+        assert all(venv.transform[0].shared_state()[key] is array for key, array in arrays.items())
+
+
+@pytest.mark.parametrize(
+    ("keys", "entries"),
+    [
+        (None, {"x", "v", "which", "many", "pixels", "deep.y", "reward"}),
+        (["x", "reward"], {"x", "reward"}),
+        ([("deep", "y")], {"deep.y"}),
+        (["reward"], {"reward"}),
+    ],
+)
+def test_its_entries_are_those_of_the_keys(keys, entries):
+    with attached(VecNorm(keys), MIXED) as venv:
+        venv.reset(seed=0)
+        venv.step(np.ones((4, 2), np.float32))
+        assert set(venv.transform[0].moments()) == entries
+        names = {f"{entry}_{part}" for entry in entries for part in ("sum", "ssq", "count")}
+        assert set(venv.transform[0].state_dict()) == names
+
+
+def test_frozen_it_normalises_without_updates_and_can_be_undone():
+    with attached(VecNorm(), n=3) as venv, attached(None, n=3) as raw:
+        raw_obs, obs = raw.reset(seed=1)[0], venv.reset(seed=1)[0]
+        norm = venv.transform[0]
+        np.testing.assert_allclose(norm.denorm(obs), raw_obs, rtol=1e-4, atol=1e-5)
+        frozen = norm.frozen_copy()
+        with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * 3), frozen) as test_env:
+            before = frozen.state_dict()
+            fixed, _ = test_env.reset(seed=2)
+            rewards = test_env.step(np.ones((3, 2), np.float32))[1]
+            assert all(np.array_equal(before[key], value) for key, value in frozen.state_dict().items())
+            raw_obs = raw.reset(seed=2)[0]
+            raw_rewards = raw.step(np.ones((3, 2), np.float32))[1]
+            np.testing.assert_allclose(norm.to_observation_norm()(raw_obs), fixed, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(frozen.denorm_reward(rewards), raw_rewards)
+        count = norm.state_dict()["observation_count"]
+        norm.freeze()
+        venv.reset()
+        assert norm.state_dict()["observation_count"] == count
+        norm.unfreeze()
+        venv.reset()
+        assert norm.state_dict()["observation_count"] > count
+
+
+def test_before_the_first_update_a_frozen_one_changes_nothing():
+    with attached(VecNorm().freeze()) as venv, attached(None) as raw:
+        assert np.array_equal(venv.reset(seed=0)[0], raw.reset(seed=0)[0])
+
+
+def test_of_several_parts_the_observation_norm_is_a_chain():
+    with attached(VecNorm(["x", "v"], ["x", "w"]), MIXED) as venv, attached(None, MIXED) as raw:
+        obs = venv.reset(seed=0)[0]
+        norm = venv.transform[0].to_observation_norm()
+        assert isinstance(norm, Compose)
+        again = norm(raw.reset(seed=0)[0])
+        for key in ("x", "v", "w"):
+            np.testing.assert_allclose(again[key], obs[key], rtol=1e-4, atol=1e-6)
+
+
+def test_what_it_has_learnt_goes_on_in_another():
+    with attached(VecNorm()) as first, attached(VecNorm()) as second, attached(VecNorm(["reward"])) as other:
+        first.reset(seed=0)
+        state = first.state_dict()
+        assert list(state) == ["0.VecNorm"]
+        copied = pickle.loads(pickle.dumps(state))
+        arrays = dict(second.transform[0].shared_state())
+        second.load_state_dict(copied)
+        assert arrays["observation_count"] == 4  # in place
+        assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
+        with pytest.raises(ValueError, match="this VecNorm has"):
+            other.load_state_dict(copied)
+        with pytest.raises(ValueError, match=r"the state is of \['1.VecNorm'\]"):
+            second.load_state_dict({"1.VecNorm": {}})
+        assert first.transform[0].clone().state_dict().keys() == state["0.VecNorm"].keys()
+
+
+def test_it_is_the_env_state_of_a_collector():
+    def make():
+        return TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * 2), VecNorm(decay=1.0))
+
+    with SyncDataCollector(make(), frames_per_batch=10) as collector:
+        collector.next()
+        state = collector.state_dict()
+    assert state["env_state_dict"]["0.VecNorm"]["reward_count"] == 10
+    with SyncDataCollector(make(), frames_per_batch=10) as collector:
+        collector.load_state_dict(state)
+        collector.next()
+        assert collector.state_dict()["env_state_dict"]["0.VecNorm"]["reward_count"] == 20
+
+
+def test_vector_rewards_are_refused():
+    with attached(VecNorm()) as venv, pytest.raises(ValueError, match="in_keys without 'reward'"):
+        venv.transform.step(Rows(np.zeros((4, 5), np.float32), None, np.zeros((4, 2)), ids=np.arange(4)))
+
+
+# Workers that share one.
+
+
+def test_workers_of_a_creator_share_one(backend):
+    creator = pytest.importorskip("vecenv.creator").EnvCreator(partial(normalised, decay=1.0))
+    with backend([creator] * 3) as venv:
+        venv.reset(seed=0)
+        for _ in range(5):
+            obs = venv.step(np.ones((3, 2), np.float32))[0]
+        state = creator.state_dict()
+        assert state["0.VecNorm.observation_count"] == 18
+        assert state["0.VecNorm.reward_count"] == 15
+        raw = [Samples(VECTOR, 5) for _ in range(3)]
+        rows = [env.reset(seed=i)[0] for i, env in enumerate(raw)]
+        rows += [env.step(np.ones(2))[0] for env in raw for _ in range(5)]
+        np.testing.assert_allclose(state["0.VecNorm.observation_sum"], np.sum(rows, 0, np.float64), rtol=1e-6)
+        assert obs.dtype == np.float32
+
+
+def test_no_update_is_lost_where_workers_update_at_once_and_two_are_killed():
+    creator = pytest.importorskip("vecenv.creator").EnvCreator(partial(normalised, decay=1.0))
+    n, rounds = 8, 60
+    with ShmemVectorEnv([creator] * n, num_workers=n) as venv:
+        venv.reset(seed=0)
+        for _ in range(rounds):
+            venv.step(np.ones((n, 2), np.float32), autoreset=True)
+        counted = float(creator.state_dict()["0.VecNorm.reward_count"])
+        assert counted == n * rounds
+        venv.send(np.ones((n, 2), np.float32))
+        for pid in {report.pid for report in venv.engine.backend.workers[:2]}:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            venv.recv()
+        after = float(creator.state_dict()["0.VecNorm.reward_count"])
+        assert counted + n - 2 <= after <= counted + n
+        assert after == int(after)
+        venv.reset()
+        for _ in range(rounds):
+            venv.step(np.ones((n, 2), np.float32), autoreset=True)
+        assert creator.state_dict()["0.VecNorm.reward_count"] == after + n * rounds

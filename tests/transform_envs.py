@@ -1,0 +1,142 @@
+"""Envs and transforms of the tests of transforms. A light module of its own, because workers import it."""
+
+import copy
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vecenv.transforms import (
+    ActionScaling,
+    CatFrames,
+    CatTensors,
+    CenterCrop,
+    Compose,
+    DoubleToFloat,
+    DTypeCast,
+    Flatten,
+    GrayScale,
+    ObservationNorm,
+    RenameTransform,
+    Resize,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    SqueezeTransform,
+    StepCounter,
+    TimeLimit,
+    ToTensorImage,
+    TransformedEnv,
+    UnsqueezeTransform,
+    VecNorm,
+)
+
+IMAGE = spaces.Box(0, 255, (12, 10, 3), np.uint8)
+VECTOR = spaces.Box(-2, 3, (5,), np.float32)
+MIXED = spaces.Dict(
+    {
+        "x": spaces.Box(-1, 1, (3,), np.float64),
+        "v": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        "which": spaces.Discrete(4, start=2),
+        "many": spaces.MultiDiscrete([2, 3]),
+        "pixels": IMAGE,
+        "deep": spaces.Dict({"y": spaces.Box(0, 1, (2, 2), np.float32)}),
+    }
+)
+VECTORS = spaces.Dict({"b": VECTOR, "a": spaces.Box(0, 1, (2,), np.float64)})
+
+
+class Samples(gymnasium.Env):
+    """Observes samples of its space, which follow from the seed; episodes end after `length` steps, in turn by
+    termination and by truncation. The reward is a function of the action.
+    """
+
+    def __init__(self, space=VECTOR, length=4, action_space=None):
+        self.observation_space = copy.deepcopy(space)  # envs of other threads draw from theirs
+        self.action_space = spaces.Box(-2, 6, (2,), np.float32) if action_space is None else action_space
+        self.length, self.t, self.episode = length, 0, -1
+
+    def _obs(self):
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.episode = 0, self.episode + 1
+        return self._obs(), {"episode": self.episode}
+
+    def step(self, action):
+        self.t += 1
+        over, odd = self.t >= self.length, self.episode % 2 == 1
+        reward = float(np.sum(action)) + float(self.np_random.normal())
+        return self._obs(), reward, over and not odd, over and odd, {"t": self.t}
+
+
+CASES = {
+    "to tensor": (IMAGE, lambda: ToTensorImage()),
+    "to tensor, only moved": (IMAGE, lambda: ToTensorImage(keep_uint8=True, unsqueeze=True)),
+    "gray": (IMAGE, lambda: GrayScale()),
+    "gray 709": (IMAGE, lambda: GrayScale("709", keep_dim=False)),
+    "gray floats": (IMAGE, lambda: Compose(ToTensorImage(), GrayScale())),
+    "area": (IMAGE, lambda: Resize(5, 4)),
+    "area, larger": (IMAGE, lambda: Resize(15, 20)),
+    "bilinear": (IMAGE, lambda: Resize(5, 4, "bilinear")),
+    "bilinear floats": (IMAGE, lambda: Compose(ToTensorImage(), Resize(5, 14, "bilinear"))),
+    "area floats": (IMAGE, lambda: Compose(ToTensorImage(), Resize(5, 4))),
+    "atari": (IMAGE, lambda: Compose(GrayScale(), Resize(6), ToTensorImage(), CatFrames(4, -3))),
+    "crop": (IMAGE, lambda: CenterCrop(5, 7)),
+    "unsqueeze": (VECTOR, lambda: UnsqueezeTransform(-1)),
+    "squeeze": (VECTOR, lambda: Compose(UnsqueezeTransform(0), SqueezeTransform(0))),
+    "flatten": (IMAGE, lambda: Flatten()),
+    "flatten all": (MIXED, lambda: Flatten()),
+    "flatten one": (MIXED, lambda: Flatten(in_keys=["pixels"])),
+    "cat tensors": (VECTORS, lambda: CatTensors()),
+    "cat some": (MIXED, lambda: CatTensors(["v", "which", "x"], "joined", del_keys=False, sort=False)),
+    "frames": (VECTOR, lambda: CatFrames(3, -1)),
+    "frames, constant": (VECTOR, lambda: CatFrames(3, -1, padding="constant", padding_value=-9)),
+    "frames of a part": (MIXED, lambda: CatFrames(2, -1, in_keys=["x"], out_keys=["xs"])),
+    "norm": (VECTOR, lambda: ObservationNorm(0.5, [1, 2, 3, -4, 5])),
+    "standard normal": (VECTOR, lambda: ObservationNorm(0.5, 2.0, ["observation"], ["z"], standard_normal=True)),
+    "cast": (MIXED, lambda: DTypeCast("float32", "float64", in_keys_inv=["action"])),
+    "double to float": (MIXED, lambda: DoubleToFloat()),
+    "rename": (MIXED, lambda: RenameTransform(["x", ("deep", "y")], ["y", "z"])),
+    "rename all": (VECTOR, lambda: RenameTransform(["observation"], ["state"])),
+    "reward sum": (VECTOR, lambda: RewardSum()),
+    "reward clipping": (VECTOR, lambda: RewardClipping(-0.5, 0.5)),
+    "reward scaling": (VECTOR, lambda: RewardScaling(1.0, 0.5)),
+    "step counter": (MIXED, lambda: StepCounter()),
+    "actions": (VECTOR, lambda: Compose(ActionScaling(), ActionScaling(0, 1))),
+    "a function": (VECTOR, lambda: lambda obs: obs * 0.5),
+    "all together": (
+        VECTOR,
+        lambda: Compose(CatFrames(2, -1), RewardScaling(0.0, 0.1), RewardSum(), StepCounter(), ActionScaling()),
+    ),
+}
+"""What is observed, and what makes the transform. All of these work on rows, and end no episode."""
+
+ENDING = {
+    "time limit": (VECTOR, lambda: TimeLimit(3)),
+    "counter with a limit": (VECTOR, lambda: Compose(CatFrames(2, -1), StepCounter(max_steps=2))),
+}
+"""Those that end episodes."""
+
+
+def plain(space, length):
+    """A function that makes an env."""
+    return lambda: Samples(space, length)
+
+
+def transformed(space, length, transform):
+    """A function that makes the same env with the transform around it."""
+    return lambda: TransformedEnv(Samples(space, length), transform())
+
+
+def normalised(**options):
+    """An env with a VecNorm around it."""
+    return TransformedEnv(Samples(VECTOR, 5), VecNorm(**options))
+
+
+def envs_of(case, n):
+    """(env_fns without the transform, env_fns with it) of `n` envs whose episodes have different lengths."""
+    space, transform = {**CASES, **ENDING}[case]
+    return [plain(space, 2 + i) for i in range(n)], [transformed(space, 2 + i, transform) for i in range(n)]

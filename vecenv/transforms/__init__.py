@@ -1,0 +1,55 @@
+"""Transforms of what envs return and take: in a worker, on whole batches in the parent, or on tensors on a device.
+
+docs/transforms.md has a table of them, and says where each can be.
+"""
+
+from vecenv.transforms.images import CenterCrop, GrayScale, ToTensorImage
+from vecenv.transforms.keys import CatTensors, RenameTransform
+from vecenv.transforms.per_episode import CatFrames, RewardSum, StepCounter, TimeLimit
+from vecenv.transforms.resize import Resize
+from vecenv.transforms.shapes import Flatten, SqueezeTransform, UnsqueezeTransform
+from vecenv.transforms.single_env import FrameSkip, NoopReset, PixelObservation
+from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform
+from vecenv.transforms.transformed_env import TransformedEnv
+from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
+from vecenv.transforms.values import (
+    ActionScaling,
+    DoubleToFloat,
+    DTypeCast,
+    ObservationNorm,
+    RewardClipping,
+    RewardScaling,
+)
+from vecenv.transforms.vec_norm import VecNorm
+
+__all__ = [
+    "ActionScaling",
+    "CatFrames",
+    "CatTensors",
+    "CenterCrop",
+    "Compose",
+    "DTypeCast",
+    "DoubleToFloat",
+    "EnvTransform",
+    "Flatten",
+    "FrameSkip",
+    "GrayScale",
+    "NoopReset",
+    "ObservationNorm",
+    "PixelObservation",
+    "RenameTransform",
+    "Resize",
+    "RewardClipping",
+    "RewardScaling",
+    "RewardSum",
+    "Rows",
+    "SqueezeTransform",
+    "StepCounter",
+    "TimeLimit",
+    "ToTensorImage",
+    "Transform",
+    "TransformedEnv",
+    "TransformedVectorEnv",
+    "UnsqueezeTransform",
+    "VecNorm",
+]

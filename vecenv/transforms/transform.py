@@ -1,0 +1,365 @@
+"""Transform: the interface of a transform of rows, and Compose, several in a row.
+
+    base env --obs, rew, ...--> transform[0] --> transform[1] --> ... --> caller
+    base env <----- action ---- transform[0] <-- transform[1] <-- ... <-- caller
+
+A transform sees batches of rows (k, ...). A single env in a worker is a batch of one row, a vector env in the parent
+one of all envs or some, and tensors on a device are batches too: so one object gives the same result in each place.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vecenv import nest
+from vecenv.backends.memory.layout import space_tree
+from vecenv.transforms.arrays import Array
+from vecenv.transforms.parts import WHOLE, Path, bounds_of, box, described, leaves_of, part, row_of, with_part
+
+Self = TypeVar("Self", bound="Transform")
+Place = tuple[Path, Path]
+"""Where a transform reads, and where it writes."""
+
+
+class Rows:
+    """The rows of a round, which transforms change in place.
+
+    `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,); all
+    three are None for rows that `reset` returned. `info` has one dict a row.
+    """
+
+    __slots__ = ("_ids", "info", "obs", "reward", "terminated", "truncated")
+
+    def __init__(
+        self,
+        obs: Any,
+        info: Any,
+        reward: Array = None,
+        terminated: Array = None,
+        truncated: Array = None,
+        ids: np.ndarray | None = None,
+    ) -> None:
+        self.obs, self.info = obs, info
+        self.reward, self.terminated, self.truncated = reward, terminated, truncated
+        self._ids = ids
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The env of each row, int64 (k,)."""
+        if self._ids is None:
+            self._ids = np.fromiter((row["env_id"] for row in self.info), np.int64, len(self.info))
+        return self._ids
+
+
+class Transform:
+    """Base of transforms. A subclass defines what it changes.
+
+    - Parts of the observation, each by itself and without a state: `apply(array)`, on arrays (k, ...) of any library.
+      Spaces follow from that. `takes(shape, dtype)` says which parts are meant where `in_keys` is None.
+    - Anything else about rows: `reset(rows)` and `step(rows)`, and `transform_observation_space`.
+    - Actions: `inv(action)` and `transform_action_space`.
+    - A single env, as a wrapper of it: `wrap(env)`; such a transform can only be part of a `TransformedEnv`.
+
+    Arguments:
+        in_keys: keys of the observation to read; a tuple of keys names a part of a part, and "observation" an
+            observation that is no dict. None: every part that `takes` accepts.
+        out_keys: where to write, as many as `in_keys`; None: in the place of what was read.
+
+    A transform belongs to one env. Called with an observation, it returns the transformed one, if it has no state.
+    ValueError for keys that do not fit.
+
+    >>> class Halved(Transform):
+    ...     def apply(self, array):
+    ...         return array / 2
+    >>> Halved()(np.array([[2.0, 4.0]]))
+    array([[1., 2.]])
+    """
+
+    has_state = False
+    """Whether what it returns depends on earlier rows of the env."""
+    ends_episodes = False
+    """Whether it may set `truncated` or `terminated`."""
+
+    def __init__(self, in_keys: Sequence[Any] | None = None, out_keys: Sequence[Any] | None = None) -> None:
+        self.in_keys = _paths(in_keys)
+        self.out_keys = _paths(out_keys)
+        if self.out_keys is not None and (self.in_keys is None or len(self.in_keys) != len(self.out_keys)):
+            raise ValueError(f"{self} has out_keys={out_keys!r} for in_keys={in_keys!r}; pass one for each")
+        self._owner: Any = None
+        self._places: list[Place] | None = None
+        self.num_envs = 1
+
+    # What a subclass may define.
+
+    def apply(self, array: Array) -> Array:
+        """A part of the observation (k, ...), transformed."""
+        return array
+
+    def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
+        """Whether a part with rows of this shape and dtype is meant where no keys are given."""
+        return True
+
+    def reset(self, rows: Rows) -> None:
+        """Transform rows of envs that were reset."""
+        rows.obs = self.observe(rows.obs)
+
+    def step(self, rows: Rows) -> None:
+        """Transform rows of envs that stepped."""
+        rows.obs = self.observe(rows.obs)
+
+    def inv(self, action: Any) -> Any:
+        """The actions (k, ...) that the env gets, for those that this transform gets."""
+        return action
+
+    def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """The space of a part, given that of what `apply` gets: with the bounds to which `apply` maps its bounds.
+
+        Assumes that `apply` preserves or reverses order.
+        """
+        low, high = bounds_of(space)
+        with np.errstate(all="ignore"):
+            ends = self.apply(low[None])[0], self.apply(high[None])[0]
+        return box(np.minimum(*ends), np.maximum(*ends))
+
+    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """The space of the observations that it returns, given that of those that it gets."""
+        for source, target in self.places(space):
+            space = with_part(space, target, self.transform_space(part(space, source)))
+        return space
+
+    def transform_action_space(self, space: Any) -> Any:
+        """The space of the actions that it takes, given that of those that it returns."""
+        return space
+
+    def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
+        """Note the env that it is now a part of, with `num_envs` envs and the spaces of one below it; its state is
+        cleared.
+        """
+        self._owner, self.num_envs = weakref.ref(owner), num_envs
+        self._places = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the state of all envs."""
+
+    # What it has.
+
+    def observe(self, obs: Any) -> Any:
+        """The observation (a tree of arrays (k, ...)) with the parts that are meant transformed."""
+        if self._places is None:
+            self._places = self.places(obs)
+        for source, target in self._places:
+            obs = with_part(obs, target, self.apply(part(obs, source)))
+        return obs
+
+    def __call__(self, obs: Any) -> Any:
+        """A batch of observations, transformed; RuntimeError for a transform with a state by env."""
+        if self.has_state:
+            raise RuntimeError(f"{self} keeps a state for each env: use it in a TransformedEnv or TransformedVectorEnv")
+        self._places = self.places(obs)
+        return self.observe(obs)
+
+    def places(self, tree: Any) -> list[Place]:
+        """What is read and written in observations of this space, or in this tree of arrays."""
+        if isinstance(tree, spaces.Space):
+            tree = space_tree(tree, "observation")
+        sources = self._taken(tree) if self.in_keys is None else [_find(tree, path, self) for path in self.in_keys]
+        return list(zip(sources, sources if self.out_keys is None else self.out_keys, strict=True))
+
+    def _taken(self, tree: Any) -> list[Path]:
+        found = [path for path, leaf in leaves_of(tree) if (row := row_of(leaf)) is not None and self.takes(*row)]
+        if not found:
+            raise ValueError(f"{self} finds nothing that it can transform in the observation {described(tree)}")
+        return found
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it is part of an env."""
+        return self._owner is not None and self._owner() is not None
+
+    @property
+    def parent(self) -> Any:
+        """The env with clones of the transforms before this one, around the same base env; None if not attached."""
+        owner = None if self._owner is None else self._owner()
+        return None if owner is None else owner.env_before(self)
+
+    def detach(self) -> None:
+        """Forget the env."""
+        self._owner = None
+
+    def clone(self: Self) -> Self:
+        """A copy that belongs to no env."""
+        return copy.deepcopy(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learnt, to be kept: nothing for most; never the state of episodes."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}
+
+    def __repr__(self) -> str:
+        keys = (
+            ""
+            if getattr(self, "in_keys", None) is None
+            else f"in_keys={[p[-1] if len(p) == 1 else p for p in self.in_keys or ()]}"
+        )
+        return f"{type(self).__name__}({keys})"
+
+
+class NoPartTransform(Transform):
+    """Base of transforms that transform no part of the observation by itself: of rewards, flags and actions."""
+
+    def places(self, tree: Any) -> list[Place]:
+        return []
+
+
+class EnvTransform(NoPartTransform):
+    """Base of transforms that have to step or render the env: `wrap` returns a wrapper of the env below them."""
+
+    def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """The wrapped env."""
+        raise NotImplementedError
+
+
+class FunctionTransform(NoPartTransform):
+    """A function of a batch of observations, which keeps their space."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def observe(self, obs: Any) -> Any:
+        return self.function(obs)
+
+    def __repr__(self) -> str:
+        return f"FunctionTransform({self.function!r})"
+
+
+class Compose(Transform):
+    """Transforms in a row: observations pass the first one first, actions the last one first.
+
+    Indexing and iteration give the transforms; a slice is a Compose of clones. A Compose within is flattened.
+
+    >>> from vecenv.transforms.shapes import UnsqueezeTransform
+    >>> chain = Compose(UnsqueezeTransform(0), lambda obs: obs + 1)
+    >>> chain(np.zeros((2, 3))).shape, len(chain), chain[0]
+    ((2, 1, 3), 2, UnsqueezeTransform(dim=0))
+    """
+
+    def __init__(self, *transforms: Any) -> None:
+        super().__init__()
+        self.transforms = [each for given in transforms for each in flat(given)]
+
+    def __call__(self, obs: Any) -> Any:
+        for transform in self.transforms:
+            obs = transform(obs)
+        return obs
+
+    def reset(self, rows: Rows) -> None:
+        for transform in self.transforms:
+            transform.reset(rows)
+
+    def step(self, rows: Rows) -> None:
+        for transform in self.transforms:
+            transform.step(rows)
+
+    def inv(self, action: Any) -> Any:
+        for transform in reversed(self.transforms):
+            action = transform.inv(action)
+        return action
+
+    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        for transform in self.transforms:
+            space = transform.transform_observation_space(space)
+        return space
+
+    def transform_action_space(self, space: Any) -> Any:
+        for transform in self.transforms:
+            space = transform.transform_action_space(space)
+        return space
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of those that have one, by their place and class."""
+        states = {f"{i}.{type(each).__name__}": each.state_dict() for i, each in enumerate(self.transforms)}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        own = self.state_dict()
+        if own.keys() != state.keys():
+            raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
+        for name, each in state.items():
+            self.transforms[int(name.partition(".")[0])].load_state_dict(each)
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.transforms)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.transforms[index]
+        return Compose(*[each.clone() for each in found]) if isinstance(index, slice) else found
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.transforms))})"
+
+
+def flat(transform: Any) -> list[Transform]:
+    """The transforms of what a user passed: a transform, a Compose, a list of these, or a function of observations.
+
+    TypeError for anything else.
+    """
+    if isinstance(transform, Compose):
+        return list(transform.transforms)
+    if isinstance(transform, Transform):
+        return [transform]
+    if isinstance(transform, (list, tuple)):
+        return [each for given in transform for each in flat(given)]
+    if callable(transform) and not isinstance(transform, type):
+        return [FunctionTransform(transform)]
+    raise TypeError(f"a transform is a Transform or a function of a batch of observations, got {transform!r}")
+
+
+def check_unattached(transforms: Sequence[Transform]) -> None:
+    """RuntimeError if one of these belongs to an env already, or is given twice."""
+    seen: set[int] = set()
+    for each in transforms:
+        if each.is_attached or id(each) in seen:
+            raise RuntimeError(f"{each} is part of an env already, and a transform belongs to one: pass its clone()")
+        seen.add(id(each))
+
+
+def _paths(keys: Sequence[Any] | None) -> list[Path] | None:
+    if keys is None:
+        return None
+    if isinstance(keys, str):
+        raise ValueError(f"keys are a list, got the text {keys!r}; pass [{keys!r}]")
+    return [key if isinstance(key, tuple) else (key,) for key in keys]
+
+
+def _find(tree: Any, path: Path, transform: Transform) -> Path:
+    """The path, which is () for an observation that is no dict; ValueError if there is no such part."""
+    if path == (WHOLE,) and not isinstance(tree, (dict, tuple)):
+        return ()
+    try:
+        leaf = part(tree, path)
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"{transform} finds no {path} in the observation {described(tree)}") from None
+    if any(row_of(each) is None for each in nest.leaves(leaf)):
+        raise ValueError(
+            f"{transform} needs arrays of one shape and dtype in all envs, and {path} is none: put the transform into "
+            "a TransformedEnv around each env, or leave this key out"
+        )
+    return path

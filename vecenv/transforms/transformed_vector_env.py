@@ -1,0 +1,193 @@
+"""TransformedVectorEnv: a vector env with transforms around it, which work on its whole batches in this process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from vecenv import nest
+from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
+from vecenv.base import BaseVectorEnv
+from vecenv.engine.arguments.seeding import seed_chain
+from vecenv.transforms.arrays import stack
+from vecenv.transforms.parts import part
+from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform
+from vecenv.transforms.transformed_env import HasTransforms
+from vecenv.wrappers import RowWiseWrapper
+
+
+class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
+    """A vector env with transforms around it: the whole batch in the caller's process.
+
+        venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), Compose(GrayScale(), Resize(84), ToTensorImage()))
+
+    Rows are what they would be if each env were a `TransformedEnv` with clones of the same transforms (`VecNorm`
+    aside, which here sees whole batches), also for some ids, `final_obs` and the `partial` of errors. State by env
+    (stacked frames, counters) is cleared when that env is reset. What is not transformed (ids, `send`, `recv`,
+    `wait_num`, attributes, ...) is that of `venv`, which `base_env` is too.
+
+    Where a transform ends episodes (`TimeLimit`), no env can be reset in the round of its last step, for the worker
+    does not know of that end. `state_dict` and `load_state_dict` carry what transforms have learnt.
+
+    Raises TypeError for what is no vector env of ours and for transforms that step or render an env (`FrameSkip`,
+    `NoopReset`, `PixelObservation`), which belong into a `TransformedEnv` in the env_fns; ValueError where a transform
+    does not fit what it gets; RuntimeError for a transform that belongs to another env.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> from vecenv.transforms.shapes import UnsqueezeTransform
+    >>> with TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 3)) as venv:
+    ...     venv = venv.append_transform(UnsqueezeTransform(0))
+    ...     venv.reset()[0].shape, venv.observation_space[0].shape, venv.transform[0].parent.transform
+    ((3, 1, 4), (1, 4), Compose())
+    """
+
+    def __init__(self, venv: Any, transform: Any = None) -> None:
+        if not isinstance(venv, BaseVectorEnv):
+            raise TypeError(
+                f"TransformedVectorEnv wraps a vector env of vecenv, such as ShmemVectorEnv(env_fns), got {venv!r}; "
+                "for a single env there is TransformedEnv"
+            )
+        super().__init__(venv)
+        self.transform = Compose()
+        self._steps: list[Transform] = []
+        self._inverts: list[Transform] = []
+        self._observation_space: list[Any] | None = None
+        self._action_space: list[Any] | None = None
+        if transform is not None:
+            self.append_transform(transform)
+
+    @property
+    def base_env(self) -> Any:
+        """The vector env below the transforms."""
+        return self.venv
+
+    @property
+    def keeps_autoreset(self) -> bool:
+        """False where a transform ends episodes."""
+        return not any(each.ends_episodes for each in self._steps)
+
+    @property
+    def observation_space(self) -> list[Any]:
+        """The space of each env's transformed observations."""
+        own = self.venv.observation_space  # an error of a closed vector env comes first
+        return own if self._observation_space is None else self._observation_space
+
+    @property
+    def action_space(self) -> list[Any]:
+        """The space of the actions that each env takes, seeded by `seed`."""
+        own = self.venv.action_space
+        return own if self._action_space is None else self._action_space
+
+    def rebuild(self, transforms: list[Transform], start: int) -> None:
+        """Take these transforms, of which those before `start` are in place."""
+        for each in transforms:
+            if isinstance(each, EnvTransform):
+                raise TypeError(
+                    f"{each} steps or renders a single env: put it into TransformedEnv(env, {each}) in the env_fns"
+                )
+        engine = getattr(self.venv, "engine", None)
+        if engine is not None and engine.results.splits:
+            raise ValueError("transforms take Dict and Tuple observations stacked: make the venv with stack_obs=True")
+        spaces, actions, below = list(self.venv.observation_space), list(self.venv.action_space), list[Any]()
+        changes_actions = False
+        for each in transforms:
+            below.append((spaces[0], actions[0]))
+            _check_equal_parts(each, spaces)
+            spaces = _each_once(each.transform_observation_space, spaces)
+            if type(each).transform_action_space is not Transform.transform_action_space:
+                changes_actions = True
+                if any(space != actions[0] for space in actions):
+                    raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
+                actions = _each_once(each.transform_action_space, actions)
+        self.transform = Compose(*transforms)
+        self._steps = self.transform.transforms
+        self._inverts = [each for each in reversed(transforms) if type(each).inv is not Transform.inv]
+        self._observation_space = spaces if transforms else None
+        self._action_space = [copy.deepcopy(space) for space in actions] if changes_actions else None
+        for each, (space, action) in list(zip(transforms, below, strict=True))[start:]:
+            each.attach(self, len(self), space, action)
+
+    # Rounds.
+
+    def map_action(self, action: Any) -> Any:
+        """The actions for the envs."""
+        if self._inverts:
+            if isinstance(action, list):
+                action = nest.merge(stack, action)
+            for each in self._inverts:
+                action = each.inv(action)
+        return action
+
+    def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
+        """The rows, transformed."""
+        rows = Rows(obs, info)
+        for each in self._steps:
+            each.reset(rows)
+        return rows.obs, info
+
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, transformed."""
+        if not self._steps:
+            return obs, rew, terminated, truncated, info
+        rows = Rows(obs, info, rew, terminated, truncated)
+        for each in self._steps:
+            each.step(rows)
+        return rows.obs, rows.reward, rows.terminated, rows.truncated, info
+
+    # Seeds and state.
+
+    def seed(self, seed: Any = None) -> Any:
+        """As `venv.seed`; the action spaces of transforms are seeded too."""
+        seeds = self.venv.seed(seed)
+        self._seed_action_spaces(seeds)
+        return seeds
+
+    def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
+        """As `venv.set_seed`; the action spaces of transforms are seeded too."""
+        following = self.venv.set_seed(seed, static_seed)
+        if seed is not None and self._action_space is not None:
+            n = len(self)
+            self._seed_action_spaces([seed] * n if static_seed else seed_chain(seed, n)[:n])
+        return following
+
+    def _seed_action_spaces(self, seeds: Any) -> None:
+        for space, seed in zip(self._action_space or (), seeds, strict=False):
+            if seed is not None and space is not None:
+                space.seed(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the transforms have learnt, and those of a vector env below that has a `state_dict` too."""
+        below = getattr(self.venv, "state_dict", None)
+        return self.transform.state_dict() | ({} if below is None else {"venv": below()})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        if "venv" in state:
+            self.venv.load_state_dict(state["venv"])
+        self.transform.load_state_dict({name: each for name, each in state.items() if name != "venv"})
+
+    def __repr__(self) -> str:
+        return f"TransformedVectorEnv({self.venv!r}, {self.transform})"
+
+
+def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
+    """ValueError where the transform works on a part that is no array of one shape and dtype in all envs."""
+    if any(space is None for space in spaces):
+        raise ValueError(f"{transform} needs envs with an observation_space")
+    tree = merge_trees([space_tree(space, "obs") for space in spaces], "obs")
+    for source, _ in transform.places(spaces[0]):
+        for leaf in nest.leaves(part(tree, source)):
+            if isinstance(leaf, ObjectLeaf):
+                raise ValueError(
+                    f"{transform} cannot transform {leaf.path}: it is no array with the same shape and dtype in all "
+                    "envs; put the transform into a TransformedEnv around each env"
+                )
+
+
+def _each_once(function: Any, spaces: list[Any]) -> list[Any]:
+    """The function of each space; called once for equal ones."""
+    first = function(spaces[0])
+    return [first if space == spaces[0] else function(space) for space in spaces]

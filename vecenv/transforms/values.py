@@ -1,0 +1,241 @@
+"""Transforms of values: DTypeCast, DoubleToFloat, ObservationNorm, RewardScaling, RewardClipping, ActionScaling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from vecenv import nest
+from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float, namespace
+from vecenv.transforms.transform import NoPartTransform, Rows, Transform
+
+
+class DTypeCast(Transform):
+    """Casts parts of the observation from one dtype to another (as torchrl's DTypeCastTransform).
+
+    Arguments:
+        dtype_in, dtype_out: names of dtypes, or numpy's. Parts of another dtype than `dtype_in` stay as they are.
+        in_keys, out_keys: see `Transform`; None: all parts of `dtype_in`.
+        in_keys_inv: `["action"]` also offers an action space of `dtype_in` as one of `dtype_out`: what the env gets is
+            cast back.
+
+    >>> DTypeCast("uint8", "float32")(np.zeros((1, 2), np.uint8)).dtype
+    dtype('float32')
+    """
+
+    def __init__(
+        self,
+        dtype_in: Any,
+        dtype_out: Any,
+        in_keys: Sequence[Any] | None = None,
+        out_keys: Sequence[Any] | None = None,
+        in_keys_inv: Sequence[str] | None = None,
+    ) -> None:
+        self.dtype_in, self.dtype_out = np.dtype(dtype_in).name, np.dtype(dtype_out).name
+        if in_keys_inv not in (None, [], ["action"], ("action",)):
+            raise ValueError(f'in_keys_inv is ["action"] or None, got {in_keys_inv!r}')
+        self._casts_actions = bool(in_keys_inv)
+        self._own_dtypes: Any = None
+        super().__init__(in_keys, out_keys)
+
+    def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
+        return dtype == self.dtype_in
+
+    def _taken(self, tree: Any) -> list[Any]:
+        try:
+            return super()._taken(tree)
+        except ValueError:
+            if self._casts_actions:
+                return []
+            raise
+
+    def apply(self, array: Array) -> Array:
+        return cast(array, self.dtype_out) if dtype_name(array) == self.dtype_in else array
+
+    def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
+        super().attach(owner, num_envs, observation_space, action_space)
+        self._own_dtypes = _dtypes(action_space) if self._casts_actions else None
+
+    def transform_action_space(self, space: Any) -> Any:
+        if not self._casts_actions:
+            return space
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict({key: self.transform_action_space(child) for key, child in space.spaces.items()})
+        if isinstance(space, spaces.Tuple):
+            return spaces.Tuple([self.transform_action_space(child) for child in space.spaces])
+        if not isinstance(space, spaces.Box) or space.dtype.name != self.dtype_in:
+            return space
+        return spaces.Box(space.low.astype(self.dtype_out), space.high.astype(self.dtype_out), dtype=self.dtype_out)
+
+    def inv(self, action: Any) -> Any:
+        if self._own_dtypes is None:
+            return action
+        return nest.merge(self._cast_back, [self._own_dtypes, action])
+
+    def _cast_back(self, dtype_and_action: list[Any]) -> Any:
+        dtype, action = dtype_and_action
+        return (
+            cast(np.asarray(action) if isinstance(action, (list, float)) else action, dtype)
+            if dtype == self.dtype_in
+            else action
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dtype_in!r}, {self.dtype_out!r})"
+
+
+class DoubleToFloat(DTypeCast):
+    """float64 parts of the observation as float32; with `in_keys_inv=["action"]` also of the actions (as torchrl's).
+
+    >>> DoubleToFloat()(np.zeros((1, 2))).dtype
+    dtype('float32')
+    """
+
+    def __init__(
+        self,
+        in_keys: Sequence[Any] | None = None,
+        out_keys: Sequence[Any] | None = None,
+        in_keys_inv: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__("float64", "float32", in_keys, out_keys, in_keys_inv)
+
+    def __repr__(self) -> str:
+        return "DoubleToFloat()"
+
+
+class ObservationNorm(Transform):
+    """`obs * scale + loc`; with `standard_normal` `(obs - loc) / scale` (as torchrl's ObservationNorm).
+
+    `loc` and `scale` are numbers or arrays that fit one observation. Floats keep their dtype, integers become float32.
+    To learn them, there is `VecNorm`, and its `to_observation_norm`. ValueError for a scale of zero with
+    `standard_normal`.
+
+    >>> ObservationNorm(1.0, 2.0, standard_normal=True)(np.array([[5.0]]))
+    array([[2.]])
+    """
+
+    def __init__(
+        self,
+        loc: Any,
+        scale: Any,
+        in_keys: Sequence[Any] | None = None,
+        out_keys: Sequence[Any] | None = None,
+        standard_normal: bool = False,
+    ) -> None:
+        self.loc, self.scale = np.asarray(loc, np.float64), np.asarray(scale, np.float64)
+        if standard_normal and not self.scale.all():
+            raise ValueError(f"ObservationNorm divides by the scale, which is zero somewhere: {scale!r}")
+        self.standard_normal = standard_normal
+        self._constants: dict[str, tuple[Constants, Constants]] = {}
+        super().__init__(in_keys, out_keys)
+
+    def apply(self, array: Array) -> Array:
+        if not is_float(array):
+            array = cast(array, "float32")
+        dtype = dtype_name(array)
+        if dtype not in self._constants:
+            self._constants[dtype] = Constants(self.loc.astype(dtype)), Constants(self.scale.astype(dtype))
+        loc, scale = (each.like(array) for each in self._constants[dtype])
+        return (array - loc) / scale if self.standard_normal else array * scale + loc
+
+    def __repr__(self) -> str:
+        return f"ObservationNorm(loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal})"
+
+
+class RewardScaling(NoPartTransform):
+    """`reward * scale + loc`; with `standard_normal` `(reward - loc) / scale` (as torchrl's RewardScaling).
+
+    >>> rows = Rows(None, None, np.array([1.0, 2.0]))
+    >>> RewardScaling(loc=0.0, scale=0.1).step(rows)
+    >>> rows.reward
+    array([0.1, 0.2])
+    """
+
+    def __init__(self, loc: float, scale: float, standard_normal: bool = False) -> None:
+        super().__init__()
+        self.loc, self.scale, self.standard_normal = float(loc), float(scale), standard_normal
+        if standard_normal and not self.scale:
+            raise ValueError("RewardScaling divides by the scale, which is zero")
+
+    def step(self, rows: Rows) -> None:
+        reward = rows.reward
+        rows.reward = (reward - self.loc) / self.scale if self.standard_normal else reward * self.scale + self.loc
+
+
+class RewardClipping(NoPartTransform):
+    """Rewards within `clamp_min` and `clamp_max`; None is no bound (as torchrl's RewardClipping).
+
+    >>> rows = Rows(None, None, np.array([-3.0, 0.5]))
+    >>> RewardClipping(-1, 1).step(rows)
+    >>> rows.reward
+    array([-1. ,  0.5])
+    """
+
+    def __init__(self, clamp_min: float | None = None, clamp_max: float | None = None) -> None:
+        super().__init__()
+        self.clamp_min, self.clamp_max = clamp_min, clamp_max
+        if clamp_min is not None and clamp_max is not None and clamp_min > clamp_max:
+            raise ValueError(f"clamp_min={clamp_min} is above clamp_max={clamp_max}")
+
+    def step(self, rows: Rows) -> None:
+        if self.clamp_min is not None or self.clamp_max is not None:
+            rows.reward = namespace(rows.reward).clip(rows.reward, self.clamp_min, self.clamp_max)
+
+
+class ActionScaling(NoPartTransform):
+    """Offers a bounded Box of actions as one from `low` to `high` in each dimension (as torchrl's ActionScaling and
+    gymnasium's RescaleAction).
+
+    ValueError for an action space that is no Box of floats with finite bounds.
+
+    >>> import gymnasium as gym
+    >>> from vecenv.transforms.transformed_env import TransformedEnv
+    >>> env = TransformedEnv(gym.make("Pendulum-v1"), ActionScaling())
+    >>> env.action_space, env.transform[0].inv(np.array([[0.5]], np.float32))
+    (Box(-1.0, 1.0, (1,), float32), array([[1.]], dtype=float32))
+    """
+
+    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+        super().__init__()
+        if not low < high:
+            raise ValueError(f"low={low} must be below high={high}")
+        self.low, self.high = float(low), float(high)
+        self._loc: Constants | None = None
+        self._scale: Constants | None = None
+
+    def transform_action_space(self, space: Any) -> Any:
+        if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
+            raise ValueError(
+                f"ActionScaling needs an action space that is a Box of floats with finite bounds, got {space}"
+            )
+        return spaces.Box(self.low, self.high, space.shape, space.dtype.type)
+
+    def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
+        super().attach(owner, num_envs, observation_space, action_space)
+        low, high = action_space.low.astype(np.float64), action_space.high.astype(np.float64)
+        scale = (high - low) / (self.high - self.low)
+        dtype = action_space.dtype
+        self._loc, self._scale = Constants((low - self.low * scale).astype(dtype)), Constants(scale.astype(dtype))
+
+    def inv(self, action: Any) -> Any:
+        if self._loc is None or self._scale is None:
+            raise RuntimeError(
+                "ActionScaling needs the action space: use it in a TransformedEnv or TransformedVectorEnv"
+            )
+        action = cast(action, self._loc.values.dtype.name)
+        return action * self._scale.like(action) + self._loc.like(action)
+
+    def __repr__(self) -> str:
+        return f"ActionScaling({self.low}, {self.high})"
+
+
+def _dtypes(space: Any) -> Any:
+    """The names of the dtypes of an action space, as a tree; "" for what is no array."""
+    if isinstance(space, spaces.Dict):
+        return {key: _dtypes(child) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_dtypes(child) for child in space.spaces)
+    return space.dtype.name if isinstance(space, spaces.Box) else ""
