@@ -192,9 +192,9 @@ def test_envs_registered_in_the_program_are_known_to_the_workers():
 
 def test_what_is_not_there_is_refused():
     with pytest.raises(
-        ValueError, match=r"backend must be one of \['dummy', 'subproc', 'shmem', 'thread', 'auto'\], got 'ray'"
+        ValueError, match=r"backend must be one of \['dummy', 'subproc', 'shmem', 'thread', 'ray', 'auto'\], got 'ship'"
     ):
-        vecenv.make_vec("CartPole-v1", 2, backend="ray")
+        vecenv.make_vec("CartPole-v1", 2, backend="ship")
     with pytest.raises(gym.error.Error, match="Nothing"):
         vecenv.make_vec("Nothing-v0", 2)
     with pytest.raises(AttributeError, match="no env with this id"):

@@ -95,7 +95,7 @@ class Talkative(Herd):
         ([Herd], {"possible_agents": []}, ValueError, "one or more"),
         (Herd, {}, TypeError, "sequence of callables"),
         ([], {}, ValueError, "env_fns is empty"),
-        ([Herd], {"backend": "ship"}, ValueError, "'dummy', 'shmem', 'subproc'"),
+        ([Herd], {"backend": "ship"}, ValueError, "'dummy', 'ray', 'shmem', 'subproc'"),
         ([Herd], {"autoreset_mode": "Never"}, ValueError, "Never"),
         ([Herd], {"stack_obs": False}, TypeError, "no option 'stack_obs'"),
         (["butterfly/no_such_game-v0"], {}, pettingzoo.env_registry.exceptions.NameNotFound, "no_such_game"),
