@@ -19,6 +19,15 @@ from collector.batch.postprocessing import Finishing
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_calls import ActorCalls
 from collector.cluster.actor_pool import ActorPool, Limits
+from collector.cluster.cluster_arguments import (
+    check_depth,
+    check_failure_policy,
+    check_gpus,
+    check_options,
+    check_sources,
+    check_straggler_timeout,
+    kwargs_of_actors,
+)
 from collector.cluster.cluster_stats import ClusterStats
 from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_batches import RolloutBatches
@@ -30,20 +39,6 @@ from vecenv.ray_cluster import actor_options, connect
 
 Self = TypeVar("Self", bound="RayCollector")
 
-OF_ACTORS = {
-    "backend",
-    "compile_policy",
-    "cudagraph_policy",
-    "env_device",
-    "exploration_mode",
-    "exploration_type",
-    "max_frames_per_traj",
-    "policy_threads",
-    "reset_at_each_iter",
-    "reset_when_done",
-    "set_truncated",
-}
-"""Arguments of `SyncDataCollector` that go on to the actors as they are."""
 PARTS_OF_STORE = 4
 """Rollouts in flight take one of these parts of the cluster's object store at most, by default."""
 
@@ -143,35 +138,15 @@ class RayCollector:
         split_trajs: bool | None = None,
         **options: Any,
     ) -> None:
-        _check_sources(make_venv, policy)
-        if unknown := options.keys() - OF_ACTORS:
-            raise TypeError(
-                f"RayCollector has no arguments {sorted(unknown)}; beside its own it takes {sorted(OF_ACTORS)}"
-            )
-        if on_worker_failure not in ("restart", "drop", "raise"):
-            raise ValueError(f'on_worker_failure must be "restart", "drop" or "raise", got {on_worker_failure!r}')
-        if straggler_timeout is not None and not sync:
-            raise ValueError("straggler_timeout needs sync=True: without it no batch waits for a slow actor")
+        check_sources(make_venv, policy)
+        check_options(options)
         policy_device = device if policy_device is None else policy_device
-        if str(policy_device).startswith("cuda") and not num_gpus:
-            raise ValueError(
-                f"policy_device={str(policy_device)!r} needs a GPU in each actor, and num_gpus is 0: pass num_gpus=1, "
-                "or a fraction such as 0.25, so that four actors share one"
-            )
+        check_gpus(policy_device, num_gpus)
         self._count = check_count("num_actors", num_actors)
         self._sync = sync
-        if create_env_kwargs is None or isinstance(create_env_kwargs, Mapping):
-            create_env_kwargs = [dict(create_env_kwargs or {})] * self._count
-        if len(create_env_kwargs) != self._count:
-            raise ValueError(
-                f"create_env_kwargs has {len(create_env_kwargs)} entries for {self._count} actors; pass one dict, "
-                "or a list with one for each actor"
-            )
-        self._env_kwargs = create_env_kwargs
-        depth = check_count("max_in_flight", (1 if sync else 2) if max_in_flight is None else max_in_flight)
-        if sync and depth > 1:
-            raise ValueError("max_in_flight above 1 needs sync=False: a rollout would begin with old weights")
-        straggler_timeout = check_timeout(straggler_timeout, "straggler_timeout")
+        self._env_kwargs = kwargs_of_actors(create_env_kwargs, self._count)
+        depth = check_depth(max_in_flight, sync)
+        straggler_timeout = check_straggler_timeout(straggler_timeout, sync)
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
         self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
         self.storing_device, _, _ = resolve_devices(device, storing_device, None, None)
@@ -188,7 +163,7 @@ class RayCollector:
         limits = Limits(
             check_timeout(start_timeout, "start_timeout") or 60.0,
             check_timeout(rollout_timeout, "rollout_timeout"),
-            on_worker_failure,
+            check_failure_policy(on_worker_failure),
             check_count("max_restarts", max_restarts),
         )
         placed = actor_options(
@@ -436,14 +411,3 @@ class RayCollector:
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
-
-
-def _check_sources(make_venv: Any, policy: Any) -> None:
-    if hasattr(policy, "env_num"):
-        raise TypeError(f"{policy!r} is passed as the policy: make_venv comes first, then the policy")
-    many = isinstance(make_venv, Sequence) and not isinstance(make_venv, str)
-    if (not callable(make_venv) and not many) or (hasattr(make_venv, "step") and not isinstance(make_venv, type)):
-        raise TypeError(
-            f"make_venv must be a callable that makes a vector env in each actor, or a list of callables that make an "
-            f"env each; got {make_venv!r}"
-        )
