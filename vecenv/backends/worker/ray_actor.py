@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -137,5 +138,7 @@ def _received(sock: socket.socket) -> Sequence[int]:
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
     """The process and the user at the other end, as the kernel names them here; 0: a process that is not visible."""
+    if sys.platform != "linux":  # where no driver listens
+        return 0, -1
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
