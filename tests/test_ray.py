@@ -90,9 +90,10 @@ def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env() -> None:
 
 @pytest.mark.ray
 def test_facades_take_it() -> None:
-    with make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2}) as envs:
-        assert envs.reset(seed=0)[0].shape == (4, 4)
-        assert envs.step(envs.action_space.sample())[0].shape == (4, 4)
+    envs = make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2})
+    assert envs.reset(seed=0)[0].shape == (4, 4)
+    assert envs.step(envs.action_space.sample())[0].shape == (4, 4)
+    envs.close()
     sb3 = SB3VecEnv(RayVectorEnv([CARTPOLE] * 2, num_workers=1))
     assert sb3.reset().shape == (2, 4)
     sb3.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -23,9 +24,16 @@ def own_ray() -> Iterator[Any]:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    with RayVectorEnv(counters(2), num_workers=1) as venv:  # what Ray opens with the first actor is there before
+        venv.reset()
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+def step_for_ever(venv: RayVectorEnv) -> None:
+    while True:
+        venv.step([0] * len(venv))
 
 
 @pytest.mark.timeout(240)
@@ -39,11 +47,14 @@ def test_the_actors_of_a_lost_node_are_dead_and_reset_starts_others(own_ray: Any
         assert len(far) == 2
         own_ray.remove_node(node, allow_graceful=False)
         errors = ledger.round()
+        while not errors:  # the actor goes on until it notices; the test has a time limit
+            errors = ledger.round()
         assert {type(error) for error in errors} == {WorkerDiedError}
         assert venv.failed_id == far
-        ledger.born_again(far)
-        ledger.reset()
-        assert ledger.round() == []
+        while venv.failed_id:  # until Ray has noticed the loss it may place the new actor there
+            with contextlib.suppress(WorkerDiedError):
+                venv.reset(far)
+        assert venv.step([0] * 4)[0][far, 2].tolist() == [1, 1]
         assert all(worker.on_this_node for worker in venv.engine.backend.pool.workers)
 
 
@@ -55,4 +66,4 @@ def test_step_timeout_is_earlier_than_ray(own_ray: Any) -> None:
         venv.reset()
         own_ray.remove_node(node, allow_graceful=False)
         with pytest.raises((WorkerTimeoutError, WorkerDiedError)):
-            venv.step([0] * 2)
+            step_for_ever(venv)  # the actor goes on until it notices; the test has a time limit
