@@ -40,35 +40,23 @@ def experiments(iterations: int) -> list[Experiment]:
             LaneSpec("vecenv Ray", env, count, far, FAR),
         ]
 
-    cheap, busy = EnvSpec("cartpole"), EnvSpec("busy", iterations)
-    found = [
-        Experiment(
-            "ray-cartpole-64",
-            lanes(cheap, 64),
-            [
-                Claim("RayVectorEnv, 64 CartPole", NEAR, SHMEM, 0.7),
-                Claim("by calls, 64 CartPole", FAR, SHMEM, 0.0),
-            ],
-            yardstick=SHMEM,
-        ),
-        Experiment(
-            "ray-busy-64",
-            lanes(busy, 64),
-            [
-                Claim("RayVectorEnv, 64 x 100 us", NEAR, SHMEM, 0.95),
-                Claim("by calls, 64 x 100 us", FAR, SHMEM, 0.65),
-            ],
-            yardstick=SHMEM,
-        ),
-    ]
-    # tianshou has an actor for each env: 64 of them were not there after three minutes on two CPUs.
-    for name, env, target in (("cartpole", cheap, 100.0), ("busy", busy, 10.0)):
-        both = [*lanes(env, FEW), LaneSpec(THEIRS, env, FEW)]
-        claims = [
-            Claim(f"RayVectorEnv, {FEW} x {name}", NEAR, THEIRS, target),
+    found = []
+    # tianshou has an actor for each env: 64 of them were not there after three minutes on two CPUs, hence FEW.
+    for name, env, near_share, far_share, factor in (
+        ("cartpole", EnvSpec("cartpole"), 0.7, 0.0, 100.0),
+        ("busy", EnvSpec("busy", iterations), 0.95, 0.65, 10.0),
+    ):
+        shares = [
+            Claim(f"RayVectorEnv, 64 x {name}", NEAR, SHMEM, near_share),
+            Claim(f"by calls, 64 x {name}", FAR, SHMEM, far_share),
+        ]
+        factors = [
+            Claim(f"RayVectorEnv, {FEW} x {name}", NEAR, THEIRS, factor),
             Claim(f"by calls, {FEW} x {name}", FAR, THEIRS, 10.0),
         ]
-        found.append(Experiment(f"ray-{name}-{FEW}", both, claims, yardstick=SHMEM))
+        both = [*lanes(env, FEW), LaneSpec(THEIRS, env, FEW)]
+        found.append(Experiment(f"ray-{name}-64", lanes(env, 64), shares, yardstick=SHMEM))
+        found.append(Experiment(f"ray-{name}-{FEW}", both, factors, yardstick=SHMEM))
     return found
 
 

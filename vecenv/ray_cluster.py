@@ -8,6 +8,7 @@ a call, because a fresh env in place of the old one has to be reset first, and a
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -206,9 +207,15 @@ def own_node() -> Node:
     return Node(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
 
 
-def make_actor(cls: type, options: Mapping[str, Any]) -> Any:
-    """An actor of class `cls`; Ray starts it when it finds a place."""
-    return import_ray().remote(cls).options(**options).remote()
+def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
+    """An actor `cls(*arguments)`; Ray starts it when it finds a place."""
+    return _actor_class(cls).options(**options).remote(*arguments)
+
+
+@functools.cache
+def _actor_class(cls: type) -> Any:
+    """Made once, because Ray sends the code of each that is made to the cluster."""
+    return import_ray().remote(cls)
 
 
 def end_actor(actor: Any) -> None:

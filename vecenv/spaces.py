@@ -79,7 +79,13 @@ def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest and the largest element, in the space's dtype."""
+    if (bounds := bounds_of(space)) is None:
+        raise TypeError(f"{space} has no array form; expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
+    return bounds
+
+
+def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """The smallest and the largest element, in the space's dtype; None for a space that has no array form."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.Discrete):
@@ -88,4 +94,4 @@ def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(space.start, space.dtype), np.asarray(space.start + space.nvec - 1, space.dtype)
     if isinstance(space, spaces.MultiBinary):
         return np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
-    raise TypeError(f"{space} has no array form; expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
+    return None

@@ -21,7 +21,7 @@ from collector.cluster.packed_rollout import Columns
 from collector.cluster.rollout_actor import Report, RolloutActor
 from vecenv.backends.host.failure import add_note
 from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.ray_cluster import RayCluster, cause_of, is_loss, unscheduled
+from vecenv.ray_cluster import RayCluster, cause_of, end_actor, is_loss, make_actor, unscheduled
 
 CLOSE_LIMIT = 5.0
 """Seconds that actors have for closing their vector envs before they are killed."""
@@ -62,7 +62,6 @@ class ActorPool:
         start_arguments: Callable[[ActorCalls], tuple[Any, ...]],
     ) -> None:
         self._ray = cluster.ray
-        self._class = cluster.ray.remote(RolloutActor).options(**options)
         self._options, self._limits, self._start_arguments = options, limits, start_arguments
         self.actors = [ActorCalls(index) for index in range(count)]
         self.failures: deque[ActorFailure] = deque(maxlen=100)
@@ -151,7 +150,7 @@ class ActorPool:
 
     def _launch(self, actor: ActorCalls) -> None:
         limit = self._limits.start_timeout
-        actor.handle = self._class.remote(actor.index, len(self.actors))
+        actor.handle = make_actor(RolloutActor, self._options, actor.index, len(self.actors))
         actor.stamp = (0, 0)
         self._call(actor, "place", actor.handle.whereabouts, (), limit, 0)
         self._call(actor, "start", actor.handle.start, self._start_arguments(actor), limit, 0)
@@ -273,8 +272,8 @@ class ActorPool:
     def _kill(self, actor: ActorCalls) -> None:
         """End an actor by Ray, which then reports no death to the terminal; nothing where it is gone."""
         handle, actor.handle = actor.handle, None
-        if handle is not None and self._ray.is_initialized():
-            self._ray.kill(handle, no_restart=True)
+        if handle is not None:
+            end_actor(handle)
 
     def _named(self, actor: ActorCalls, kind: type[VectorEnvError], text: str) -> VectorEnvError:
         failure = kind(text)

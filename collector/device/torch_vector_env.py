@@ -103,22 +103,27 @@ class TorchVectorEnv(VectorEnvWrapper):
         return super().__getattr__(name)
 
     @property
+    def _outermost(self) -> Any:
+        """What has the spaces that the caller sees, and seeds them."""
+        return self.venv if self._transformed is None else self._transformed
+
+    @property
     def observation_space(self) -> Any:
         """The space of each env's observations."""
-        return (self.venv if self._transformed is None else self._transformed).observation_space
+        return self._outermost.observation_space
 
     @property
     def action_space(self) -> Any:
         """The space of each env's actions."""
-        return (self.venv if self._transformed is None else self._transformed).action_space
+        return self._outermost.action_space
 
     def seed(self, seed: Any = None) -> Any:
         """As `venv.seed`."""
-        return (self.venv if self._transformed is None else self._transformed).seed(seed)
+        return self._outermost.seed(seed)
 
     def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
         """As `venv.set_seed`."""
-        return (self.venv if self._transformed is None else self._transformed).set_seed(seed, static_seed)
+        return self._outermost.set_seed(seed, static_seed)
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """As `venv.reset`; returns (obs, info) with tensors."""

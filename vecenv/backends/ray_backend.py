@@ -15,7 +15,7 @@ import numpy as np
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.pool.ray_worker import RayLauncher, RayWorker
+from vecenv.backends.pool.ray_worker import RayLauncher
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
@@ -45,7 +45,6 @@ class RayTransport(ShmemTransport):
         return arena
 
     def serves(self, worker: WorkerHandle) -> None:
-        assert isinstance(worker, RayWorker)
         self._is_far[worker.start : worker.stop] = not worker.on_this_node
         self._any_far = bool(self._is_far.any())
 
@@ -69,7 +68,6 @@ class RayTransport(ShmemTransport):
         return [places] if len(places) else []
 
     def notify(self, worker: WorkerHandle) -> None:
-        assert isinstance(worker, RayWorker)
         if worker.on_this_node:
             super().notify(worker)
 
@@ -77,7 +75,6 @@ class RayTransport(ShmemTransport):
         return False if self._any_far else super().spin(done, last_wait)
 
     def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
-        assert isinstance(worker, RayWorker)
         return payload if worker.on_this_node else self._frames.take_rows(worker, payload)
 
 
@@ -101,4 +98,4 @@ class RayBackend(ProcessBackend):
         unanswered = super()._unanswered()
         if self._step_timeout is not None:
             return unanswered
-        return {worker: ids for worker, ids in unanswered.items() if getattr(worker, "on_this_node", True)}
+        return {worker: ids for worker, ids in unanswered.items() if worker.on_this_node}

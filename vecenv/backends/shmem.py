@@ -72,7 +72,7 @@ class ShmemTransport(Transport):
 
     def worker_args(self, worker: WorkerHandle) -> ShmemArgs:
         w, control = worker.index, self._control
-        control.rounds[w] = control.line(w)[FRAMES] = 0
+        control.rounds[w] = worker.line[FRAMES] = 0
         if w not in self._wakeups:
             self._wakeups[w] = self._new_wakeup(control.sleepers[w : w + 1])
         wakeup = self._wakeups[w]
@@ -112,7 +112,7 @@ class ShmemTransport(Transport):
                 self._pool.request(worker, messages.PAYLOADS, 0, mine)
 
     def notify(self, worker: WorkerHandle) -> None:
-        self._control.line(worker.index)[FRAMES] += 1  # the worker looks at this count, not at its channel
+        worker.line[FRAMES] += 1  # the worker looks at this count, not at its channel
         fence()
         self._wakeups[worker.index].wake()
 

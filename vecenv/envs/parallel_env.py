@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vecenv.base import BaseVectorEnv
 from vecenv.creator import EnvCreator, Kwargs
 from vecenv.engine.arguments.checks import check_count
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
@@ -12,7 +13,31 @@ from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 CreateEnvFn = Callable[..., Any] | Sequence[Callable[..., Any]]
 
 
-class ParallelEnv(ShmemVectorEnv):
+class _MadeByCreators(BaseVectorEnv):
+    """What both have: the creators of their envs."""
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: CreateEnvFn,
+        *,
+        create_env_kwargs: Kwargs | Sequence[Kwargs] | None = None,
+        lazy: bool = True,
+        **options: Any,
+    ) -> None:
+        self._creators = _creators(num_workers, create_env_fn, create_env_kwargs)
+        super().__init__(self._creators, lazy=lazy, **options)
+
+    def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
+        """Replace these arguments, of all envs or (with a list) of each, from the next start on.
+
+        Raises ValueError for a list that has not one entry for each env.
+        """
+        for creator, own in zip(self._creators, _one_each(kwargs, len(self._creators)), strict=True):
+            creator.update_kwargs(own)
+
+
+class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
     """`num_workers` envs in worker processes, which are started when they are needed (arguments of torchrl's).
 
     It has the methods of a `ShmemVectorEnv`: `reset` and `step` return batches, and attributes of the envs are reached
@@ -37,27 +62,8 @@ class ParallelEnv(ShmemVectorEnv):
     [9.8, 1.6]
     """
 
-    def __init__(
-        self,
-        num_workers: int,
-        create_env_fn: CreateEnvFn,
-        *,
-        create_env_kwargs: Kwargs | Sequence[Kwargs] | None = None,
-        lazy: bool = True,
-        **options: Any,
-    ) -> None:
-        self._creators = _creators(num_workers, create_env_fn, create_env_kwargs)
-        super().__init__(self._creators, lazy=lazy, **options)
 
-    def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments, of all envs or (with a list) of each, from the next start on.
-
-        Raises ValueError for a list that has not one entry for each env.
-        """
-        _update(self._creators, kwargs)
-
-
-class SerialEnv(DummyVectorEnv):
+class SerialEnv(_MadeByCreators, DummyVectorEnv):
     """`ParallelEnv` with all envs in this process, one after the other: for debugging.
 
     >>> import gymnasium as gym
@@ -66,22 +72,6 @@ class SerialEnv(DummyVectorEnv):
     >>> obs.shape
     (3, 4)
     """
-
-    def __init__(
-        self,
-        num_workers: int,
-        create_env_fn: CreateEnvFn,
-        *,
-        create_env_kwargs: Kwargs | Sequence[Kwargs] | None = None,
-        lazy: bool = True,
-        **options: Any,
-    ) -> None:
-        self._creators = _creators(num_workers, create_env_fn, create_env_kwargs)
-        super().__init__(self._creators, lazy=lazy, **options)
-
-    def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """As that of `ParallelEnv`."""
-        _update(self._creators, kwargs)
 
 
 def _creators(
@@ -98,11 +88,6 @@ def _creators(
         EnvCreator(fn, kwargs, share_memory=isinstance(fn, EnvCreator))
         for fn, kwargs in zip(owned, every_kwargs, strict=True)
     ]
-
-
-def _update(creators: Sequence[EnvCreator], kwargs: Kwargs | Sequence[Kwargs]) -> None:
-    for creator, own in zip(creators, _one_each(kwargs, len(creators)), strict=True):
-        creator.update_kwargs(own)
 
 
 def _one_each(kwargs: Kwargs | Sequence[Kwargs], n: int) -> list[Kwargs]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from vecenv import spaces as spaces_of_numbers
 from vecenv.backends.memory.layout import Leaf, ObjectLeaf
 from vecenv.transforms.arrays import dtype_name
 
@@ -19,16 +20,10 @@ WHOLE = "observation"
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest and highest values of an array space, in its dtype."""
-    if isinstance(space, spaces.Box):
-        return space.low, space.high
-    if isinstance(space, spaces.Discrete):
-        return np.asarray(space.start, space.dtype), np.asarray(space.start + space.n - 1, space.dtype)
-    if isinstance(space, spaces.MultiDiscrete):
-        return np.asarray(space.start, space.dtype), np.asarray(space.start + space.nvec - 1, space.dtype)
-    if isinstance(space, spaces.MultiBinary):
-        return np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
-    raise ValueError(f"a space of arrays of numbers is needed, got {space}")
+    """The lowest and highest values of an array space, in its dtype; ValueError for another space."""
+    if (bounds := spaces_of_numbers.bounds_of(space)) is None:
+        raise ValueError(f"a space of arrays of numbers is needed, got {space}")
+    return bounds
 
 
 def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:

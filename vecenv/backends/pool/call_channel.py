@@ -45,7 +45,7 @@ class CallChannel:
         future.add_done_callback(self._wake)
 
     def _wake(self, _: Any) -> None:
-        """In a thread of Ray: wake the parent. After `close` the descriptor may be somebody else's."""
+        """In a thread of Ray: wake the parent. After `close` its number may be that of another descriptor."""
         with self._lock:
             if self._open:
                 os.write(self._write, (1).to_bytes(8, "little"))

@@ -9,6 +9,7 @@ import secrets
 import select
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -33,7 +34,7 @@ CAUSE_TIMEOUT = 1.0
 
 
 class RayWorker(WorkerHandle):
-    """An actor. `on_this_node`: it shares memory with this process, and its channel is a socket; else calls."""
+    """An actor. On this node its channel is a socket; elsewhere, and until it has connected, it consists of calls."""
 
     def __init__(self, index: int, ids: range, launcher: RayLauncher) -> None:
         super().__init__(index, ids)
@@ -42,7 +43,6 @@ class RayWorker(WorkerHandle):
         self._place: Future[Any] | None = None
         self._peer = 0
         self.fds_to_send: list[int] = []
-        self.on_this_node = False
         self._calls: CallChannel
 
     @property
@@ -58,8 +58,8 @@ class RayWorker(WorkerHandle):
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
             return None
-        pid, node = place.result()
-        return pid, node
+        found: tuple[int, str] = place.result()
+        return found
 
     @property
     def pid(self) -> int | None:
@@ -180,26 +180,23 @@ class RayLauncher(Launcher):
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        worker = self._greeted(sock)
+        pid, uid = peer_of(sock)
+        worker = self._greeted(sock) if uid == os.getuid() else None
         if worker is None:
             sock.close()
             return
-        worker.connected(sock, peer_of(sock)[0])
+        worker.connected(sock, pid)
         self._watch(sock.fileno(), worker)
 
     def _greeted(self, sock: socket.socket) -> RayWorker | None:
         """The worker that has connected, which gets its descriptors; None for anything else."""
-        if peer_of(sock)[1] != os.getuid():
-            return None
         sock.settimeout(HELLO_TIMEOUT)
         try:
             index, token = HELLO.unpack(sock.recv(HELLO.size, socket.MSG_WAITALL))
             if not hmac.compare_digest(token, self._token) or not self._workers[index].alive:
                 return None
             socket.send_fds(sock, [b"+"], self._workers[index].fds_to_send)
-        except (OSError, ValueError, IndexError):
-            return None
-        except Exception:  # struct.error: it went away
+        except (OSError, struct.error, IndexError):  # it went away, or is no worker
             return None
         sock.setblocking(True)
         return self._workers[index]

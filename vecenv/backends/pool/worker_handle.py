@@ -42,6 +42,8 @@ class WorkerHandle(ABC):
     channel: ParentChannel
     line: Any
     """Its line of the control page."""
+    on_this_node = True
+    """Whether it shares memory with this process."""
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids

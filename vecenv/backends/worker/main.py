@@ -15,7 +15,7 @@ from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.control_block import PROGRESS, Control
-from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
+from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.worker.bootstrap import bootstrap, end_children
 from vecenv.backends.worker.round_server import RoundServer
@@ -42,7 +42,7 @@ def live(args: WorkerArgs, channel: Channel) -> None:
         return
     frame = channel.read()
     if frame.kind == messages.SETUP:
-        set_up(server, frame)
+        server.bind(pickle.loads(frame.payload))
         server.serve(channel)
     else:
         server.handle(frame)
@@ -61,11 +61,6 @@ def construct(args: WorkerArgs, server: type[RoundServer], channel: WorkerChanne
         host.close()  # after the report: an env that hangs in it must not hide why
         return None
     return server(args, host, channel, line)
-
-
-def set_up(server: RoundServer, frame: Frame) -> None:
-    """Prepare the server for rounds, by the layout in a SETUP frame."""
-    server.bind(pickle.loads(frame.payload))
 
 
 def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[bytes]:

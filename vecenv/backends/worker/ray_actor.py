@@ -14,6 +14,7 @@ import array
 import contextlib
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import struct
@@ -25,7 +26,7 @@ from vecenv import ray_cluster
 from vecenv.backends.ipc.control_block import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.ipc.descriptor import loads_apart
 from vecenv.backends.ipc.messages import SETUP, Channel, Frame
-from vecenv.backends.worker.main import construct, live, set_up
+from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.rng_seeds import seed_generators
 from vecenv.backends.worker.subproc_server import SubprocServer
 from vecenv.backends.worker.worker_args import WorkerArgs
@@ -91,11 +92,10 @@ class EnvActor:
     def frame(self, kind: int, number: int, payload: bytes) -> Bundle:
         """Serve a frame."""
         assert isinstance(self._server, SubprocServer)
-        frame = Frame(kind, number, payload)
         if kind == SETUP:
-            set_up(self._server, frame)
+            self._server.bind(pickle.loads(payload))
         else:
-            self._server.serve_frame(frame)
+            self._server.serve_frame(Frame(kind, number, payload))
         return self._bundle()
 
     def _bundle(self) -> Bundle:
