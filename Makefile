@@ -41,6 +41,7 @@ format: $(VENV)/.installed-dev  ## rewrite the code the way `make check` wants i
 
 bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the peers that are installed
 	$(BIN)/python -m benchmarks.loops
+	$(BIN)/python -m benchmarks.tuning
 	$(BIN)/python -m benchmarks.run
 
 docs: $(VENV)/.installed-docs  ## build the API pages into build/docs

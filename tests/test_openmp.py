@@ -62,13 +62,15 @@ class TestRelease:
         openmp.release_pool()
         assert torch.get_num_threads() == threads
 
-    def test_training_gives_the_same_weights(self):
+    @pytest.mark.timeout(900)  # threads that spin are slow where other programs are busy
+    @pytest.mark.parametrize("rounds", [50, pytest.param(2000, marks=pytest.mark.slow)])
+    def test_training_gives_the_same_weights(self, rounds):
         def train(release: bool) -> list[Any]:
             torch.manual_seed(0)
             net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 8))
             optimizer = torch.optim.Adam(net.parameters())
             x, y = torch.randn(512, 64), torch.randn(512, 8)
-            for _ in range(50):
+            for _ in range(rounds):
                 optimizer.zero_grad()
                 torch.nn.functional.mse_loss(net(x), y).backward()
                 optimizer.step()
@@ -97,7 +99,9 @@ class TestRelease:
         thread.join()
         assert wrong == []
 
-    def test_threads_and_memory_do_not_grow(self):
+    @pytest.mark.timeout(900)
+    @pytest.mark.parametrize("cycles", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+    def test_threads_and_memory_do_not_grow(self, cycles):
         def resident() -> int:
             return int(Path("/proc/self/statm").read_text().split()[1])
 
@@ -105,11 +109,26 @@ class TestRelease:
             multiply()
             openmp.release_pool()
         threads, pages = openmp.count_threads(), resident()
-        for _ in range(1000):
+        for _ in range(cycles):
             multiply()
             openmp.release_pool()
         assert openmp.count_threads() == threads
         assert resident() - pages < 1000  # less than a page a cycle
+
+    @pytest.mark.timeout(900)
+    @pytest.mark.slow  # torch.compile asks a C++ compiler for half a minute
+    def test_a_compiled_policy_gives_the_same_actions(self):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of torch's own compiler
+            compiled = torch.compile(net)
+            obs = torch.randn(512, 512)
+            with torch.no_grad():
+                expected = compiled(obs)
+                for _ in range(100):
+                    assert openmp.release_pool()
+                    assert torch.equal(compiled(obs), expected)
 
     def test_the_answer_of_an_error_switches_it_off(self, monkeypatch):
         asked = []
