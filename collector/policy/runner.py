@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from collector.batch.step_extras import RowLayout, check_policy_names
-from collector.policy.exploration import ExplorationType
+from collector.policy.exploration import ExplorationType, choose
 from collector.policy.interface import Policy, read_output
+from collector.policy.keyed.noise import KeyedNoise
+from collector.policy.keyed.random_policy import KeyedRandomPolicy
 from collector.policy.random_policy import RandomPolicy
 from collector.policy.recurrent_state import RecurrentState
 from collector.policy.signature import Signature, signature_of
@@ -28,6 +30,7 @@ class PolicyRunner:
     """Calls the policy of a collector for some envs, and checks its outputs against the action space.
 
     policy: None for random actions. device: the collector's `policy_device`. threads: the collector's `policy_threads`.
+    noise: what random actions and samples of distributions are drawn from, where episodes have seeds of their own.
     options: `compile` and `cudagraph` of `collector.prepare.prepare_policy`.
     """
 
@@ -38,6 +41,7 @@ class PolicyRunner:
         exploration: ExplorationType,
         device: Any = None,
         threads: int | None = None,
+        noise: KeyedNoise | None = None,
         **options: Any,
     ) -> None:
         self.module: Any = None
@@ -46,16 +50,27 @@ class PolicyRunner:
         """Shape of a row and dtype of each output, once the policy has been called."""
         self._env, self._exploration = env, exploration
         self._threads = threads
+        self._noise, self._choose = noise, choose if noise is None else noise.choose
         self._space = _common_space(env.action_space)
         self._returned: Layout = {}
         self._needs_cast = False
         self._seconds = self._policy_seconds = 0.0
         self._torch: Any = None
         self._state: RecurrentState | None = None
-        self._is_random = policy is None or isinstance(policy, RandomPolicy)
-        self._random: Any = RandomPolicy(env.action_space) if policy is None else policy if self._is_random else None
+        self._is_random = policy is None or isinstance(policy, (RandomPolicy, KeyedRandomPolicy))
+        self._random: Any = self._random_policy(policy) if self._is_random else None
         if policy is not None:
             self._prepare(policy, device, options)
+
+    def _random_policy(self, policy: Any) -> Any:
+        """What draws random actions: the policy, where it is a random one, or one for the action spaces."""
+        if self._noise is not None and not isinstance(policy, RandomPolicy):
+            return self._noise.random_policy(policy, self._env.action_space)
+        if isinstance(policy, KeyedRandomPolicy):
+            raise TypeError("KeyedRandomPolicy needs the numbers of episodes: pass episode_seeds= to the collector")
+        if self._noise is not None:
+            self._noise.everything = False  # it draws from a stream
+        return RandomPolicy(self._env.action_space) if policy is None else policy
 
     def _prepare(self, policy: Policy, device: Any, options: dict[str, Any]) -> None:
         """Read the policy's signature, and make the transfer to the policy's device."""
@@ -121,7 +136,7 @@ class PolicyRunner:
             output = call_with_tensordict(self._policy, inputs, self._exploration.name)
         else:
             output = self._call_by_name(*(inputs if self._wants_rows else (inputs, ())))
-        outputs = read_output(output, self._exploration)
+        outputs = read_output(output, self._exploration, self._choose)
         self._policy_seconds += time.perf_counter() - begin
         return outputs
 
@@ -157,7 +172,7 @@ class PolicyRunner:
         Raises `TypeError` where they cannot be drawn from the action spaces.
         """
         if random and self._random is None:
-            self._random = RandomPolicy(self._env.action_space)
+            self._random = self._random_policy(None)
         return random and not self._is_random
 
     def learn_layout(self, obs: Any, env_ids: np.ndarray) -> Layout:
