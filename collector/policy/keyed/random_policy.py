@@ -30,7 +30,7 @@ class KeyedRandomPolicy:
     >>> from gymnasium.spaces import Discrete
     >>> policy = KeyedRandomPolicy(Discrete(10), job_seed=3)
     >>> policy(None, numbers=[7, 8, 7], steps=[0, 0, 1])
-    array([0, 0, 0])
+    array([6, 1, 6])
     """
 
     BLOCK = 32
