@@ -7,11 +7,13 @@ from collector.async_collector import AsyncDataCollector
 from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, EpisodeCutter
+from collector.episodes.seeds import EpisodeSeeds, episode_seed
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
 from collector.job.store import DatasetError, load_episodes
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
+from collector.policy.keyed.random_policy import KeyedRandomPolicy
 from collector.policy.random_policy import RandomPolicy
 from collector.rollouts import rollout
 from collector.sync_collector import SyncDataCollector
@@ -33,9 +35,12 @@ __all__ = [
     "CollectorStats",
     "DatasetError",
     "Episode",
+    "EpisodeCutter",
+    "EpisodeSeeds",
     "ExplorationType",
     "FlatRollout",
     "Interruptor",
+    "KeyedRandomPolicy",
     "MLPPolicy",
     "MultiStep",
     "RandomPolicy",
@@ -45,6 +50,7 @@ __all__ = [
     "StepBatch",
     "SyncDataCollector",
     "TorchVectorEnv",
+    "episode_seed",
     "exploration_type",
     "load_episodes",
     "rollout",

@@ -85,6 +85,8 @@ class AsyncDataCollector(BatchCollector):
         raise ValueError("render needs a synchronous collector: here envs are stepping at all times")
 
     def _prepare(self, policy: Policy | None) -> None:
+        if self._seeds is not None:
+            raise ValueError("episode_seeds need a synchronous collector: use SyncDataCollector")
         check_send_and_recv(self.env, "AsyncDataCollector")
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,10 +19,12 @@ from collector.batch.step_extras import CheckedHook, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.progress import Episodes
+from collector.episodes.seeded import SeededEpisodes
 from collector.episodes.statistics import CollectStats, Ended, EpisodeTracker
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, as_exploration_type, set_exploration_type
 from collector.policy.interface import Policy
+from collector.policy.keyed.noise import KeyedNoise
 from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
@@ -65,6 +67,7 @@ class BatchCollector(ABC):
         cudagraph_policy: bool | dict[str, Any] = False,
         policy_threads: int | None = 1,
         backend: str | None = None,
+        episode_seeds: Iterable[tuple[int, int]] | None = None,
     ) -> None:
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
@@ -79,6 +82,9 @@ class BatchCollector(ABC):
         self.frames = 0
         """Steps in the batches of this collector's iterator."""
         self.init_random_frames = limit("init_random_frames", init_random_frames)
+        self._seeds = episode_seeds
+        if reset_at_each_iter:
+            self._refuse_with_seeds("reset_at_each_iter")
         self.reset_at_each_iter = reset_at_each_iter
         self.set_truncated = set_truncated
         self._limit = limit("max_frames_per_traj", max_frames_per_traj)
@@ -105,13 +111,20 @@ class BatchCollector(ABC):
     def _prepare(self, policy: Policy | None) -> None:
         self._env_num: int = self.env.env_num
         self._all_ids = np.arange(self._env_num)
-        self._episodes, self._tracker = Episodes(self._env_num), EpisodeTracker(self._env_num)
+        self._tracker = EpisodeTracker(self._env_num)
+        self._episodes = Episodes(self._env_num)
+        self._noise: KeyedNoise | None = None
+        if self._seeds is not None:
+            self._episodes = SeededEpisodes(self._env_num, self._seeds)
+            self._noise = KeyedNoise(getattr(self._seeds, "job_seed", 0), self._env_num)
         self._reward_shape = RewardShape()
         self._batches = self._steps = 0
         self._clock = Clock()
         self._obs: Any = None
         self.policy: Any = policy
-        self._runner = PolicyRunner(policy, self.env, self._exploration_type, self.policy_device, **self._options)
+        self._runner = PolicyRunner(
+            policy, self.env, self._exploration_type, self.policy_device, noise=self._noise, **self._options
+        )
         self._weights = PolicyWeights(policy, self._runner.module)
         if self.init_random_frames:
             self._runner.replaces(random=True)  # now, because it refuses spaces from which it cannot draw
@@ -225,6 +238,8 @@ class BatchCollector(ABC):
         """
         if render is not None:
             on_step = self._rendering(render, on_step)
+        if n_episode is not None:
+            self._refuse_with_seeds("collect(n_episode=)")
         n_step, n_episode = check_arguments(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
         hook = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
         begin = time.perf_counter()
@@ -258,8 +273,8 @@ class BatchCollector(ABC):
         return rendering(self.env, pause, on_step)
 
     def _is_complete(self) -> bool:
-        """Whether all of `total_frames` are collected."""
-        return 0 <= self.total_frames <= self.frames
+        """Whether all of `total_frames`, or all of `episode_seeds`, are collected."""
+        return 0 <= self.total_frames <= self.frames or (self._seeds is not None and self.all_played)
 
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
@@ -295,12 +310,35 @@ class BatchCollector(ABC):
 
     # Episodes and seeds.
 
+    @property
+    def all_played(self) -> bool:
+        """Whether all of `episode_seeds` have been played to their end; False for a collector without.
+
+        The iterator ends then; `rollout` and `collect` raise `RuntimeError`.
+        """
+        return isinstance(self._episodes, SeededEpisodes) and self._episodes.all_played
+
+    @property
+    def everything_keyed(self) -> bool:
+        """Whether all actions so far depend on the observations, the weights, and the job seed, number and step of
+        their episode alone. See `episode_seeds`; False for a collector without.
+        """
+        return self._noise is not None and self._noise.everything
+
+    def _refuse_with_seeds(self, what: str) -> None:
+        if self._seeds is not None:
+            raise ValueError(
+                f"{what} cannot be used with episode_seeds: each episode is reset with its own seed and played to its "
+                "end; limit them with EpisodeSeeds(job_seed, numbers=range(n))"
+            )
+
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset envs (ids or a mask; None: all) before their next step; their episodes in progress are abandoned.
 
         With `kwargs` (`seed`, `options`) for the envs' `reset` it is done at once. Ids that are wrong raise what the
         vector env's `reset` raises for them, before anything is changed.
         """
+        self._refuse_with_seeds("reset()")
         ids = self._all_ids if index is None else as_ids(index, self._env_num)
         self._finish_steps(discard=len(ids) == self._env_num)
         self._episodes.abandon(ids)
@@ -330,6 +368,7 @@ class BatchCollector(ABC):
         Returns the seed after the last one, to go on with. A policy that draws from torch's random stream needs
         `torch.manual_seed` too.
         """
+        self._refuse_with_seeds("set_seed()")
         self._finish_steps(discard=False)
         following: int = self.env.set_seed(seed, static_seed)
         self._runner.reseed_random_actions()

@@ -25,13 +25,15 @@ from collector.base_collector import BatchCollector
 from collector.batch.request import BatchRequest
 from collector.batch.rollout import Rollout
 from collector.batch.rollout_buffer import RolloutBuffer, Where
-from collector.batch.step_extras import StepBatch
+from collector.batch.step_extras import EPISODE_SEED, StepBatch
 from collector.episodes.progress import Episodes, restarted
+from collector.episodes.seeded import SeededEpisodes
 from collector.policy.interface import Policy
 from collector.policy.runner import PolicyRunner
+from collector.seeded_rounds import SeededRounds
 from collector.timing import Clock
 from vecenv import nest
-from vecenv.wrappers import resets_in_step
+from vecenv.wrappers import check_send_and_recv, resets_in_step
 
 
 class SyncDataCollector(BatchCollector):
@@ -91,6 +93,16 @@ class SyncDataCollector(BatchCollector):
         backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
             or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
             moment (at most 1 s) and closed. Batches are the same.
+        episode_seeds: `(number, seed)` of the episodes to be played, in the order in which they begin: an iterable, or
+            `EpisodeSeeds(job_seed)`. An env that is free takes the next one and is reset with its seed, in the round in
+            which the others step. When there are no more, envs are left out, and the iterator ends with the last
+            episode. `traj_ids` are the numbers, `extras["episode_seed"]` the seeds. All noise is keyed: random actions
+            (None as the policy, `init_random_frames`) and samples of the `Categorical`, `Bernoulli` and `Normal`
+            distributions that a policy returns, also of `Independent` and transformed ones, depend on the job seed (0
+            for an iterable without one), the episode's number and the step alone. The policy is called with a row for
+            every env in each round. So an episode is the same in any env, on any backend, and after a restart; with
+            random actions for any number of envs too. `everything_keyed` says whether that held. Every episode is
+            played to its end: `reset`, `set_seed`, `reset_at_each_iter` and `collect(n_episode=)` raise `ValueError`.
 
     Example::
 
@@ -110,6 +122,19 @@ class SyncDataCollector(BatchCollector):
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
         super()._prepare(policy)
         self._buffer: RolloutBuffer | None = None
+        self._seeded: SeededRounds | None = None
+        if self._noise is not None and isinstance(self._episodes, SeededEpisodes):
+            check_send_and_recv(self.env, "a collector with episode_seeds")
+            self._seeded = SeededRounds(
+                self.env,
+                self._runner,
+                self._episodes,
+                self._noise,
+                self._limit,
+                self._reward_shape.fit,
+                self._interruptor.collection_stopped,
+                self._clock,
+            )
         frames = self.frames_per_batch
         if frames != self.requested_frames_per_batch:
             warnings.warn(
@@ -126,7 +151,33 @@ class SyncDataCollector(BatchCollector):
 
     def _gather(self, request: BatchRequest) -> Rollout:
         """Record one batch: see the picture at the top of this file."""
-        n, buffer, quota = self._env_num, self._new_buffer(request), request.quota
+        n, buffer = self._env_num, self._new_buffer(request)
+        count = self._record(buffer, request) if self._seeded is None else self._record_seeded(buffer, request)
+        latest = buffer.read("obs", count * n + self._all_ids)
+        if self._obs is None and not count.all():  # envs that were never reset have undefined rows
+            begun = count.nonzero()[0]
+            nest.put(latest, count == 0, nest.take(latest, begun[:1]))
+        self._obs = latest
+        batch = buffer.finish(count, self._episodes, -1 if request.random else self._weights.version)
+        if isinstance(self._episodes, SeededEpisodes):
+            batch.extras[EPISODE_SEED] = self._episodes.seeds_of(batch.done)
+        self._episodes.advance(batch.done, batch.step_count, count)
+        if request.random:
+            self._add_zeros(batch)
+        return batch
+
+    def _record_seeded(self, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
+        """As `_record`, where episodes have seeds of their own."""
+        assert self._seeded is not None
+        assert isinstance(self._episodes, SeededEpisodes)
+        if self._episodes.all_played:
+            raise RuntimeError("all of episode_seeds have been played: make a new collector for others")
+        self._episodes.begin_batch()
+        return self._seeded.record(buffer, request, self._obs)
+
+    def _record(self, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
+        """Record a batch; returns how many rows each env has."""
+        n, quota = self._env_num, request.quota
         rounds = _Rounds(
             self.env,
             self._runner,
@@ -150,20 +201,14 @@ class SyncDataCollector(BatchCollector):
             if quota is not None:
                 ids = np.flatnonzero(quota)
             obs = buffer.read("obs", time * n + ids)
-        latest = buffer.read("obs", count * n + self._all_ids)
-        if self._obs is None and not count.all():  # envs that were never reset have undefined rows
-            begun = count.nonzero()[0]
-            nest.put(latest, count == 0, nest.take(latest, begun[:1]))
-        self._obs = latest
-        batch = buffer.finish(count, self._episodes, -1 if request.random else self._weights.version)
-        self._episodes.advance(batch.done, batch.step_count, count)
-        if request.random:
-            self._add_zeros(batch)
-        return batch
+        return count
 
     def _add_zeros(self, batch: Rollout) -> None:
         """Add what the policy would have returned with the action, as zeros, to a batch of random actions."""
-        for name, (shape, dtype) in self._runner.learn_layout(self._obs, self._all_ids).items():
+        obs, ids = self._obs, self._all_ids
+        if self._seeded is not None:
+            obs, ids = self._seeded.filled_up(obs), self._seeded.row_ids
+        for name, (shape, dtype) in self._runner.learn_layout(obs, ids).items():
             if name != "action":
                 batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
 

@@ -55,7 +55,7 @@ class RolloutBuffer:
     def write_step(
         self,
         where: Where,
-        outputs: dict[str, np.ndarray],
+        outputs: dict[str, Any],
         reward: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
@@ -68,7 +68,10 @@ class RolloutBuffer:
             for name, rows in step.items():
                 self._new_column(name, rows)
         for name, rows in outputs.items():
-            columns[name][where] = rows
+            if type(rows) is np.ndarray:
+                columns[name][where] = rows
+            else:
+                nest.put(columns[name], where, rows)
         if reward.ndim > columns["reward"].ndim:  # no env had returned a vector until now
             columns["reward"] = self._allocate(reward)
             columns["reward"][...] = 0
@@ -81,6 +84,10 @@ class RolloutBuffer:
         if name not in self._columns:
             self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
         self._columns[name][where] = rows
+
+    def has(self, name: str) -> bool:
+        """Whether rows of that name have been written."""
+        return name in self._columns
 
     def read(self, name: str, where: Where) -> Any:
         """The rows at `where`: a copy where `where` is an index array."""

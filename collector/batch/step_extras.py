@@ -11,10 +11,15 @@ import numpy as np
 from collector.batch.rollout import Rollout
 from vecenv import nest
 
+EPISODE_SEED = "episode_seed"
+"""The entry of `extras` with the seed of each step's episode, where a collector has `episode_seeds`."""
+
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape of a row and dtype."""
 
-RESERVED = frozenset({each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector"})
+RESERVED = frozenset(
+    {each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector", EPISODE_SEED}
+)
 """Names that a batch has already, or the `TensorDict` that it can be made into."""
 
 

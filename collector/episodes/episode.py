@@ -9,6 +9,7 @@ import numpy as np
 
 from collector.batch.arrays import join
 from collector.batch.rollout import FlatRollout, Rollout
+from collector.batch.step_extras import EPISODE_SEED
 from vecenv import nest
 
 
@@ -18,8 +19,8 @@ class Episode:
 
     obs: Any
     """`(L + 1, ...)`, or a dict or tuple of such: what each action was chosen for, then the last observation."""
-    action: np.ndarray
-    """`(L, ...)`."""
+    action: Any
+    """`(L, ...)`, or a dict or tuple of such."""
     reward: np.ndarray
     """float64 `(L,)`; `(L, m)` where rewards are vectors."""
     terminated: np.ndarray
@@ -28,6 +29,10 @@ class Episode:
     """bool `(L,)`: True in the last row where it was stopped before one."""
     env_id: int
     """The env that it ran in."""
+    number: int = -1
+    """Its number in `episode_seeds` of the collector; -1: it has none."""
+    seed: int | None = None
+    """The seed with which it was reset; None: it is not known."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -43,7 +48,7 @@ class Episode:
     @property
     def nbytes(self) -> int:
         """Size of its arrays."""
-        arrays = [*nest.leaves(self.obs), self.action, self.reward, self.terminated, self.truncated]
+        arrays = [*nest.leaves(self.obs), *nest.leaves(self.action), self.reward, self.terminated, self.truncated]
         return sum(array.nbytes for array in arrays)
 
 
@@ -96,12 +101,16 @@ def _part(flat: FlatRollout, at: slice) -> Episode:
     if flat.done[at.stop - 1]:
         tail = int(np.searchsorted(flat.tail_rows, at.stop - 1))
         obs = join([obs, nest.take(flat.tail_obs, slice(tail, tail + 1))])
-    columns = flat.action[at], flat.reward[at], flat.terminated[at], flat.truncated[at]
-    return Episode(obs, *columns, int(flat.env_ids[at.start]))
+    columns = nest.take(flat.action, at), flat.reward[at], flat.terminated[at], flat.truncated[at]
+    env_id, seeds = int(flat.env_ids[at.start]), flat.extras.get(EPISODE_SEED)
+    if seeds is None:
+        return Episode(obs, *columns, env_id)
+    return Episode(obs, *columns, env_id, int(flat.traj_ids[at.start]), int(seeds[at.start]))
 
 
 def _join(parts: list[Episode]) -> Episode:
     """Consecutive parts of an episode as one, in new memory."""
     names = ("obs", "action", "reward", "terminated", "truncated")
     columns = {name: join([getattr(part, name) for part in parts]) for name in names}
-    return Episode(**columns, env_id=parts[0].env_id)
+    first = parts[0]
+    return Episode(**columns, env_id=first.env_id, number=first.number, seed=first.seed)

@@ -87,6 +87,7 @@ class EpisodeTracker:
     def update(self, batch: Rollout | FlatRollout) -> Ended:
         """The episodes that end in this batch, by env, then by time."""
         env_ids, ids, reward, done = _rows(batch)
+        self._ids[np.isin(self._ids, batch.broken_ids)] = -1  # an episode may be played again under its number
         if (
             self._returns is None or self._returns.shape[1:] != reward.shape[1:]
         ):  # no env had returned a vector until now

@@ -64,8 +64,8 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 
 @lru_cache
-def _is_distribution(kind: type) -> bool:
-    """Cached for each type: a failed attribute lookup on a tensor is slow."""
+def is_distribution(kind: type) -> bool:
+    """Whether a policy's output of this type is a distribution; cached, because a failed lookup on a tensor is slow."""
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
@@ -73,7 +73,7 @@ def _is_quicker_by_rsample(distribution: Any) -> bool:
     """Whether it is torch's, built on its `Normal`: `sample` reads each scale on the host, so it waits for
     the device, which no CUDA graph may do; `rsample` draws the same numbers.
     """
-    while _is_torchs(type(distribution)):  # type: ignore[arg-type]
+    while draws_as_torch(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":
             return True
         distribution = getattr(distribution, "base_dist", None)
@@ -81,7 +81,7 @@ def _is_quicker_by_rsample(distribution: Any) -> bool:
 
 
 @lru_cache
-def _is_torchs(kind: type) -> bool:
+def draws_as_torch(kind: type) -> bool:
     """Whether both ways to draw from it are those of torch."""
     ways = (getattr(kind, name, None) for name in ("sample", "rsample"))
     return all((getattr(way, "__module__", None) or "").startswith("torch.distributions.") for way in ways)
@@ -92,7 +92,7 @@ def choose(action: Any, wanted: ExplorationType) -> Any:
 
     Raises `ValueError` where the distribution has no mode or mean.
     """
-    if not _is_distribution(type(action)):  # type: ignore[arg-type]
+    if not is_distribution(type(action)):  # type: ignore[arg-type]
         return action
     if wanted is ExplorationType.RANDOM:
         return action.rsample().detach() if _is_quicker_by_rsample(action) else action.sample()

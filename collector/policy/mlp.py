@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from gymnasium import spaces
 
 try:
     import torch
-    from torch import nn
+    from torch import distributions, nn
 except ImportError as error:
     raise ImportError("the MLP policy needs PyTorch: pip install vecenv[torch]; or use the random policy") from error
 
@@ -17,7 +19,8 @@ class MLPPolicy(nn.Module):
 
     Observations: Box (flattened; uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, drawn from a softmax;
     or a bounded float Box, drawn from a normal distribution that is squashed into the bounds. Other spaces raise
-    `TypeError`. The weights come from torch's random stream, and so do the actions, one draw for each call.
+    `TypeError`. The weights come from torch's random stream, and so do the actions, one draw for each call. With
+    `as_distribution` it returns the distribution instead, from which the collector draws.
 
     Example::
 
@@ -25,10 +28,17 @@ class MLPPolicy(nn.Module):
         actions = policy(torch.zeros(8, 4))       # int64 (8,) for Discrete; (8, ...) of the space's dtype for Box
     """
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, hidden: int = 64) -> None:
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        hidden: int = 64,
+        *,
+        as_distribution: bool = False,
+    ) -> None:
         super().__init__()
         encoder, inputs = _encoder(observation_space)
-        head, outputs = _head(action_space)
+        head, outputs = _head(action_space, as_distribution)
         layers = [
             nn.Linear(inputs, hidden),
             nn.Tanh(),
@@ -38,10 +48,9 @@ class MLPPolicy(nn.Module):
         ]
         self.net = nn.Sequential(encoder, *layers, head)
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Actions `(k, ...)` for observations `(k, ...)`."""
-        actions: torch.Tensor = self.net(obs)
-        return actions
+    def forward(self, obs: torch.Tensor) -> Any:
+        """Actions `(k, ...)`, or the distribution of them, for observations `(k, ...)`."""
+        return self.net(obs)
 
 
 def _encoder(space: spaces.Space) -> tuple[nn.Module, int]:
@@ -52,11 +61,11 @@ def _encoder(space: spaces.Space) -> tuple[nn.Module, int]:
     raise TypeError(f"the MLP policy takes Box and Discrete observations, not {space}")
 
 
-def _head(space: spaces.Space) -> tuple[nn.Module, int]:
+def _head(space: spaces.Space, as_distribution: bool) -> tuple[nn.Module, int]:
     if isinstance(space, spaces.Discrete):
-        return _DrawDiscrete(space), int(space.n)
+        return (_OfDiscrete if as_distribution else _DrawDiscrete)(space), int(space.n)
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return _DrawBox(space), int(np.prod(space.shape))
+        return (_OfBox if as_distribution else _DrawBox)(space), int(np.prod(space.shape))
     raise TypeError(f"the MLP policy returns Discrete and bounded float Box actions, not {space}")
 
 
@@ -105,3 +114,29 @@ class _DrawBox(nn.Module):
         unit = torch.sigmoid(mean + torch.randn_like(mean)).view(-1, *self.low.shape)
         # The sum can round to a value just above the bound, which some envs refuse.
         return torch.clamp(self.low + (self.high - self.low) * unit, self.low, self.high)
+
+
+class _OfDiscrete(nn.Module):
+    """The softmax of its inputs, as a distribution."""
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__()
+        self._start = int(space.start)
+
+    def forward(self, logits: torch.Tensor) -> distributions.Distribution:
+        indices = distributions.Categorical(logits=logits, validate_args=False)
+        if not self._start:
+            return indices
+        shift = distributions.AffineTransform(self._start, 1)
+        return distributions.TransformedDistribution(indices, [shift], validate_args=False)
+
+
+class _OfBox(_DrawBox):
+    """A unit normal distribution around its inputs, squashed into the bounds of the space."""
+
+    def forward(self, mean: torch.Tensor) -> distributions.Distribution:  # type: ignore[override]
+        loc = mean.view(-1, *self.low.shape).to(self.low.dtype)
+        squash = [distributions.SigmoidTransform(), distributions.AffineTransform(self.low, self.high - self.low)]
+        normal = distributions.Normal(loc, torch.ones_like(loc), validate_args=False)
+        squashed = distributions.TransformedDistribution(normal, squash, validate_args=False)
+        return distributions.Independent(squashed, self.low.dim(), validate_args=False)
