@@ -32,7 +32,8 @@ class BaseVectorEnv:
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: one callable an env, each called exactly once. `EnvCreator` makes such that share state.
+        env_fns: one callable an env, each called exactly once, or the id of an env for `gymnasium.make`: `["CartPole-v1"]
+            * 8`. `EnvCreator` makes such that share state.
         worker_fn: a class or function that makes an `EnvWorker` of an env_fn, for workers of your own; else `backend`
             decides.
         wait_num: return from `step` as soon as this many envs are done (1 .. n); more if more are.
@@ -62,7 +63,7 @@ class BaseVectorEnv:
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], Any]],
+        env_fns: Sequence[Callable[[], Any] | str],
         worker_fn: Callable[[Callable[[], Any]], Any] | None = None,
         wait_num: int | None = None,
         timeout: float | None = None,

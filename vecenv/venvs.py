@@ -14,9 +14,12 @@ from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_timeout
+from vecenv.engine.arguments.unknown import check_options
 
-EnvFns = Sequence[Callable[[], Any]]
+EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
+DECIDED = ("backend", "worker_fn")
+"""Arguments of BaseVectorEnv that its ready-made subclasses decide."""
 
 
 def _timeouts(start_timeout: float | None, step_timeout: float | None) -> dict[str, Any]:
@@ -51,6 +54,7 @@ class DummyVectorEnv(BaseVectorEnv):
     def __init__(
         self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend, **options)
 
     @property
@@ -84,6 +88,7 @@ class ProcessVectorEnv(BaseVectorEnv):
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         timeouts = _timeouts(start_timeout, step_timeout)
         backend = partial(
             self.backend_class, context=context, affinity=affinity, release_openmp=release_openmp, **timeouts
@@ -180,6 +185,7 @@ class ThreadVectorEnv(BaseVectorEnv):
         step_timeout: float | None = None,
         **options: Any,
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         backend = partial(ThreadBackend, **_timeouts(start_timeout, step_timeout))
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
@@ -225,6 +231,7 @@ class RayVectorEnv(BaseVectorEnv):
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         backend = RayBackend(
             **_timeouts(start_timeout, step_timeout),
             release_openmp=release_openmp,

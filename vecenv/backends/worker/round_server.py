@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-
 from vecenv.backends.host.env_host import EnvHost, Payload
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.info_writer import InfoWriter
@@ -85,7 +83,7 @@ class RoundServer(ABC):
         """Handle a frame other than a round; returns True if it was CLOSE."""
         if frame.kind == messages.CALL:
             self.line[DOING] = A_CALL
-            reply = self._call(*cloudpickle.loads(frame.payload))
+            reply = self._call(*pickle.loads(frame.payload))
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.CLOSE:
