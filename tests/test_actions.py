@@ -119,7 +119,7 @@ class TestConversion:
                 assert action["b"]["c"].dtype == np.float32
 
     def test_tensors_within_the_action_of_an_env_arrive_as_arrays(self, backend):
-        space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(-9, 9, (2,))})
+        space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Sequence(spaces.Box(-9, 9, (2,)))})
         one = {"a": torch.tensor(1), "b": (torch.ones(2, requires_grad=True),)}
         actions, _ = arrived(backend, space, [one] * N)
         assert [type(rows[0]["b"][0]) for rows in actions] == [np.ndarray] * N

@@ -135,7 +135,9 @@ class ShmemVectorEnv(ProcessVectorEnv):
             workers inherit the env_fns, which then need not be picklable.
         start_timeout: seconds that the constructors of the envs may take, all together (120).
         step_timeout: seconds after which the worker of an env that does not return is killed, and a WorkerTimeoutError
-            shows the env's stack. None waits, and a warning shows the stack each minute.
+            shows the env's stack. None waits, and a warning shows the stack each minute. The time of an env counts
+            between calls too, also with `wait_num` and `timeout`; the error is raised while a call waits, up to a fifth
+            of `step_timeout` late, or by the first call after that time.
         affinity: bind each worker to one CPU.
         release_openmp: OpenMP threads of this process (torch's) spin for milliseconds after each operation. Where they
             keep workers from their CPUs, and it is measured to help, end them before each round; False leaves them.

@@ -73,7 +73,8 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
 def _is_importable(function: Any) -> bool:
     """Whether another process finds the function under its name."""
     module = function.__module__
-    if module == "__main__" or module in cloudpickle.list_registry_pickle_by_value():
+    by_value = ["__main__", *cloudpickle.list_registry_pickle_by_value()]
+    if any(module == each or str(module).startswith(f"{each}.") for each in by_value):
         return False
     found: Any = sys.modules.get(module)
     for name in function.__qualname__.split("."):

@@ -15,7 +15,7 @@ from vecenv.backends.host.row_writer import IN_INFO_ROW, RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
-from vecenv.backends.ipc.serialization import dumps
+from vecenv.backends.ipc.serialization import dumps, loads_by_value
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.blocking_envs import BlockingMeter
 from vecenv.backends.worker.worker_args import WorkerArgs
@@ -128,7 +128,7 @@ class RoundServer(ABC):
         results: dict[int, bytes] = {}
         for j, blob in blobs.items():
             try:
-                results[j] = dumps(self.host.call(j, op, pickle.loads(blob)))
+                results[j] = dumps(self.host.call(j, op, loads_by_value(blob)))
             except BaseException as error:
                 env_id = self.first_id + j
                 text = f"{op} on env {env_id}: what was passed or is returned cannot be sent: {describe(error)}"
@@ -138,7 +138,7 @@ class RoundServer(ABC):
     def load_payload(self, j: int, op: int, blob: bytes) -> Any:
         """An action or arguments that travelled pickled; a Failure if they cannot be read here."""
         try:
-            return pickle.loads(blob)
+            return loads_by_value(blob)
         except BaseException as error:
             env_id, name, what = self.first_id + j, "reset", "arguments"
             if op & opcodes.PLAIN == opcodes.STEP_OBJECT:
