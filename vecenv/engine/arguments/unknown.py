@@ -18,7 +18,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
     known = sorted(_names(takers or (user,)) - set(hidden))
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             meant = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(known)}"
             raise TypeError(f"{user.__name__} has no argument {name!r}{meant}")
 
