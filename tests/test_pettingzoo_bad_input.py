@@ -22,7 +22,12 @@ def all_do(venv, actions):
         ({"cow_0": [0], "cow_1": [0]}, [1], ValueError, "'cow_2'.*env 1"),
         ({"cow_0": [0, 0], "cow_1": [0, 0], "cow_2": [0]}, None, ValueError, r"'cow_2'.*\[0, 1\]"),
         ({"cow_0": [0, 0], "cow_1": [0, [1, 2]], "cow_2": [0, 0]}, None, ValueError, "'cow_1'.* for env 1 has"),
-        ({"cow_0": [[0, 1], [0, 1]], "cow_1": [0, 0], "cow_2": [0, 0]}, None, ValueError, r"'cow_0'.*shape \(2, 2\), expected \(2,\)"),
+        (
+            {"cow_0": [[0, 1], [0, 1]], "cow_1": [0, 0], "cow_2": [0, 0]},
+            None,
+            ValueError,
+            r"'cow_0'.*shape \(2, 2\), expected \(2,\)",
+        ),
         ({"cow_0": [0.5, 0], "cow_1": [0, 0], "cow_2": [0, 0]}, None, TypeError, "'cow_0'.*not whole"),
         ({"cow_0": ["a", 0], "cow_1": [0, 0], "cow_2": [0, 0]}, None, TypeError, "'cow_0'"),
         ({"cow_0": 0, "cow_1": [0, 0], "cow_2": [0, 0]}, None, ValueError, "'cow_0'.*single action"),

@@ -116,17 +116,20 @@ def test_agents_cannot_end_alone_where_the_caller_resets():
         herds(autoreset_mode="disabled", own_episodes=True)
 
 
-def test_sb3_counts_and_learns_from_the_steps_of_agents_alone(backend):
+def test_sb3_counts_and_learns_from_the_steps_of_agents_alone():
     """Agent i of a herd makes 2, 3 and 4 steps of an episode."""
-    agents = herds(2, backend, autoreset_mode="same_step", own_episodes=True)
-    envs = AgentMonitor(SB3VecEnv(agents))
+    envs = AgentMonitor(SB3VecEnv(herds(2, autoreset_mode="same_step", own_episodes=True)))
     envs.seed(0)
     envs.reset()
     found = []
     for _ in range(8):
         _, _, dones, infos = envs.step(np.ones(6, int))
-        found += [(row, info["episode"]["l"], info["episode"]["r"]) for row, info in enumerate(infos) if "episode" in info]
-        assert [row for row, info in enumerate(infos) if "episode" in info] == np.flatnonzero(dones & envs.active).tolist()
+        found += [
+            (row, info["episode"]["l"], info["episode"]["r"]) for row, info in enumerate(infos) if "episode" in info
+        ]
+        assert [row for row, info in enumerate(infos) if "episode" in info] == np.flatnonzero(
+            dones & envs.active
+        ).tolist()
     assert sorted(found) == sorted([(i, 2 + i % 3, 2.0 * (2 + i % 3)) for i in range(6)] * 2)
     assert envs.episode_count == 12
 
@@ -135,9 +138,9 @@ def test_sb3_counts_and_learns_from_the_steps_of_agents_alone(backend):
         rollout_buffer_class=AgentRolloutBuffer, rollout_buffer_kwargs={"monitor": envs},
     )  # fmt: skip
     model.learn(48)
-    rows = [rows for rows in model.rollout_buffer.get(16)]
-    assert sum(len(batch.observations) for batch in rows) == 2 * 2 * (2 + 3 + 4)  # of 48
-    assert all((batch.observations[:, 0] > 0).all() for batch in rows)
+    batches = list(model.rollout_buffer.get(16))
+    assert sum(len(batch.observations) for batch in batches) == 2 * 2 * (2 + 3 + 4)  # of 48
+    assert all((batch.observations[:, 0] > 0).all() for batch in batches)
     active = model.rollout_buffer.active
     assert active[:4].sum(0).tolist() == [2, 3, 4] * 2
     last = model.rollout_buffer.episode_starts[2, [0, 3]]
@@ -148,7 +151,9 @@ def test_sb3_counts_and_learns_from_the_steps_of_agents_alone(backend):
 def test_a_buffer_needs_the_monitor():
     envs = herds(1, autoreset_mode="same_step", own_episodes=True)
     with pytest.raises(TypeError, match="takes the AgentMonitor around the envs as monitor="):
-        AgentRolloutBuffer(4, envs.single_observation_space, envs.single_action_space, n_envs=3, monitor=SB3VecEnv(envs))
+        AgentRolloutBuffer(
+            4, envs.single_observation_space, envs.single_action_space, n_envs=3, monitor=SB3VecEnv(envs)
+        )
     envs.close()
 
 

@@ -32,8 +32,8 @@ class BaseVectorEnv:
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: one callable an env, each called exactly once, or the id of an env for `gymnasium.make`: `["CartPole-v1"]
-            * 8`. `EnvCreator` makes such that share state.
+        env_fns: one callable an env, each called exactly once, or the id of an env for `gymnasium.make`, as in
+            `["CartPole-v1"] * 8`. `EnvCreator` makes callables whose envs share state.
         worker_fn: a class or function that makes an `EnvWorker` of an env_fn, for workers of your own; else `backend`
             decides.
         wait_num: return from `step` as soon as this many envs are done (1 .. n); more if more are.

@@ -68,8 +68,8 @@ class Partial(NamedTuple):
         """
         if not isinstance(self.info, np.ndarray) or not isinstance(self.rew, np.ndarray):
             raise TypeError(
-                "merge_into makes batches of the engine's form, got a partial whose infos or rewards are dicts: take its "
-                "rows by env_id"
+                "merge_into makes batches of arrays, got a partial whose infos or rewards are dicts; take its rows by "
+                "env_id"
             )
         n = len(next(nest.leaves(obs)))
         ids = list(range(n)) if id is None else [int(i) for i in id]

@@ -194,6 +194,7 @@ class Recovery:
         if self.absorbs and self._is_spent(i):
             add_note(
                 error,
-                f"env {i} was restarted {self._max_restarts} times within a minute (max_restarts={self._max_restarts}), "
-                f'so this failure is raised in spite of on_error="restart"; reset({i}) makes the env usable again',
+                f"env {i} was restarted {self._max_restarts} times within a minute "
+                f"(max_restarts={self._max_restarts}), so this failure is raised in spite of "
+                f'on_error="restart"; reset({i}) makes the env usable again',
             )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 try:
-    from stable_baselines3.common.buffers import RolloutBuffer, RolloutBufferSamples
+    from stable_baselines3.common.buffers import RolloutBuffer
+    from stable_baselines3.common.type_aliases import RolloutBufferSamples
     from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 except ImportError as error:
     raise ImportError("AgentMonitor needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error

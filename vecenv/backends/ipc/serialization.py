@@ -1,4 +1,4 @@
-"""Pickling of user objects: by plain pickle, or by value where that fails (classes and functions of the main script)."""
+"""Pickling of user objects: by plain pickle, or by value where that fails (what the main script defines)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def loads_by_value(blob: bytes) -> Any:
         if "__main__" not in str(error):
             raise
         raise AttributeError(
-            f"{error}: it is defined in the main script, which other processes do not run, and cannot be sent by value; "
-            'move it to a module of its own that the script imports, or pass context="fork": forked workers inherit it'
+            f"{error}: it is defined in the main script, which other processes do not run, and cannot be sent by "
+            'value; move it to a module that the script imports, or pass context="fork": forked workers inherit it'
         ) from error
 
 

@@ -17,8 +17,8 @@ def advice(n: int, workers: int) -> str:
     if n < 3:
         return f"{own}."
     return (
-        f"{own}; if their steps differ in length, wait_num={max(n // 4, 1)} (which does that by itself) in a loop that goes "
-        "on with the envs that are ready is faster still: docs/backends.md"
+        f"{own}; where their steps differ in length and the loop goes on with those that are ready, "
+        f"wait_num={max(n // 4, 1)} (which does that by itself) is faster still: docs/backends.md"
     )
 
 

@@ -27,7 +27,7 @@ def _names(takers: Sequence[type[Any]]) -> set[str]:
     """The names of the arguments of these constructors and those of their bases."""
     found = set()
     for cls in {base for taker in takers for base in taker.__mro__ if "__init__" in vars(base) and base is not object}:
-        for parameter in inspect.signature(cls.__init__).parameters.values():
+        for parameter in inspect.signature(vars(cls)["__init__"]).parameters.values():
             if parameter.kind in NAMED:
                 found.add(parameter.name)
     return found - {"self"}

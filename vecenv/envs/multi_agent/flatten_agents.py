@@ -24,10 +24,10 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False) -> Fla
     until no agent is alive (SuperSuit's `black_death`). Where its episode ends:
         own_episodes=False: with that of its env, as the agent had ended (terminated if it never appeared). So the rows
             of an env begin and end together, and returns are right without a mask.
-        own_episodes=True: where the agent ends. The zeros after it are an episode of their own, which ends, terminated,
-            with that of the env. So lengths and value targets of agents are right, and what trains and counts has to
-            leave out the rows without `active`, as AgentMonitor and AgentRolloutBuffer of `vecenv.sb3` do. ValueError in
-            DISABLED mode, in which an agent would have to be reset alone.
+        own_episodes=True: where the agent ends. The zeros after it are an episode of their own, which ends,
+            terminated, with that of the env. So lengths and value targets of agents are right, and what trains and
+            counts has to leave out the rows without `active`, as AgentMonitor and AgentRolloutBuffer of `vecenv.sb3`
+            do. ValueError in DISABLED mode, in which an agent would have to be reset alone.
 
     `infos["active"]`, bool (num_envs,): the row holds a step of an agent that was alive. `infos["alive"]`: its agent
     acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete. In SAME_STEP mode
@@ -46,8 +46,8 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False) -> Fla
         raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num and timeout")
     if own_episodes and env.autoreset_mode is AutoresetMode.DISABLED:
         raise ValueError(
-            'own_episodes=True ends the row of an agent before its env: make the ParallelVectorEnv with autoreset_mode="'
-            'next_step" or "same_step", not DISABLED, in which the caller resets whole envs'
+            "own_episodes=True ends the row of an agent before its env: make the ParallelVectorEnv with "
+            'autoreset_mode="next_step" or "same_step", not DISABLED, in which the caller resets whole envs'
         )
     return FlattenedAgents(env, own_episodes)
 
@@ -100,9 +100,10 @@ class FlattenedAgents(VectorEnv):
         self._ended[:, done] = False
         all_ids = np.arange(len(done))
         obs, rows = self._take(obs, infos, all_ids)
-        if self._own_episodes and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            if early := np.flatnonzero(now.any(0) & ~done[:, None]).tolist():
-                self._begin_zeros(early, obs, rows, infos)
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        early = np.flatnonzero(now.any(0) & ~done[:, None]).tolist() if self._own_episodes and same_step else []
+        if early:
+            self._begin_zeros(early, obs, rows, infos)
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def _begin_zeros(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
