@@ -13,7 +13,7 @@ try:
     from stable_baselines3.common.type_aliases import RolloutBufferSamples
     from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 except ImportError as error:
-    raise ImportError("AgentMonitor needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error
+    raise ImportError("SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error
 
 
 class AgentMonitor(VecMonitor):
