@@ -119,7 +119,7 @@ class TestConversion:
                 assert action["b"]["c"].dtype == np.float32
 
     def test_tensors_within_the_action_of_an_env_arrive_as_arrays(self, backend):
-        space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(-9, 9, (2,))})
+        space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Sequence(spaces.Box(-9, 9, (2,)))})
         one = {"a": torch.tensor(1), "b": (torch.ones(2, requires_grad=True),)}
         actions, _ = arrived(backend, space, [one] * N)
         assert [type(rows[0]["b"][0]) for rows in actions] == [np.ndarray] * N
@@ -148,11 +148,37 @@ class TestConversion:
         assert [actions[i][0].tolist() for i in (1, 2)] == [[77], [np.inf]]
         assert arrived(backend, spaces.Discrete(2), [5, -7, 1])[0] == [[5], [-7], [1]]
 
-    def test_actions_of_another_shape_are_passed_on(self, backend):
+    @pytest.mark.parametrize(
+        ("space", "batch", "message"),
+        [
+            (spaces.MultiDiscrete([3, 4]), [1] * N, r"envs \[0, 1, 2\] has the shape \(3,\), expected \(3, 2\)"),
+            (spaces.MultiDiscrete([3, 4]), np.zeros((N, 3), int), r"shape \(3, 3\), expected \(3, 2\)"),
+            (spaces.Discrete(4), np.zeros((N, 2), int), r"shape \(3, 2\), expected \(3,\)"),
+            (spaces.MultiBinary(4), np.ones(N, np.int8), r"shape \(3,\), expected \(3, 4\)"),
+            (spaces.Box(-1, 1, (2,)), np.zeros((N, 4)), r"shape \(3, 4\), expected \(3, 2\): for each env one of"),
+            (spaces.Box(-1, 1, (2,)), np.zeros((N, 2, 1), np.float32), r"shape \(3, 2, 1\), expected \(3, 2\)"),
+            (spaces.Box(-1, 1, (3,)), torch.zeros(N), r"shape \(3,\), expected \(3, 3\)"),
+            (spaces.Box(-1, 1, (2,)), [[1, 1], [1], [1, 1]], r"for env 1 has the shape \(1,\), expected \(2,\)"),
+            (spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,))}),
+             {"a": [0] * N, "b": np.zeros((N, 3))}, r"action\['b'\] for envs .* shape \(3, 3\), expected \(3, 2\)"),
+            (spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
+             [(0, [0.0])] * N, r"action\[1\] for envs .* shape \(3, 1\), expected \(3, 2\)"),
+        ],
+    )  # fmt: skip
+    def test_numbers_of_another_shape_are_refused_before_anything_is_sent(self, backend, space, batch, message):
+        """An env would often accept them, and mean something else."""
+        with backend([lambda: Records(space)] * N, num_workers=2) as venv:
+            venv.reset()
+            for id in (None, [0, 1, 2]):
+                with pytest.raises(ValueError, match=message):
+                    venv.step(batch, id)
+            assert venv.get_env_attr("actions") == [[]] * N
+            assert venv.ready_id == [0, 1, 2]
+
+    def test_what_is_no_number_is_passed_on(self, backend):
         """The env decides, as it does without a vector env."""
-        actions, _ = arrived(backend, spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 4)), [[1.0], [1.0, 2.0], []])
-        assert [row.shape for row in (rows[0] for rows in actions)] == [(4,)] * 3
-        assert [list(rows[1]) for rows in actions] == [[1.0], [1.0, 2.0], []]
+        actions, _ = arrived(backend, spaces.Box(-1, 1, (2,), np.float32), ["up", "down", None], [None] * 3)
+        assert actions == [["up", None], ["down", None], [None, None]]
 
     def test_the_batch_is_converted_once(self):
         class Counts:

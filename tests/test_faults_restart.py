@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from tests.faulty import Counter, DiesOnReset, DiesOnStep, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
-from tests.ledger import Column, N, block_of, columns, pids
+from tests.ledger import Column, N, block_of, columns, pids, said
 from vecenv import DummyVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
 
@@ -69,9 +69,36 @@ def test_the_budget_of_restarts_ends_in_the_error_of_the_env(column: Column) -> 
             assert ledger.rows[1]["restarted"]
             ledger.reset([1])
             assert ledger.round() == []
-        assert "boom" in str(ledger.fails(ValueError))
+        error = ledger.fails(ValueError)
+        assert "boom" in str(error)
+        assert "env 1 was restarted 2 times within a minute (max_restarts=2)" in said(error)
         ledger.reset([1])
         assert ledger.round() == []
+
+
+@columns("blocks", dummy=False, far=False)
+def test_the_end_of_a_worker_counts_for_the_env_that_was_running_alone(column: Column) -> None:
+    """Those that share its worker are truncated and restarted with it, as often as it takes."""
+    env_fns = counters(N, env1=partial(DiesOnStep, at=1))
+    with column.backend(env_fns, on_error="restart", max_restarts=2, **column.options) as venv:
+        assert block_of(venv, 1) == [0, 1]
+        venv.reset()
+        for _ in range(2):
+            *_, truncated, info = venv.step([0] * N)
+            assert truncated.tolist() == [True, True, False, False]
+            assert info[0]["restarted"]
+            venv.reset([0, 1])
+        with pytest.raises(WorkerDiedError) as caught:
+            venv.step([0] * N)
+        assert caught.value.env_id == 1
+        assert "env 1 was restarted 2 times within a minute (max_restarts=2)" in said(caught.value)
+        partial_ = caught.value.partial
+        assert partial_ is not None
+        assert partial_.env_id.tolist() == [0, 2, 3]
+        assert partial_.truncated.tolist() == [True, False, False]
+        assert venv.stats()["absorbed"] == 5
+        venv.reset([0, 1])
+        assert venv.failed_id == []
 
 
 def test_the_budget_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:

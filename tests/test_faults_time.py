@@ -276,6 +276,36 @@ def test_time_without_a_look_is_not_taken_for_a_hang(watched: Watched) -> None:
         watched.venv.recv()
 
 
+@pytest.mark.parametrize("pause", [0.02, 0.05, 0.1, 0.3])
+@columns("async", dummy=False, ray=False)
+def test_a_hang_is_noticed_as_early_whatever_the_pace_of_the_loop(
+    column: Column, pause: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call returns what the other env has done, and the loop takes `pause` (of the limit) for the rest."""
+    limit, clock = 30.0, Clock()
+    monkeypatch.setattr(watchdog, "time", clock)
+    seen, go = tmp_path / "seen", tmp_path / "go"
+    with column.backend([partial(Stays, 0, seen, go), partial(Counter, 1)], wait_num=1, step_timeout=limit) as venv:
+        venv.reset()
+        venv.send([0, 0])
+        appears(seen)
+        while set(venv.waiting_id) != {0}:
+            venv.recv()
+        begin = clock.ahead
+        raised = None
+        while raised is None:
+            clock.ahead += pause * limit
+            assert clock.ahead - begin < 3 * limit
+            try:
+                assert [row["env_id"] for row in venv.step([0], [1])[-1]] == [1]
+            except WorkerTimeoutError as error:
+                raised = error
+        assert "env 0 has been busy for more than step_timeout=30" in str(raised)
+        late = (clock.ahead - begin) / limit - 1
+        assert -0.05 <= late <= max(0.2, 2 * pause)
+        go.touch()
+
+
 # Stopped processes.
 
 

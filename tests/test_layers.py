@@ -74,7 +74,7 @@ OPTIONAL_LIBRARIES = {
     "dm_env": Adapted(("vecenv/envs/*",)),
     "mujoco": Adapted(("vecenv/envs/*",)),
     "ale_py": Adapted(("vecenv/envs/*",)),
-    "stable_baselines3": Adapted(("vecenv/facades/to_sb3.py",)),
+    "stable_baselines3": Adapted(("vecenv/facades/to_sb3.py", "vecenv/facades/sb3_agents.py"), limit=2),
     "matplotlib": Adapted(("collector/*",)),
     "threadpoolctl": Adapted(("vecenv/backends/pool/openmp_release.py",)),
     "rich": Adapted(("collector/job/progress_report.py", "collector/cluster/display.py"), limit=2),

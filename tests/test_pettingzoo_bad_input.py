@@ -21,8 +21,13 @@ def all_do(venv, actions):
         ({"cow_0": [0, 0], "cow_1": [0, 0]}, None, ValueError, "'cow_2'.*env 0"),
         ({"cow_0": [0], "cow_1": [0]}, [1], ValueError, "'cow_2'.*env 1"),
         ({"cow_0": [0, 0], "cow_1": [0, 0], "cow_2": [0]}, None, ValueError, r"'cow_2'.*\[0, 1\]"),
-        ({"cow_0": [0, 0], "cow_1": [0, [1, 2]], "cow_2": [0, 0]}, None, ValueError, "'cow_1' for env 1"),
-        ({"cow_0": [[0, 1], [0, 1]], "cow_1": [0, 0], "cow_2": [0, 0]}, None, ValueError, "'cow_0' for env 0"),
+        ({"cow_0": [0, 0], "cow_1": [0, [1, 2]], "cow_2": [0, 0]}, None, ValueError, "'cow_1'.* for env 1 has"),
+        (
+            {"cow_0": [[0, 1], [0, 1]], "cow_1": [0, 0], "cow_2": [0, 0]},
+            None,
+            ValueError,
+            r"'cow_0'.*shape \(2, 2\), expected \(2,\)",
+        ),
         ({"cow_0": [0.5, 0], "cow_1": [0, 0], "cow_2": [0, 0]}, None, TypeError, "'cow_0'.*not whole"),
         ({"cow_0": ["a", 0], "cow_1": [0, 0], "cow_2": [0, 0]}, None, TypeError, "'cow_0'"),
         ({"cow_0": 0, "cow_1": [0, 0], "cow_2": [0, 0]}, None, ValueError, "'cow_0'.*single action"),
@@ -44,7 +49,7 @@ def test_wrong_actions_are_refused_before_anything_is_sent(actions, id, error, m
     [
         ({"paw": np.zeros((1, 2))}, r"'cat'.*\['paw', 'purr'\]"),
         (np.zeros((1, 2)), "'cat'.*a dict"),
-        ({"paw": np.zeros((1, 3)), "purr": [0]}, r"'cat'\['paw'\] for env 0"),
+        ({"paw": np.zeros((1, 3)), "purr": [0]}, r"'cat'\['paw'\].*shape \(1, 3\), expected \(1, 2\)"),
     ],
 )
 def test_wrong_parts_of_a_dict_action_are_refused(cat, message):

@@ -10,12 +10,13 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 
 from vecenv import AECVectorEnv, ParallelVectorEnv, SB3VecEnv, flatten_agents
+from vecenv.sb3 import AgentMonitor, AgentRolloutBuffer
 
 ZEROS = np.zeros(6, int)
 
 
-def herds(n=2, backend="dummy", **options):
-    return flatten_agents(ParallelVectorEnv([Herd] * n, backend, **options))
+def herds(n=2, backend="dummy", own_episodes=False, **options):
+    return flatten_agents(ParallelVectorEnv([Herd] * n, backend, **options), own_episodes=own_episodes)
 
 
 def test_rows_are_the_agents_of_env_0_then_those_of_env_1(backend):
@@ -67,6 +68,99 @@ def test_same_step_mode_has_gymnasiums_final_observations(backend):
     assert [row.tolist() for row in infos["final_obs"]] == [[0, 0], [0, 0], [1, 4], [0, 0], [0, 0], [21, 4]]
     assert infos["_final_info"].all()
     assert infos["alive"].all()
+    envs.close()
+
+
+def test_an_agent_may_end_before_its_env_and_the_zeros_after_it_are_an_episode_of_their_own():
+    """As above: the agents end in the steps 2, 3 and 4, the last one with the env."""
+    envs = herds(1, own_episodes=True)
+    envs.reset(seed=0)
+    steps = [envs.step(np.array([1, 1, 1])) for _ in range(5)]
+    assert [terminated.tolist() for _, _, terminated, _, _ in steps] == [
+        [False, False, False],
+        [True, False, False],
+        [False, True, False],
+        [True, True, False],  # the zeros
+        [False, False, False],
+    ]
+    assert [truncated.any() for *_, truncated, _ in steps] == [False, False, False, True, False]
+    assert [obs[0].tolist() for obs, *_ in steps] == [[1, 1], [1, 2], [0, 0], [0, 0], [2, 0]]
+    assert [infos["active"].tolist() for *_, infos in steps[1:3]] == [[True, True, True], [False, True, True]]
+    envs.close()
+
+
+def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(backend):
+    envs = herds(2, backend, autoreset_mode="same_step", own_episodes=True)
+    envs.reset(seed=[0, 20])
+    envs.step(ZEROS)
+    obs, _, terminated, truncated, infos = envs.step(ZEROS)
+    assert terminated.tolist() == [True, False, False] * 2
+    assert not truncated.any()
+    assert obs.tolist() == [[0, 0], [1, 2], [1, 2], [0, 0], [21, 2], [21, 2]]
+    assert infos["_final_obs"].tolist() == [True, False, False] * 2
+    assert [infos["final_obs"][row].tolist() for row in (0, 3)] == [[1, 2], [21, 2]]
+    assert infos["final_info"]["t"][[0, 3]].tolist() == [2, 2]
+    assert infos["final_info"]["active"][[0, 3]].tolist() == [True, True]
+    envs.step(ZEROS)
+    obs, _, terminated, truncated, infos = envs.step(ZEROS)
+    assert terminated.tolist() == [True, True, False] * 2
+    assert truncated.tolist() == [False, False, True] * 2
+    assert obs.tolist() == [[2, 0]] * 3 + [[22, 0]] * 3
+    assert [row.tolist() for row in infos["final_obs"]][:3] == [[0, 0], [0, 0], [1, 4]]
+    assert infos["final_info"]["active"].tolist() == [False, False, True] * 2
+    envs.close()
+
+
+def test_agents_cannot_end_alone_where_the_caller_resets():
+    with pytest.raises(ValueError, match="not DISABLED"):
+        herds(autoreset_mode="disabled", own_episodes=True)
+
+
+def test_sb3_counts_and_learns_from_the_steps_of_agents_alone():
+    """Agent i of a herd makes 2, 3 and 4 steps of an episode."""
+    envs = AgentMonitor(SB3VecEnv(herds(2, autoreset_mode="same_step", own_episodes=True)))
+    envs.seed(0)
+    envs.reset()
+    found = []
+    for _ in range(8):
+        _, _, dones, infos = envs.step(np.ones(6, int))
+        found += [
+            (row, info["episode"]["l"], info["episode"]["r"]) for row, info in enumerate(infos) if "episode" in info
+        ]
+        assert [row for row, info in enumerate(infos) if "episode" in info] == np.flatnonzero(
+            dones & envs.active
+        ).tolist()
+    assert sorted(found) == sorted([(i, 2 + i % 3, 2.0 * (2 + i % 3)) for i in range(6)] * 2)
+    assert envs.episode_count == 12
+
+    model = PPO(
+        "MlpPolicy", envs, n_steps=8, batch_size=16, n_epochs=1, seed=0, device="cpu",
+        rollout_buffer_class=AgentRolloutBuffer, rollout_buffer_kwargs={"monitor": envs},
+    )  # fmt: skip
+    model.learn(48)
+    batches = list(model.rollout_buffer.get(16))
+    assert sum(len(batch.observations) for batch in batches) == 2 * 2 * (2 + 3 + 4)  # of 48
+    assert all((batch.observations[:, 0] > 0).all() for batch in batches)
+    active = model.rollout_buffer.active
+    assert active[:4].sum(0).tolist() == [2, 3, 4] * 2
+    last = model.rollout_buffer.episode_starts[2, [0, 3]]
+    assert last.tolist() == [1, 1]  # no value is taken from the zeros
+    envs.close()
+
+
+def test_a_buffer_needs_the_monitor():
+    envs = herds(1, autoreset_mode="same_step", own_episodes=True)
+    with pytest.raises(TypeError, match="takes the AgentMonitor around the envs as monitor="):
+        AgentRolloutBuffer(
+            4, envs.single_observation_space, envs.single_action_space, n_envs=3, monitor=SB3VecEnv(envs)
+        )
+    envs.close()
+
+
+def test_sb3_refuses_another_mode_and_says_where_to_set_it():
+    envs = herds(1)
+    with pytest.raises(ValueError, match=r"flatten_agents\(ParallelVectorEnv\(3 agents.*autoreset_mode=AutoresetMode"):
+        SB3VecEnv(envs)
     envs.close()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gymnasium
 import numpy as np
@@ -28,6 +29,7 @@ from tests.faulty import Counter, SpawnsChild, UsesMultiprocessing, counters
 from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids
 from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.pool import worker_pool
 from vecenv.backends.worker.worker_setup import registered_by_user
 from vecenv.portability import PORTABLE
@@ -118,6 +120,73 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
         script.write_text(f"CELLS = {[before, line + after]!r}\n{loop}")
         reported = python("-c", f"exec(open({str(script)!r}).read())")
     assert reported == "started\n"
+
+
+CACHED = """
+import functools
+import gymnasium
+import numpy as np
+import vecenv
+
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+class Cached(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(9999)
+
+    @functools.lru_cache(maxsize=7, typed=True)
+    def space(self, n):
+        return gymnasium.spaces.Discrete(n)
+
+    @functools.cached_property
+    def action_space(self):
+        return self.space(3)
+
+    def reset(self, *, seed=None, options=None):
+        return fibonacci(20), {"cache": str(Cached.space.cache_parameters())}
+
+    def step(self, action):
+        return fibonacci(int(action)), 0.0, False, False, {}
+
+class ByName:
+    def __reduce__(self):
+        return "by_name"
+
+by_name = ByName()
+with vecenv.ShmemVectorEnv([Cached, lambda: Cached()], context=CONTEXT) as venv:
+    obs, info = venv.reset()
+    assert obs.tolist() == [6765, 6765], obs
+    assert info[1]["cache"] == "{'maxsize': 7, 'typed': True}", info
+    assert venv.step([2, 1])[0].tolist() == [1, 1]
+    try:
+        venv.call("step", by_name)
+    except TypeError as error:
+        assert "by_name" in str(error) and "move it to a module" in str(error), error
+    else:
+        raise SystemExit("sent")
+try:
+    vecenv.ShmemVectorEnv([lambda: by_name], context=CONTEXT)
+except AttributeError as error:
+    assert "'by_name'" in str(error) and 'move it to a module' in str(error) and 'context="fork"' in str(error), error
+else:
+    raise SystemExit("made")
+print("started")
+"""
+
+
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_cached_functions_and_properties_of_the_script_travel(context: str, tmp_path: Path) -> None:
+    """And what cannot travel says so, with what to do."""
+    script = tmp_path / "program.py"
+    script.write_text(f"CONTEXT = {context!r}\n{CACHED}")
+    assert python(str(script), env={**os.environ, "PYTHONPATH": str(ROOT)}) == "started\n"
+
+
+def test_a_cached_function_of_a_module_travels_by_its_name() -> None:
+    """Where it is, its results are."""
+    assert hasattr(urlsplit, "cache_info")
+    assert loads_by_value(dumps_by_value([urlsplit]))[0] is urlsplit
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")

@@ -32,7 +32,8 @@ class BaseVectorEnv:
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: one callable an env, each called exactly once. `EnvCreator` makes such that share state.
+        env_fns: one callable an env, each called exactly once, or the id of an env for `gymnasium.make`, as in
+            `["CartPole-v1"] * 8`. `EnvCreator` makes callables whose envs share state.
         worker_fn: a class or function that makes an `EnvWorker` of an env_fn, for workers of your own; else `backend`
             decides.
         wait_num: return from `step` as soon as this many envs are done (1 .. n); more if more are.
@@ -43,10 +44,13 @@ class BaseVectorEnv:
         copy: False returns views of the arena for full batches, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
         on_error: "raise", or "restart" to turn the failure of an env into a row with truncated=True and
-            info["restarted"]=True and info["error"], its text; at most `max_restarts` times a minute and env.
+            info["restarted"]=True and info["error"], its text; at most `max_restarts` times a minute and env. The end
+            of a worker counts for the env that was running, not for those that share the worker; the error that is
+            raised when they are spent says so.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces.
-        check_actions: refuse actions that are not in the action space; else they reach the env as they are.
+        check_actions: refuse actions that are not in the action space; else only numbers of another shape are
+            refused, and values outside of the space reach the env as they are.
         lazy: make the envs in the first `start`, `reset` or `seed`, and again after `close`; else NotStartedError.
 
     Guarantees: a call that is refused leaves every env untouched; returned arrays never change later; the failure of
@@ -59,7 +63,7 @@ class BaseVectorEnv:
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], Any]],
+        env_fns: Sequence[Callable[[], Any] | str],
         worker_fn: Callable[[Callable[[], Any]], Any] | None = None,
         wait_num: int | None = None,
         timeout: float | None = None,
@@ -131,7 +135,8 @@ class BaseVectorEnv:
 
         Row j belongs to env id[j]; with `wait_num` or `timeout` the rows are those of the envs that are ready, by
         ascending id, and `info[j]["env_id"]` is their id. `action` has one row an env, of any array library; None sends
-        nothing and only waits for what is in flight. Actions are cast to the dtype of the action space. Envs in `reset`
+        nothing and only waits for what is in flight. Actions are cast to the dtype of the action space; numbers of
+        another shape than (k, *space.shape) are a ValueError, but (k,) and (k, 1) are the same. Envs in `reset`
         (ids or a mask, among `id`) are reset instead of stepped, in the same round; their action is ignored. With
         `autoreset` an env whose episode this step ends is reset in the same round too: its row has the first
         observation of the next episode and the reward and flags of the last step, and its info is that of the reset,

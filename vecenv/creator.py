@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from vecenv.backends.host.env_host import EnvReport, check_env, report_of
 from vecenv.backends.host.layers import layers
+from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
 
 Kwargs = dict[str, Any]
@@ -210,14 +210,14 @@ class EnvCreator:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "call": cloudpickle.dumps((self._fn, self._kwargs)),
+            "call": dumps_by_value((self._fn, self._kwargs)),
             "_shares": self._shares,
             "_states": self._states,
             "_names": self._names,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._fn, self._kwargs = cloudpickle.loads(state.pop("call"))
+        self._fn, self._kwargs = loads_by_value(state.pop("call"))
         self._report = None
         vars(self).update(state)
 

@@ -18,11 +18,19 @@ id in a note.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from vecenv import nest
 
 
 class Partial(NamedTuple):
-    """What the other envs of a failed call returned, rows in the order of `env_id`: the error's `partial`."""
+    """What the other envs of a failed call returned, rows in the order of `env_id`: the error's `partial`.
+
+    None in its place: no env has returned. `merge_into` makes a whole batch of it.
+    """
 
     env_id: Any
     obs: Any
@@ -30,6 +38,57 @@ class Partial(NamedTuple):
     terminated: Any
     truncated: Any
     info: Any
+
+    def merge_into(self, obs: Any, id: Sequence[int] | None = None) -> tuple[Any, Any, Any, Any, Any]:
+        """The whole batch (obs, rew, terminated, truncated, info) of the step that failed, to go on with.
+
+            try:
+                step = venv.step(action)
+            except Exception as error:
+                if getattr(error, "partial", None) is None:  # no env has returned
+                    raise
+                step = error.partial.merge_into(obs)
+            obs, rew, terminated, truncated, info = step
+            if (done := terminated | truncated).any():
+                obs[done], info[done] = venv.reset(done)  # restarts what failed
+
+        Rows of envs that have returned are theirs, flags included. Those of the others are the end of an episode that
+        was cut off, as with `on_error="restart"`: their row of `obs`, the batch from before the step, the reward 0,
+        `truncated` True, and an info with `env_id` and `restarted` False, as they still have to be reset.
+
+        `id`: the envs of the step in the order of the rows of `obs`, if not all. Nothing is written to `obs`.
+        ValueError for another number of rows or other envs; TypeError for the `partial` of a vector env of many agents
+        or of another library's form, whose batches are dicts.
+
+        >>> obs, one = np.array([[1.0], [2.0]]), np.ones(1)
+        >>> partial = Partial(np.array([1]), one[None] * 7, one, one > 9, one > 9, np.array([{"env_id": 1}]))
+        >>> obs, rew, terminated, truncated, info = partial.merge_into(obs)
+        >>> obs.tolist(), rew.tolist(), truncated.tolist()
+        ([[1.0], [7.0]], [0.0, 1.0], [True, False])
+        """
+        if not isinstance(self.info, np.ndarray) or not isinstance(self.rew, np.ndarray):
+            raise TypeError(
+                "merge_into makes batches of arrays, got a partial whose infos or rewards are dicts; take its rows by "
+                "env_id"
+            )
+        n = len(next(nest.leaves(obs)))
+        ids = list(range(n)) if id is None else [int(i) for i in id]
+        row_of = {i: row for row, i in enumerate(ids)}
+        if len(ids) != n or (strange := [i for i in self.env_id.tolist() if i not in row_of]):
+            found = f"{len(ids)} ids" if len(ids) != n else f"no row for env {strange[0]}"
+            raise ValueError(
+                f"obs has {n} rows but {found}: pass the batch of obs from before the step, and id= for a step of some"
+            )
+        rows = [row_of[i] for i in self.env_id.tolist()]
+        merged = nest.map(np.array, obs)
+        rew = np.zeros((n, *self.rew.shape[1:]), self.rew.dtype)
+        terminated, truncated = np.zeros(n, np.bool_), np.ones(n, np.bool_)
+        info = nest.object_array([{"env_id": i, "restarted": False} for i in ids])
+        nest.put(merged, rows, self.obs)
+        for column, own in ((rew, self.rew), (terminated, self.terminated), (truncated, self.truncated)):
+            column[rows] = own
+        info[rows] = self.info
+        return merged, rew, terminated, truncated, info
 
 
 class VectorEnvError(RuntimeError):

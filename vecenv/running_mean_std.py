@@ -28,7 +28,7 @@ class RunningMeanStd:
         eps: float = float(np.finfo(np.float32).eps),
     ) -> None:
         self.mean = np.array(mean, dtype=np.float64)
-        self.var = np.asarray(std, dtype=np.float64) ** 2
+        self.var = np.array(np.asarray(std, dtype=np.float64) ** 2)  # an array also where std is one number
         self.count = 0.0
         self.clip_max = clip_max
         self.eps = eps

@@ -1,6 +1,8 @@
 """DummyVecEnv and SubprocVecEnv: the two vector envs of Stable-Baselines3, with the same names and arguments.
 
 from vecenv.sb3 import SubprocVecEnv  # was: from stable_baselines3.common.vec_env import SubprocVecEnv
+
+AgentMonitor and AgentRolloutBuffer are for the rows of `flatten_agents`.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vecenv.engine.arguments.unknown import check_options
+from vecenv.facades.sb3_agents import AgentMonitor, AgentRolloutBuffer
 from vecenv.facades.to_sb3 import SB3VecEnv
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
-__all__ = ["DummyVecEnv", "SubprocVecEnv"]
+__all__ = ["AgentMonitor", "AgentRolloutBuffer", "DummyVecEnv", "SubprocVecEnv"]
 
-EnvFns = Sequence[Callable[[], Any]]
+EnvFns = Sequence[Callable[[], Any] | str]
 NOT_OFFERED = {
     "wait_num": "all envs step together here; use a vecenv class directly, whose step returns those that are ready",
     "timeout": "all envs step together here; step_timeout ends an env that hangs",
@@ -32,6 +36,7 @@ class _OwningVecEnv(SB3VecEnv):
         """Refuse arguments that do not apply before any env is made; close the envs if they do not fit SB3."""
         for name in sorted(NOT_OFFERED.keys() & options.keys()):
             raise TypeError(f"{type(self).__name__} has no argument {name!r}: {NOT_OFFERED[name]}")
+        check_options(type(self), options, type(self), kind, hidden=("venv", *NOT_OFFERED))
         venv = kind(env_fns, **arguments, **options)
         try:
             super().__init__(venv)

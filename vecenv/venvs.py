@@ -14,9 +14,12 @@ from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_timeout
+from vecenv.engine.arguments.unknown import check_options
 
-EnvFns = Sequence[Callable[[], Any]]
+EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
+DECIDED = ("backend", "worker_fn")
+"""Arguments of BaseVectorEnv that its ready-made subclasses decide."""
 
 
 def _timeouts(start_timeout: float | None, step_timeout: float | None) -> dict[str, Any]:
@@ -51,6 +54,7 @@ class DummyVectorEnv(BaseVectorEnv):
     def __init__(
         self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend, **options)
 
     @property
@@ -84,6 +88,7 @@ class ProcessVectorEnv(BaseVectorEnv):
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         timeouts = _timeouts(start_timeout, step_timeout)
         backend = partial(
             self.backend_class, context=context, affinity=affinity, release_openmp=release_openmp, **timeouts
@@ -130,7 +135,9 @@ class ShmemVectorEnv(ProcessVectorEnv):
             workers inherit the env_fns, which then need not be picklable.
         start_timeout: seconds that the constructors of the envs may take, all together (120).
         step_timeout: seconds after which the worker of an env that does not return is killed, and a WorkerTimeoutError
-            shows the env's stack. None waits, and a warning shows the stack each minute.
+            shows the env's stack. None waits, and a warning shows the stack each minute. The time of an env counts
+            between calls too, also with `wait_num` and `timeout`; the error is raised while a call waits, up to a fifth
+            of `step_timeout` late, or by the first call after that time.
         affinity: bind each worker to one CPU.
         release_openmp: OpenMP threads of this process (torch's) spin for milliseconds after each operation. Where they
             keep workers from their CPUs, and it is measured to help, end them before each round; False leaves them.
@@ -180,6 +187,7 @@ class ThreadVectorEnv(BaseVectorEnv):
         step_timeout: float | None = None,
         **options: Any,
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         backend = partial(ThreadBackend, **_timeouts(start_timeout, step_timeout))
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
@@ -225,6 +233,7 @@ class RayVectorEnv(BaseVectorEnv):
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
+        check_options(type(self), options, hidden=DECIDED)
         backend = RayBackend(
             **_timeouts(start_timeout, step_timeout),
             release_openmp=release_openmp,

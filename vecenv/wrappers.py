@@ -321,7 +321,8 @@ class VectorEnvNormObs(RowWiseWrapper):
     `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
     other dtypes become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
     one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers;
-    TypeError for a gymnasium env or vector env.
+    TypeError for a gymnasium env or vector env. For rewards there is `TransformedVectorEnv(venv, NormalizeReward())`,
+    around it or within.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from vecenv.backends.base import Codec
-from vecenv.backends.ipc.serialization import dumps
+from vecenv.backends.ipc.serialization import dumps, dumps_by_value
 
 
 class PickleCodec(Codec):
@@ -35,5 +34,5 @@ class PickleCodec(Codec):
     def _pickled(self, payload: Any) -> bytes:
         blob = dumps(payload)
         if b"__main__" in blob and not self._forked:
-            return cloudpickle.dumps(payload)  # by value: workers do not run the user's script
+            return dumps_by_value(payload)  # by value: workers do not run the user's script
         return blob

@@ -78,6 +78,8 @@ class ProcessBackend(Backend):
         self.sleeps = False
         """Whether a call sleeps until envs have answered."""
         self._waits = 0
+        self._review_waits = REVIEW_WAITS
+        """How many waits there are to a review."""
         self._waited = self._last_wait = 0.0
 
     @property
@@ -94,6 +96,8 @@ class ProcessBackend(Backend):
         n = self._n = len(env_fns)
         self.num_workers = num_workers = num_workers or self.pool.launcher.default_num_workers(n, eager)
         self._eager = eager
+        if eager:  # answers of other envs end waits before the watchdog looks, so it looks after each
+            self._review_waits = 1
         self.pool.open(num_workers, n, eager)
         stacks = self.pool.stacks
         self._watchdog = Watchdog(
@@ -139,7 +143,7 @@ class ProcessBackend(Backend):
         waited = self._last_wait = perf_counter() - begin
         self._waited += waited
         self._waits += 1
-        if not self._waits % REVIEW_WAITS:
+        if not self._waits % self._review_waits:
             self._review()
         return waited
 
@@ -183,7 +187,7 @@ class ProcessBackend(Backend):
             self._release.review(self._waited)
             if self._release.engaged is not was_engaged:
                 self._transport = self._carrier if was_engaged else ReleasingTransport(self._carrier, self._release)
-        if self._eager and self._watchdog.is_due():  # answers of other envs end waits before a check
+        if self._eager and self._watchdog.is_due():
             self._watchdog.check(self._unanswered())
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:

@@ -26,7 +26,8 @@ class Recovery:
     """Keeps the error of every failed env until it is reset, and the budget of restarts.
 
     With on_error="restart" the failure of a step becomes a truncated row, and a reset that failed is tried
-    again: at most `max_restarts` times an env within a minute; the next failure is raised.
+    again: at most `max_restarts` times an env within a minute; the next failure is raised. The end of a worker counts
+    for the env that was running (for each env of the worker if none was), not for those that only share the worker.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any) -> None:
@@ -92,8 +93,9 @@ class Recovery:
             while i in self._backend.lost:
                 try:
                     self._restart(i)
-                except Exception:
+                except Exception as error:
                     if not self._may_absorb(i):
+                        self._note_budget(i, error)
                         raise
 
     def discard_errors(self, asked: Iterable[int]) -> None:
@@ -124,12 +126,15 @@ class Recovery:
             if failure is not None:
                 failure.op = "reset" if i in resets or failure.stepped else "step"
                 self.errors[i] = self.exception_of(failure)
-                if i in resets and (not failure.began or self._may_absorb(i)):
+                free = self.absorbs and getattr(self.errors[i], "bystander", False)
+                if i in resets and (not failure.began or free or self._may_absorb(i)):
                     extra = self._reset_again(i, resets[i])
-                elif i not in resets and self._may_absorb(i):
+                elif i not in resets and (free or self._may_absorb(i)):
+                    self.absorbed += free
                     extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
             if extra.failure is not None:
                 failed.append(i)
+                self._note_budget(i, self.errors[i])
             extras[i] = extra
         return failed
 
@@ -173,11 +178,23 @@ class Recovery:
 
     def _may_absorb(self, i: int) -> bool:
         """Whether one more failure of the env is absorbed; counts it if so."""
-        if not self.absorbs:
+        if not self.absorbs or self._is_spent(i):
             return False
-        times, now = self._times.setdefault(i, deque(maxlen=self._max_restarts)), time.monotonic()
-        if len(times) == times.maxlen and now - times[0] < WINDOW:
-            return False
-        times.append(now)
+        self._times.setdefault(i, deque(maxlen=self._max_restarts)).append(time.monotonic())
         self.absorbed += 1
         return True
+
+    def _is_spent(self, i: int) -> bool:
+        """Whether the restarts of env i within the last minute are as many as are allowed."""
+        times = self._times.get(i)
+        return times is not None and len(times) == times.maxlen and time.monotonic() - times[0] < WINDOW
+
+    def _note_budget(self, i: int, error: BaseException) -> None:
+        """on_error="restart": let the error of env i say that it is raised because its restarts are spent."""
+        if self.absorbs and self._is_spent(i):
+            add_note(
+                error,
+                f"env {i} was restarted {self._max_restarts} times within a minute "
+                f"(max_restarts={self._max_restarts}), so this failure is raised in spite of "
+                f'on_error="restart"; reset({i}) makes the env usable again',
+            )

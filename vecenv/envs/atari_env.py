@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
 from vecenv.engine.arguments.checks import check_count
+from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 from vecenv.nest import object_array
 
@@ -65,7 +66,7 @@ class AtariVectorEnv(_AleVectorEnv):
     def __init__(
         self, game: str, num_envs: int, *, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **kwargs: Any
     ) -> None:
-        mode = AutoresetMode(autoreset_mode)
+        mode = as_autoreset_mode(autoreset_mode)
         if mode is AutoresetMode.DISABLED:
             raise ValueError(
                 "ALE's vector env resets finished envs by itself: autoreset_mode is NEXT_STEP or SAME_STEP; to reset "

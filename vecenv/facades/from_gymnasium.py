@@ -33,8 +33,8 @@ class SameStepEnvs:
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"{envs} has autoreset_mode={mode}, and SB3 resets within the step: make it with SAME_STEP, "
-                "or pass its env_fns to ShmemVectorEnv"
+                f"{envs} has autoreset_mode={mode}, and SB3 resets an env within the step: pass "
+                "autoreset_mode=AutoresetMode.SAME_STEP (of gymnasium.vector) where it is made"
             )
         self.envs: Any = envs
         self._engine = envs.venv if isinstance(envs, GymnasiumVectorEnv) else None

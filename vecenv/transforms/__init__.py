@@ -5,7 +5,7 @@ docs/transforms.md has a table of them, and says where each can be.
 
 from vecenv.transforms.images import CenterCrop, GrayScale, ToTensorImage
 from vecenv.transforms.keys import CatTensors, RenameTransform
-from vecenv.transforms.per_episode import CatFrames, RewardSum, StepCounter, TimeLimit
+from vecenv.transforms.per_episode import CatFrames, NormalizeReward, RewardSum, StepCounter, TimeLimit
 from vecenv.transforms.resize import Resize
 from vecenv.transforms.shapes import Flatten, SqueezeTransform, UnsqueezeTransform
 from vecenv.transforms.single_env import FrameSkip, NoopReset, PixelObservation
@@ -35,6 +35,7 @@ __all__ = [
     "FrameSkip",
     "GrayScale",
     "NoopReset",
+    "NormalizeReward",
     "ObservationNorm",
     "PixelObservation",
     "RenameTransform",

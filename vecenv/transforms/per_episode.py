@@ -1,4 +1,4 @@
-"""Transforms with a state along an episode: CatFrames, StepCounter, TimeLimit, RewardSum."""
+"""Transforms with a state along an episode: CatFrames, StepCounter, TimeLimit, RewardSum, NormalizeReward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.engine.arguments.checks import check_count
-from vecenv.transforms.arrays import Array, EnvRows, cast, concat, like, zeros
+from vecenv.nest import as_array
+from vecenv.running_mean_std import RunningMeanStd
+from vecenv.transforms.arrays import Array, EnvRows, cast, concat, dtype_name, like, namespace, zeros
 from vecenv.transforms.parts import bounds_of, box, part, with_part
 from vecenv.transforms.shapes import axis_of
 from vecenv.transforms.transform import NoPartTransform, Place, Rows, Transform
@@ -144,6 +146,88 @@ class RewardSum(NoPartTransform):
 
     def _add(self, rows: Rows, sums: Array) -> None:
         rows.obs = with_part(rows.obs, (self.out_key,), cast(sums, "float32")[:, None])
+
+
+class NormalizeReward(NoPartTransform):
+    """Rewards divided by the running deviation of the discounted return (as norm_reward of SB3's VecNormalize; the name
+    is gymnasium's).
+
+    The return of an env is `gamma * return + reward` from the reset to the end of the episode. A batch first adds its
+    returns to the statistics, in float64, then `reward / sqrt(var + epsilon)` is clipped to `clip` (None: not). Nothing
+    is subtracted, so signs stay, and so does what is optimal. (`VecNorm` subtracts the mean.)
+
+    In a `TransformedVectorEnv` it sees whole batches; in workers each env has statistics of its own. `freeze` ends the
+    updates, and a test env takes `frozen_copy()`, or none of it, to see the rewards of the task. `state_dict` has the
+    statistics. ValueError for rewards that are vectors.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
+    >>> venv = TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 4), NormalizeReward(gamma=0.99))
+    >>> obs, info = venv.reset(seed=0)
+    >>> obs, rew, terminated, truncated, info = venv.step([[0.0]] * 4)
+    >>> venv.transform[0].return_rms.count
+    4.0
+    >>> venv.close()
+    """
+
+    has_state = True
+
+    def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8, clip: float | None = 10.0) -> None:
+        super().__init__()
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma must be in [0, 1], got {gamma}")
+        if not epsilon > 0 or (clip is not None and not clip > 0):
+            raise ValueError(f"epsilon and clip must be above 0, got epsilon={epsilon} and clip={clip}")
+        self.gamma, self.epsilon, self.clip = float(gamma), float(epsilon), clip
+        self.frozen = False
+        self.return_rms = RunningMeanStd()
+        """The statistics of the returns."""
+        self._returns = EnvRows(1)
+
+    def clear(self) -> None:
+        self._returns = EnvRows(self.num_envs)
+
+    def reset(self, rows: Rows) -> None:
+        self._returns.clear(rows.ids)
+
+    def step(self, rows: Rows) -> None:
+        if rows.reward.ndim != 1:
+            raise ValueError(
+                f"NormalizeReward needs rewards that are numbers, got the shape {tuple(rows.reward.shape[1:])}"
+            )
+        if not self.frozen:
+            before = self._returns.take(rows.ids)
+            returns = rows.reward if before is None else before * self.gamma + rows.reward
+            self.return_rms.update(as_array(returns))
+            self._returns.put(rows.ids, returns * cast(~(rows.terminated | rows.truncated), dtype_name(returns)))
+        scaled = rows.reward / float(np.sqrt(self.return_rms.var + self.epsilon))
+        rows.reward = scaled if self.clip is None else namespace(scaled).clip(scaled, -self.clip, self.clip)
+
+    def freeze(self) -> NormalizeReward:
+        """Normalise without updates from now on; returns itself."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> NormalizeReward:
+        """Update again; returns itself."""
+        self.frozen = False
+        return self
+
+    def frozen_copy(self) -> NormalizeReward:
+        """A clone that is frozen, for a test env."""
+        return self.clone().freeze()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics: copies, safe to keep."""
+        return self.return_rms.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.return_rms.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"NormalizeReward(gamma={self.gamma}{', frozen' if self.frozen else ''})"
 
 
 class CatFrames(Transform):

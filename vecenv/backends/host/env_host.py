@@ -75,6 +75,7 @@ class EnvHost:
             try:
                 env = env_fn()
                 check_env(env, f"env_fns[{self._first_id + j}]()")
+                check_single_agent(env, f"env_fns[{self._first_id + j}]()")
                 self.envs.append(env)
                 reports.append(report_of(env))
             except self._passes:
@@ -277,6 +278,19 @@ def check_env(env: Any, origin: str) -> None:
         raise TypeError(f"{origin} returned the vector env {env!r}, expected one env; use lambda: gym.make(...)")
     if not is_env(env):
         raise TypeError(f"{origin} returned {env!r}, expected an env with step and reset")
+
+
+def check_single_agent(env: Any, origin: str) -> None:
+    """TypeError for a PettingZoo env, whose spaces are functions of an agent."""
+    if not (callable(getattr(env, "observation_space", None)) and callable(getattr(env, "action_space", None))):
+        return
+    if callable(getattr(env, "last", None)):
+        kind = "an AECEnv of PettingZoo: use AECVectorEnv(env_fns), or let each function return PettingZooEnv(env)"
+    else:
+        kind = (
+            "a ParallelEnv of PettingZoo: use ParallelVectorEnv(env_fns), and flatten_agents of that for a row an agent"
+        )
+    raise TypeError(f"{origin} returned {env!r}, {kind}")
 
 
 def check_distinct(envs: Sequence[Any]) -> None:

@@ -1,18 +1,89 @@
-"""Pickling of user objects, with cloudpickle where plain pickle fails."""
+"""Pickling of user objects: by plain pickle, or by value where that fails (what the main script defines)."""
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 
+_CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
+
 
 def dumps(value: Any) -> bytes:
-    """Pickle; with cloudpickle where plain pickle cannot (classes and functions of the user's script)."""
+    """Pickle; by value where plain pickle cannot (classes and functions of the user's script)."""
     try:
         return pickle.dumps(value, protocol=5)
     except RecursionError:
         raise
     except Exception:
-        return cloudpickle.dumps(value)
+        return dumps_by_value(value)
+
+
+def dumps_by_value(value: Any) -> bytes:
+    """Pickle with the code of what only this program can import, so that other processes need not run its script.
+
+    As `cloudpickle.dumps`, and also functions with `functools.lru_cache` or `cache` (their results stay here) and
+    classes with a `functools.cached_property`.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def loads_by_value(blob: bytes) -> Any:
+    """What `dumps_by_value` has pickled; the error for what can be found in the main script alone says what to do."""
+    try:
+        return pickle.loads(blob)
+    except AttributeError as error:
+        if "__main__" not in str(error):
+            raise
+        raise AttributeError(
+            f"{error}: it is defined in the main script, which other processes do not run, and cannot be sent by "
+            'value; move it to a module that the script imports, or pass context="fork": forked workers inherit it'
+        ) from error
+
+
+def _reduce_cached_function(function: Any) -> Any:
+    if _is_importable(function):
+        return function.__reduce__()
+    return _cached_function, (function.__wrapped__, function.cache_parameters())
+
+
+def _cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _reduce_cached_property(found: functools.cached_property[Any]) -> Any:
+    return _cached_property, (found.func, found.attrname)
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    found = functools.cached_property(function)
+    if name is not None:
+        found.__set_name__(object, name)  # called by `type(...)` only for what is in the class from the beginning
+    return found
+
+
+def _is_importable(function: Any) -> bool:
+    """Whether another process finds the function under its name."""
+    module = function.__module__
+    by_value = ["__main__", *cloudpickle.list_registry_pickle_by_value()]
+    if any(module == each or str(module).startswith(f"{each}.") for each in by_value):
+        return False
+    found: Any = sys.modules.get(module)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+class _Pickler(cloudpickle.Pickler):
+    dispatch_table = ChainMap(
+        {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
+        cloudpickle.Pickler.dispatch_table,
+    )

@@ -63,8 +63,11 @@ class _Seen:
 class Watchdog:
     """Adds up, for each worker, how long it has made no progress while an answer is missing. `limit`: `step_timeout`.
 
-    The sum goes on from one wait to the next, because waits may be short. `stack(worker)` returns the stack of a
-    worker, `kill(worker, reason)` ends it.
+    The sum goes on from one wait to the next, because waits may be short, and the time between them counts too. It is
+    looked at once in a tenth of the limit, within waits and after each: so a hang is noticed at most two tenths late
+    while the caller waits, else by its next call. Of the time between two looks at most half the limit counts, because
+    this program and its workers may have been stopped meanwhile. `stack(worker)` returns the stack of a worker,
+    `kill(worker, reason)` ends it.
     """
 
     def __init__(
@@ -104,8 +107,7 @@ class Watchdog:
             if seen is None or (seen.progress, seen.doing) != (line[PROGRESS], line[DOING]):
                 seen = _Seen(line[PROGRESS], line[DOING], 0.0)
             else:
-                # Between two checks the worker may have been idle, or suspended together with this process.
-                seen.spent += min(now - seen.at, 2 * self._interval)
+                seen.spent += min(now - seen.at, self._limit / 2)
                 if seen.spent >= self._limit and worker.alive:
                     self._hung(worker, ids, seen)
                     seen.spent = 0.0

@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-
 from vecenv.backends.host.env_host import EnvHost, Payload
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.info_writer import InfoWriter
@@ -17,7 +15,7 @@ from vecenv.backends.host.row_writer import IN_INFO_ROW, RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
-from vecenv.backends.ipc.serialization import dumps
+from vecenv.backends.ipc.serialization import dumps, loads_by_value
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.blocking_envs import BlockingMeter
 from vecenv.backends.worker.worker_args import WorkerArgs
@@ -85,7 +83,7 @@ class RoundServer(ABC):
         """Handle a frame other than a round; returns True if it was CLOSE."""
         if frame.kind == messages.CALL:
             self.line[DOING] = A_CALL
-            reply = self._call(*cloudpickle.loads(frame.payload))
+            reply = self._call(*pickle.loads(frame.payload))
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.CLOSE:
@@ -130,7 +128,7 @@ class RoundServer(ABC):
         results: dict[int, bytes] = {}
         for j, blob in blobs.items():
             try:
-                results[j] = dumps(self.host.call(j, op, pickle.loads(blob)))
+                results[j] = dumps(self.host.call(j, op, loads_by_value(blob)))
             except BaseException as error:
                 env_id = self.first_id + j
                 text = f"{op} on env {env_id}: what was passed or is returned cannot be sent: {describe(error)}"
@@ -140,7 +138,7 @@ class RoundServer(ABC):
     def load_payload(self, j: int, op: int, blob: bytes) -> Any:
         """An action or arguments that travelled pickled; a Failure if they cannot be read here."""
         try:
-            return pickle.loads(blob)
+            return loads_by_value(blob)
         except BaseException as error:
             env_id, name, what = self.first_id + j, "reset", "arguments"
             if op & opcodes.PLAIN == opcodes.STEP_OBJECT:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import gymnasium
 
+from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 
@@ -40,7 +40,7 @@ class WorkerSetup:
         if self.affinity is not None:
             allow_cpus(0, self.affinity)
         for blob in self.registered:
-            spec = cloudpickle.loads(blob)
+            spec = loads_by_value(blob)
             gymnasium.registry.setdefault(spec.id, spec)
 
 
@@ -51,13 +51,13 @@ class PickledEnvFn:
     blob: bytes
 
     def __call__(self) -> Any:
-        return cloudpickle.loads(self.blob)()
+        return loads_by_value(self.blob)()
 
 
 def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
     """TypeError if `env_fn` cannot be pickled."""
     try:
-        return PickledEnvFn(cloudpickle.dumps(env_fn))
+        return PickledEnvFn(dumps_by_value(env_fn))
     except Exception as error:
         raise TypeError(
             f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. "
@@ -72,7 +72,7 @@ def registered_by_user() -> list[bytes]:
         if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")):
             continue
         try:
-            blobs.append(cloudpickle.dumps(spec))
+            blobs.append(dumps_by_value(spec))
         except Exception:
             continue
     return blobs

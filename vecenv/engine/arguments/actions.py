@@ -19,8 +19,9 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
     For Dict and Tuple spaces, `action` is a dict of batches, or a sequence of one dict or tuple an env. Integers are
     cast where they keep their value; floats for an integer space must be whole numbers (else TypeError). Floats are
-    cast between float types. Rows of another shape than the space's become objects: the env decides. ValueError if
-    there are not k rows.
+    cast between float types. ValueError if there are not k rows, or for numbers of another shape than the space's,
+    where () and (1,) are the same. What is no number, or a value that the dtype of the space cannot hold, becomes an
+    object: the env decides.
     """
     if layout.__class__ is Leaf:
         return _array(action, ids, layout)
@@ -43,16 +44,19 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
     try:
         array = np.asarray(_on_host(action))
     except (ValueError, TypeError):  # ragged, or tensors of another device in a list
-        return _as_rows(action, ids)
+        return _checked_rows(action, ids, leaf)
     if array.dtype == object:
         array = _numeric(array)
     if array.dtype.kind not in "biufc":
-        return _as_rows(action, ids)
+        return _checked_rows(action, ids, leaf)
     _check_count(array, ids)
     if array.shape[1:] + leaf.shape == (1,):
         array = array.reshape(k, *leaf.shape)
     if array.shape[1:] != leaf.shape:
-        return list(array)
+        raise ValueError(
+            f"{leaf.path} for envs {list(ids)} has the shape {array.shape}, expected {(k, *leaf.shape)}: for each env "
+            f"one of the shape {leaf.shape}, that of its action space"
+        )
     if array.dtype != leaf.dtype:
         cast = cast_exactly(array, leaf.dtype)
         if cast is None and array.dtype.kind == "f" and leaf.dtype.kind in "iu":
@@ -62,6 +66,22 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
             )
         return list(array) if cast is None else cast
     return array
+
+
+def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
+    """One object for each env; ValueError for a row of numbers with another shape than that of the space."""
+    rows = _as_rows(action, ids)
+    for i, row in zip(ids, rows, strict=True):
+        try:
+            array = np.asarray(row)
+        except (ValueError, TypeError):
+            continue
+        if array.dtype.kind in "biufc" and array.shape != leaf.shape and array.shape + leaf.shape != (1,):
+            raise ValueError(
+                f"{leaf.path} for env {i} has the shape {array.shape}, expected {leaf.shape}, that of its action "
+                f"space: {row!r}"
+            )
+    return rows
 
 
 def _batch(action: Any, ids: Sequence[int], layout: Any) -> Any:

@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from vecenv.backends.host.env_host import EnvReport
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
-    """The env_fns as a list; TypeError or ValueError if they are not callables that can each make an env."""
+    """The env_fns as a list of callables; an id becomes `gymnasium.make` of it.
+
+    TypeError or ValueError if they are not callables that can each make an env; gymnasium's error for an id that it
+    does not know.
+    """
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
+        one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
         raise TypeError(
-            f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [env_fn] * n"
+            f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [{one}] * n"
         )
     fns = list(env_fns)
     if not fns:
         raise ValueError("env_fns is empty; pass at least one callable")
     for i, env_fn in enumerate(fns):
-        if not callable(env_fn):
+        if isinstance(env_fn, str):
+            fns[i] = _maker_of(env_fn)
+        elif not callable(env_fn):
             kind = "an Env instance" if hasattr(env_fn, "step") else f"of type {type(env_fn).__name__}"
             raise TypeError(f"env_fns[{i}] is {kind}, not a function that makes an env; use lambda: gym.make(...)")
     return fns
+
+
+def _maker_of(env_id: str) -> Callable[[], Any]:
+    """A function that makes the env with this id of gymnasium's registry."""
+    if ":" not in env_id and env_id not in gymnasium.registry:  # the env's process imports the module of "module:id"
+        namespace, name, version = parse_env_id(env_id)
+        if version is not None or find_highest_version(namespace, name) is None:
+            gymnasium.spec(env_id)  # raises, and suggests another id
+    return partial(gymnasium.make, env_id)
 
 
 def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv import nest
@@ -14,17 +14,24 @@ from vecenv.envs.multi_agent.pettingzoo_vector import ParallelVectorEnv
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 
 
-def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
+def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False) -> FlattenedAgents:
     """`env` as a gymnasium VectorEnv with a row for each agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
 
     Row `i * len(env.agents) + j` is agent j of env i. For code that trains one policy for all agents. Its autoreset
     mode is that of `env`. ValueError if the agents differ in their spaces, or `env` has `wait_num` or `timeout`.
 
-    The rows of an env begin and end together, when its episode does. An agent that dies earlier stays as a row of
-    zeros with the reward 0, whose action is ignored, until no agent is alive; then its row is terminated or truncated,
-    as the agent was (terminated if it never appeared). So returns and value targets are right without a mask.
+    An agent that dies before its env's episode ends stays as a row of zeros with the reward 0, whose action is ignored,
+    until no agent is alive (SuperSuit's `black_death`). Where its episode ends:
+        own_episodes=False: with that of its env, as the agent had ended (terminated if it never appeared). So the rows
+            of an env begin and end together, and returns are right without a mask.
+        own_episodes=True: where the agent ends. The zeros after it are an episode of their own, which ends,
+            terminated, with that of the env. So lengths and value targets of agents are right, and what trains and
+            counts has to leave out the rows without `active`, as AgentMonitor and AgentRolloutBuffer of `vecenv.sb3`
+            do. ValueError in DISABLED mode, in which an agent would have to be reset alone.
+
     `infos["active"]`, bool (num_envs,): the row holds a step of an agent that was alive. `infos["alive"]`: its agent
-    acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete.
+    acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete. In SAME_STEP mode
+    `final_info` has `active` too.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -37,14 +44,19 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
         raise TypeError(f"flatten_agents takes a ParallelVectorEnv, whose agents act at the same time; got {env!r}")
     if env.venv.is_async:
         raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num and timeout")
-    return AgentRows(env)
+    if own_episodes and env.autoreset_mode is AutoresetMode.DISABLED:
+        raise ValueError(
+            "own_episodes=True ends the row of an agent before its env: make the ParallelVectorEnv with "
+            'autoreset_mode="next_step" or "same_step", not DISABLED, in which the caller resets whole envs'
+        )
+    return FlattenedAgents(env, own_episodes)
 
 
-class AgentRows(VectorEnv):
+class FlattenedAgents(VectorEnv):
     """What `flatten_agents` returns."""
 
-    def __init__(self, env: ParallelVectorEnv) -> None:
-        self.env = env
+    def __init__(self, env: ParallelVectorEnv, own_episodes: bool) -> None:
+        self.env, self._own_episodes = env, own_episodes
         self._agents = env.agents
         self._shape = (env.num_envs, len(env.agents))
         self.num_envs = env.num_envs * len(env.agents)
@@ -80,13 +92,31 @@ class AgentRows(VectorEnv):
         batch = nest.map(self._by_env, actions)
         by_agent = {agent: nest.take(batch, (slice(None), j)) for j, agent in enumerate(self._agents)}
         obs, rewards, terminations, truncations, infos = self.env.step(by_agent)
-        self._ended |= [self._as_rows(flags).reshape(self._shape) for flags in (terminations, truncations)]
+        now = np.array([self._as_rows(flags).reshape(self._shape) for flags in (terminations, truncations)])
         done = infos["done"]
-        terminated, truncated = self._ended & done[:, None]
-        terminated |= done[:, None] & ~truncated  # also agents that never appeared
+        self._ended |= now
+        terminated, truncated = now if self._own_episodes else self._ended & done[:, None]
+        terminated |= done[:, None] & ~truncated  # also rows of agents that had ended before, or never appeared
         self._ended[:, done] = False
-        obs, rows = self._take(obs, infos, np.arange(len(done)))
+        all_ids = np.arange(len(done))
+        obs, rows = self._take(obs, infos, all_ids)
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        early = np.flatnonzero(now.any(0) & ~done[:, None]).tolist() if self._own_episodes and same_step else []
+        if early:
+            self._begin_zeros(early, obs, rows, infos)
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
+
+    def _begin_zeros(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
+        """SAME_STEP: the agents of these rows have ended before their env; `obs` becomes what follows: zeros."""
+        for row in early:
+            i, j = divmod(row, self._shape[1])
+            info = {**self._info_of(infos["info"][i], j), "active": bool(rows["active"][row])}
+            self._add_info(rows, {"final_obs": nest.map(np.copy, nest.take(obs, row)), "final_info": info}, row)
+        for leaf in (*nest.leaves(obs), *nest.leaves(self._last["obs"])):
+            leaf[early] = None if leaf.dtype == object else 0
+
+    def __repr__(self) -> str:
+        return f"flatten_agents({self.env!r})"
 
     def render(self) -> Any:
         """A frame of each env, not of each row."""
@@ -147,7 +177,9 @@ class AgentRows(VectorEnv):
                 found = self._info_of(infos["info"][at], j)
                 if final[at]:
                     last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
-                    found |= {"final_obs": last, "final_info": self._info_of(infos["final_info"][at], j)}
+                    final_info = self._info_of(infos["final_info"][at], j)
+                    final_info["active"] = bool(row_infos["active"][i * self._shape[1] + j])
+                    found |= {"final_obs": last, "final_info": final_info}
                 self._add_info(row_infos, found, i * self._shape[1] + j)
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:

@@ -16,11 +16,13 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_env_fns, own_env_fns
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.seeding import spread_seeds
+from vecenv.engine.arguments.unknown import check_options
 from vecenv.engine.interrupts import INTERRUPTS
 from vecenv.envs.multi_agent.agent_actions import AgentActions
 from vecenv.envs.multi_agent.agent_rows import AECRows, ParallelRows
 from vecenv.envs.multi_agent.agent_spaces import common_spaces, make_env
 from vecenv.errors import Partial
+from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
 from vecenv.venvs import BACKENDS
 from vecenv.wrappers import forwarded
 
@@ -51,12 +53,14 @@ class MultiAgentVectorEnv:
         check_legal: bool = False,
         **options: Any,
     ) -> None:
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = as_autoreset_mode(autoreset_mode)
         if odd := sorted(NOT_OFFERED & options.keys()):
             raise TypeError(f"{type(self).__name__} has no option {odd[0]!r}")
         make = backend if callable(backend) else BACKENDS.get(backend)
         if make is None:
             raise ValueError(f"backend must be one of {sorted(BACKENDS)} or a vector env class, got {backend!r}")
+        if isinstance(make, type):
+            check_options(type(self), options, type(self), make, hidden=NOT_OFFERED)
         kind = self.rows_class.kind
         if isinstance(env_fns, (list, tuple)):
             env_fns = [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]

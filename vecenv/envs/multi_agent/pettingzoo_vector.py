@@ -22,9 +22,9 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
         backend: "shmem", "subproc", "thread", "dummy", or a vector env class such as ShmemVectorEnv.
         possible_agents: all agents that can appear, in the order of `agents`; default: the envs' own
             `possible_agents`. TypeError if there is neither.
-        autoreset_mode: gymnasium's AutoresetMode. NEXT_STEP (default): the step after the end of an episode resets the
-            env instead, whatever the actions. SAME_STEP: the env is reset at once, and `infos` has its last
-            observation. DISABLED: stepping it is an error until it is reset.
+        autoreset_mode: gymnasium's AutoresetMode, its value or its name in any case. NEXT_STEP (default): the step
+            after the end of an episode resets the env instead, whatever the actions. SAME_STEP: the env is reset at
+            once, and `infos` has its last observation. DISABLED: stepping it is an error until it is reset.
         check_legal: refuse actions that are not in the agent's space, or that its mask forbids.
         options: those of the backend's class: `num_workers`, `wait_num`, `timeout`, `on_error`, `step_timeout`, ...
 

@@ -11,6 +11,22 @@ from gymnasium.vector import AutoresetMode
 from vecenv.engine.engine import Engine
 
 
+def as_autoreset_mode(mode: Any) -> AutoresetMode:
+    """The AutoresetMode, from itself, its value or its name in any case; ValueError, with the list, for another.
+
+    >>> as_autoreset_mode("same_step"), as_autoreset_mode("SameStep")
+    (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)
+    """
+    if isinstance(mode, AutoresetMode):
+        return mode
+    wanted = mode.lower().replace("_", "") if isinstance(mode, str) else None
+    for each in AutoresetMode:
+        if wanted == each.value.lower():
+            return each
+    listed = ", ".join(f'{each.name} ("{each.value}")' for each in AutoresetMode)
+    raise ValueError(f"autoreset_mode must be one of {listed}, got {mode!r}")
+
+
 def check_arguments(
     observation_mode: Any = "same",
     autoreset_mode: Any = AutoresetMode.NEXT_STEP,
@@ -20,7 +36,7 @@ def check_arguments(
 ) -> None:
     """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
     _check_observation_mode(observation_mode)
-    mode = AutoresetMode(autoreset_mode)
+    mode = as_autoreset_mode(autoreset_mode)
     if final_info_format not in ("dict", "list"):
         raise ValueError(f'final_info_format must be "dict" or "list", got {final_info_format!r}')
     if final_info_format == "list" and mode is not AutoresetMode.SAME_STEP:

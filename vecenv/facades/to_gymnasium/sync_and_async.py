@@ -10,12 +10,13 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments.checks import check_env_fns
+from vecenv.engine.arguments.unknown import check_options
 from vecenv.facades.to_gymnasium.arguments import check_arguments
 from vecenv.facades.to_gymnasium.space_errors import AS_ASYNC
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
-EnvFns = Sequence[Callable[[], Any]]
+EnvFns = Sequence[Callable[[], Any] | str]
 FACADE_OPTIONS = ("final_info_format", "seed_episodes", "random_initial_steps")
 NOT_OFFERED = {
     "wait_num": "all envs step together here; use a vecenv class directly, whose step returns those that are ready",
@@ -48,6 +49,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
         """Check all that can be checked before an env is made; close what was made if the rest is wrong."""
         for name in NOT_OFFERED.keys() & options.keys():
             raise TypeError(f"{type(self).__name__} has no argument {name!r}: {NOT_OFFERED[name]}")
+        check_options(type(self), options, type(self), kind, hidden=("venv", *NOT_OFFERED))
         arguments |= {name: options.pop(name) for name in FACADE_OPTIONS if name in options}
         check_arguments(**arguments)
         venv = kind(env_fns, copy=arguments["copy"], **options)

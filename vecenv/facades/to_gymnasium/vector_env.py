@@ -14,7 +14,7 @@ from vecenv.engine.results import OwnStep
 from vecenv.errors import Partial
 from vecenv.facades.discrete_ints import int_restorer
 from vecenv.facades.driver import Driver
-from vecenv.facades.to_gymnasium.arguments import check_arguments, check_vector_env
+from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode, check_arguments, check_vector_env
 from vecenv.facades.to_gymnasium.async_calls import RESET, STEP, AsyncCalls, as_deadline
 from vecenv.facades.to_gymnasium.batched_spaces import (
     ActionSplitter,
@@ -45,9 +45,9 @@ class GymnasiumVectorEnv(AsyncCalls):
         venv: a BaseVectorEnv without `wait_num` and `timeout`, which is closed with this object. It stays reachable as
             `.venv`, whose `step(actions, id=...)` steps some of the envs; reset those before the next `step`.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
-        autoreset_mode: an AutoresetMode or its value. NEXT_STEP resets an env whose episode is over in the round in
-            which the others step, SAME_STEP in that of its last step (with `seed_episodes` or a wrapper around the venv
-            in a second one); in DISABLED mode a step of such an env is a ResetNeeded.
+        autoreset_mode: an AutoresetMode, its value or its name in any case. NEXT_STEP resets an env whose episode is
+            over in the round in which the others step, SAME_STEP in that of its last step (with `seed_episodes` or a
+            wrapper around the venv in a second one); in DISABLED mode a step of such an env is a ResetNeeded.
         copy: False passes on the views of a venv with copy=False: observations that are valid until the next call.
         final_info_format: "list" gives `final_observation`, and in `final_info` an array of dicts, as gymnasium 0.29
             did; for SAME_STEP mode.
@@ -87,7 +87,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         check_vector_env(venv)
         check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = as_autoreset_mode(autoreset_mode)
         n = self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = _render_mode(venv)

@@ -1,0 +1,216 @@
+"""The first calls of a user: ids in place of functions, keywords that are nearly right, names of autoreset modes,
+PettingZoo envs in the wrong class, and a loop that survives the failure of an env.
+"""
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+from agent_envs import Herd, Relay
+from gymnasium.vector import AutoresetMode
+
+from vecenv import (
+    AECVectorEnv,
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    EnvCreator,
+    GymnasiumVectorEnv,
+    ParallelEnv,
+    ParallelVectorEnv,
+    Partial,
+    SerialEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    SyncVectorEnv,
+    ThreadVectorEnv,
+    VectorEnvNormObs,
+)
+from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
+from vecenv.sb3 import DummyVecEnv, SubprocVecEnv
+from vecenv.testing import CountingEnv, RaisesOnStep
+from vecenv.tuning.auto_backend import choose_backend
+
+
+class TestIds:
+    def test_ids_and_functions_are_the_same(self, backend):
+        with backend(["CartPole-v1", lambda: gymnasium.make("CartPole-v1")]) as venv:
+            obs, _ = venv.reset(seed=[3, 3])
+            assert [spec.id for spec in venv.spec] == ["CartPole-v1"] * 2
+        assert np.array_equal(*obs)
+
+    @pytest.mark.parametrize(
+        "kind", [AsyncVectorEnv, SyncVectorEnv, DummyVecEnv, SubprocVecEnv], ids=lambda k: k.__name__
+    )
+    def test_facades_take_them_too(self, kind):
+        envs = kind(["CartPole-v1"] * 2)
+        obs = envs.reset()
+        assert (obs[0] if isinstance(obs, tuple) else obs).shape == (2, 4)
+        envs.close()
+
+    def test_the_latest_version_is_that_of_an_id_without_one(self):
+        with pytest.warns(UserWarning, match="latest versioned"), DummyVectorEnv(["CartPole"]) as venv:
+            assert venv.spec[0].id == "CartPole-v1"
+
+    def test_an_unknown_id_is_refused_before_any_env_is_made(self, backend):
+        def make():
+            raise AssertionError("made")
+
+        with pytest.raises(gymnasium.error.NameNotFound, match="Did you mean: `CartPole`"):
+            backend([make, "CartPool-v1"])
+        with pytest.raises(gymnasium.error.VersionNotFound, match="v99"):
+            backend(["CartPole-v99"])
+        with pytest.raises(TypeError, match=r"for n equal envs pass \['CartPole-v1'\] \* n"):
+            backend("CartPole-v1")
+
+    def test_they_can_be_measured(self):
+        assert choose_backend(["CartPole-v1"] * 2, {}, {}).backend in ("dummy", "shmem")
+
+
+class TestKeywords:
+    @pytest.mark.parametrize(
+        ("kind", "options", "message"),
+        [
+            (ShmemVectorEnv, {"num_worker": 2}, "did you mean 'num_workers'?"),
+            (SubprocVectorEnv, {"start_method": "fork"}, "it has affinity, check_actions, check_spaces, context, copy"),
+            (ThreadVectorEnv, {"steptimeout": 1}, "did you mean 'step_timeout'?"),
+            (DummyVectorEnv, {"on_eror": "raise"}, "did you mean 'on_error'?"),
+            (DummyVectorEnv, {"backend": "shmem"}, "it has check_actions, check_spaces, copy, env_fns, lazy"),
+            (AsyncVectorEnv, {"seed_episode": True}, "did you mean 'seed_episodes'?"),
+            (AsyncVectorEnv, {"step_time": 1}, "did you mean 'step_timeout'?"),
+            (SyncVectorEnv, {"num_worker": 1}, "did you mean 'num_workers'?"),
+            (SubprocVecEnv, {"num_worker": 1}, "did you mean 'num_workers'?"),
+            (DummyVecEnv, {"onerror": 1}, "did you mean 'on_error'?"),
+            (ParallelVectorEnv, {"num_worker": 1}, "did you mean 'num_workers'?"),
+            (AECVectorEnv, {"auto_reset": 1}, "did you mean 'autoreset_mode'?"),
+        ],
+        ids=lambda value: getattr(value, "__name__", None),
+    )
+    def test_an_unknown_one_is_refused_by_the_class_that_was_called(self, kind, options, message):
+        def make():
+            raise AssertionError("made")
+
+        with pytest.raises(TypeError) as caught:
+            kind([make] * 2, **options)
+        (name,) = options
+        assert str(caught.value).startswith(f"{kind.__name__} has no argument {name!r}; {message}")
+
+    @pytest.mark.parametrize("kind", [ParallelEnv, SerialEnv])
+    def test_so_it_is_in_classes_with_other_arguments(self, kind):
+        with pytest.raises(TypeError, match=rf"{kind.__name__} has no argument 'create_env_kwarg'; did you mean"):
+            kind(2, CountingEnv, create_env_kwarg={})
+
+    def test_subclasses_with_arguments_of_their_own(self):
+        class Mine(ShmemVectorEnv):
+            def __init__(self, env_fns, colour="red", **options):
+                super().__init__(env_fns, **options)
+
+        with pytest.raises(TypeError, match="Mine has no argument 'color'; did you mean 'colour'"):
+            Mine([CountingEnv], color="blue")
+        with Mine([CountingEnv], colour="blue", num_workers=1) as venv:
+            assert len(venv) == 1
+
+
+class TestAutoresetModes:
+    @pytest.mark.parametrize(
+        "given", [AutoresetMode.SAME_STEP, "SameStep", "SAME_STEP", "same_step", "samestep", "Same_Step"]
+    )
+    def test_the_enum_its_value_and_its_name_in_any_case(self, given):
+        assert as_autoreset_mode(given) is AutoresetMode.SAME_STEP
+        with ParallelVectorEnv([Herd], "dummy", autoreset_mode=given) as venv:
+            assert venv.autoreset_mode is AutoresetMode.SAME_STEP
+        envs = SyncVectorEnv([CountingEnv], autoreset_mode=given)
+        assert envs.autoreset_mode is envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+        envs.close()
+
+    @pytest.mark.parametrize("wrong", ["never", "", None, True, 1])
+    def test_any_other_is_refused_with_the_list(self, wrong):
+        listed = r'one of NEXT_STEP \("NextStep"\), SAME_STEP \("SameStep"\), DISABLED \("Disabled"\), got ' + repr(
+            wrong
+        )
+        for make in (
+            lambda: ParallelVectorEnv([Herd], "dummy", autoreset_mode=wrong),
+            lambda: AsyncVectorEnv([CountingEnv], autoreset_mode=wrong),
+            lambda: GymnasiumVectorEnv(DummyVectorEnv([CountingEnv]), autoreset_mode=wrong),
+        ):
+            with pytest.raises(ValueError, match=listed):
+                make()
+
+
+class TestManyAgents:
+    def test_an_env_of_many_agents_is_refused_with_what_to_use(self, backend):
+        with pytest.raises(
+            TypeError, match=r"env_fns\[1\]\(\) returned .*Herd.*: use ParallelVectorEnv\(env_fns\), and flat"
+        ):
+            backend([CountingEnv, Herd])
+        with pytest.raises(
+            TypeError, match=r"an AECEnv of PettingZoo: use AECVectorEnv\(env_fns\), or .*PettingZooEnv\("
+        ):
+            backend([Relay])
+
+    @pytest.mark.parametrize("kind", [AsyncVectorEnv, DummyVecEnv])
+    def test_facades_refuse_it_too(self, kind):
+        with pytest.raises(TypeError, match="use ParallelVectorEnv"):
+            kind([lambda: pettingzoo.make("parallel", "classic/rps-v2")] * 2)
+
+    def test_creators_make_them_for_the_right_class(self):
+        with ParallelVectorEnv([EnvCreator(Herd)] * 2, "dummy") as venv:
+            assert venv.reset(seed=0)[0]["cow_0"].shape == (2, 2)
+
+
+class TestFailuresInALoop:
+    def test_the_loop_of_the_readme_goes_on_with_the_others(self, backend):
+        """Env 1 raises in the third step of each episode; no step of another is lost."""
+        with backend([CountingEnv, lambda: RaisesOnStep(1, at=3), lambda: CountingEnv(2)], num_workers=2) as venv:
+            obs, info = venv.reset()
+            log = []
+            for _ in range(8):
+                before = obs.copy()
+                try:
+                    step = venv.step([0] * 3)
+                except Exception as error:
+                    step = error.partial.merge_into(obs)
+                    assert np.array_equal(obs, before)
+                    assert np.array_equal(step[0][1], before[1])
+                    assert (step[1][1], bool(step[2][1]), step[4][1]) == (0.0, False, {"env_id": 1, "restarted": False})
+                obs, rew, terminated, truncated, info = step
+                log.append((rew.tolist(), (terminated | truncated).tolist()))
+                assert [row["env_id"] for row in info] == [0, 1, 2]
+                if (done := terminated | truncated).any():
+                    obs[done], info[done] = venv.reset(done)
+        steps = [rewards[0] for rewards, _ in log]
+        assert steps == [t / 1024 for t in (1, 2, 3, 4, 5, 1, 2, 3)]
+        assert [rewards[2] for rewards, _ in log] == [2 + t for t in steps]
+        assert [done[0] for _, done in log] == [False] * 4 + [True] + [False] * 3
+        assert [done[1] for _, done in log] == [False, False, True] * 2 + [False, False]
+
+    @pytest.mark.parametrize("form", ["dict", "object"])
+    def test_batches_of_any_form(self, form):
+        kinds = [CountingEnv, RaisesOnStep, CountingEnv]
+        with DummyVectorEnv([lambda i=i, kind=kind: kind(i, form=form) for i, kind in enumerate(kinds)]) as venv:
+            obs, _ = venv.reset()
+            with pytest.raises(ValueError, match="boom in step") as caught:
+                venv.step([0] * 3)
+            merged, _, _, truncated, _ = caught.value.partial.merge_into(obs)
+            assert truncated.tolist() == [False, True, False]
+            assert type(merged) is type(obs)
+
+    def test_steps_of_some_and_wrapped_vector_envs(self):
+        with VectorEnvNormObs(DummyVectorEnv([CountingEnv, lambda: RaisesOnStep(1, at=1), CountingEnv])) as venv:
+            venv.reset()
+            obs = venv.reset([2, 1])[0]
+            with pytest.raises(ValueError, match="boom in step") as caught:
+                venv.step([0, 0], [2, 1])
+            merged, rew, _, truncated, info = caught.value.partial.merge_into(obs, [2, 1])
+            assert truncated.tolist() == [False, True]
+            assert [row["env_id"] for row in info] == [2, 1]
+            assert np.array_equal(merged[1], obs[1])
+            assert rew[0] > 0
+            with pytest.raises(ValueError, match="obs has 2 rows but no row for env 2"):
+                caught.value.partial.merge_into(obs)
+            with pytest.raises(ValueError, match="obs has 2 rows but 3 ids"):
+                caught.value.partial.merge_into(obs, [0, 1, 2])
+
+    def test_dicts_of_agents_are_refused(self):
+        empty = np.zeros(0)
+        with pytest.raises(TypeError, match="take its rows by env_id"):
+            Partial(empty, {}, {}, {}, {}, {}).merge_into(np.zeros((2, 1)))
