@@ -115,6 +115,20 @@ def test_ray_rollouts(tmp_path):
     assert numbers(output)[-1] > 8  # the shortest episode that CartPole's dynamics allow
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_rllib_ppo(tmp_path):
+    """RLlib itself warns of much."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "examples/rllib_ppo.py"), "--fast"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    ours = "vecenv.AsyncVectorEnv and vecenv.AsyncVectorEnv"
+    assert re.search(rf"^\d+ steps by {ours}, mean return \d+\.\d$", done.stdout, re.M), done.stdout
+    steps, mean_return = numbers(done.stdout.splitlines()[-1])
+    assert steps >= 2 * 2048
+    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
+
+
 def test_every_example_has_a_test_and_is_short():
     assert {f"test_{path.stem}" for path in EXAMPLES} <= set(globals())
     assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
