@@ -20,7 +20,7 @@ BLOCKS = [
 def run(*arguments: str, cwd: Path, program: str | None = None) -> str:
     """What a fresh interpreter prints, with warnings as errors; it must end well and say nothing on stderr."""
     command = [sys.executable, "-W", "error", *arguments]
-    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

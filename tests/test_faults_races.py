@@ -27,9 +27,11 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import SEEN, kill, pids, reply_begins, said
+from tests.local_ray import NEAR
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
     DummyVectorEnv,
+    RayVectorEnv,
     SubprocVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -57,6 +59,8 @@ def killing(remote_backend: Any, tmp_path: Path) -> Iterator[Any]:
     """Makes two envs in a worker each; the second one ends the worker of the first when it is made again."""
 
     def make(**options: Any) -> Any:
+        if remote_backend is RayVectorEnv:
+            options |= NEAR  # on another node the end of an idle actor is seen at its next use
         venv = remote_backend([partial(Counter, 0), partial(KillsWhenMade, 1, path)], num_workers=2, **options)
         made.append(venv)
         venv.reset()

@@ -94,14 +94,6 @@ def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -
 
 
 @pytest.mark.ray
-def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env() -> None:
-    with RayVectorEnv([CARTPOLE] * 3) as venv:
-        assert len(spread(venv)) == 3
-    with RayVectorEnv([CARTPOLE] * 8, num_cpus=8) as venv:
-        assert len(spread(venv)) == 4
-
-
-@pytest.mark.ray
 def test_facades_take_it() -> None:
     envs = make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2})
     assert envs.reset(seed=0)[0].shape == (4, 4)
