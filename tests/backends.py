@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.local_ray import NEAR
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 PROCESS_BACKENDS = [SubprocVectorEnv, ShmemVectorEnv]
@@ -27,3 +28,10 @@ def and_ray(classes: Sequence[type]) -> Any:
         return request.param
 
     return pytest.fixture(params=[*classes, ON_RAY], ids=lambda cls: cls.__name__)(vector_env_class)
+
+
+def on_this_node(backend: type) -> dict[str, Any]:
+    """Options that place actors on the node of the tests. There the end of an idle one is seen at once, and which env
+    has ended one; on another node it is seen when it is used, and its envs are lost together.
+    """
+    return dict(NEAR) if backend is RayVectorEnv else {}

@@ -214,9 +214,9 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm, less the semaphores of other programs."""
+    """Files in /dev/shm, less the semaphores of other programs."""
     folder = Path("/dev/shm")
-    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    names = {entry.name for entry in folder.iterdir() if entry.is_file()} if folder.is_dir() else set()
     return {name for name in names if name.startswith(OUR_SEMAPHORES) or not name.startswith("sem.")}
 
 

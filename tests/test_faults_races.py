@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.backends import BACKENDS, and_ray
+from tests.backends import BACKENDS, and_ray, on_this_node
 from tests.faulty import (
     AGES,
     Counter,
@@ -27,11 +27,9 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import SEEN, kill, pids, reply_begins, said
-from tests.local_ray import NEAR
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
     DummyVectorEnv,
-    RayVectorEnv,
     SubprocVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -59,8 +57,7 @@ def killing(remote_backend: Any, tmp_path: Path) -> Iterator[Any]:
     """Makes two envs in a worker each; the second one ends the worker of the first when it is made again."""
 
     def make(**options: Any) -> Any:
-        if remote_backend is RayVectorEnv:
-            options |= NEAR  # on another node the end of an idle actor is seen at its next use
+        options |= on_this_node(remote_backend)
         venv = remote_backend([partial(Counter, 0), partial(KillsWhenMade, 1, path)], num_workers=2, **options)
         made.append(venv)
         venv.reset()
@@ -284,7 +281,7 @@ def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
 
 def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(remote_backend: Any) -> None:
     fns = [partial(OddInfoOnce, 0), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
-    with remote_backend(fns, num_workers=1, wait_num=3, timeout=20) as venv:
+    with remote_backend(fns, num_workers=1, wait_num=3, timeout=20, **on_this_node(remote_backend)) as venv:
         venv.reset()
         venv.send([0] * 3)
         with pytest.raises(WorkerDiedError, match="while running env 1") as caught:

@@ -14,13 +14,11 @@ from gymnasium import spaces
 from gymnasium_cases import assert_same
 
 from benchmarks.counting import CallCounter
-from tests.backends import BACKENDS, and_ray
-from tests.local_ray import NEAR
+from tests.backends import BACKENDS, and_ray, on_this_node
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     EnvContractError,
-    RayVectorEnv,
     ShmemVectorEnv,
     SyncVectorEnv,
     WorkerDiedError,
@@ -297,8 +295,7 @@ def test_the_infos_of_a_restarted_worker_are_read_by_its_own_forms(remote_backen
 
 def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_time(remote_backend, tmp_path):
     fns = [partial(SecondLife, i, tmp_path / "died") for i in range(2)]
-    where = NEAR if remote_backend is RayVectorEnv else {}  # on another node the end of an idle actor is not seen
-    with remote_backend(fns, num_workers=1, wait_num=1, **where) as venv:
+    with remote_backend(fns, num_workers=1, wait_num=1, **on_this_node(remote_backend)) as venv:
         venv.reset()
         venv.send([0], [0])
         assert venv.engine.wait_for_all(None)  # it has answered, and the answer is not taken

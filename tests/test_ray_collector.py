@@ -54,7 +54,7 @@ def cluster() -> Iterator[Any]:
 def no_leaks(cluster: Any) -> Iterator[None]:
     """In place of the check for all tests, which counts Ray's own processes and files: no actor is left."""
     yield
-    _, left = psutil.wait_procs(actor_processes(), timeout=10)
+    _, left = psutil.wait_procs(actor_processes(), timeout=30)
     assert not left
 
 
