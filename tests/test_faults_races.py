@@ -27,9 +27,11 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import SEEN, kill, pids, reply_begins, said
+from tests.local_ray import FAR, NEAR
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
     DummyVectorEnv,
+    RayVectorEnv,
     SubprocVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -485,8 +487,10 @@ def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(
     remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.5)
-    with pytest.raises(ValueError, match="it cannot be made"):
-        remote_backend([partial(HangsInClose, 0), partial(NeverMade, 1)], num_workers=1, start_timeout=60)
+    fns = [partial(HangsInClose, 0), partial(NeverMade, 1)]
+    for where in (NEAR, FAR) if remote_backend is RayVectorEnv else ({},):
+        with pytest.raises(ValueError, match="it cannot be made"):
+            remote_backend(fns, num_workers=1, start_timeout=60, **where)
 
 
 class SeedsItself(Counter):

@@ -453,7 +453,7 @@ def test_no_worker_repeats_another(column: Column, context: str) -> None:
     assert len(set(numbers)) == 8
 
 
-@columns("single", dummy=False)
+@columns("single", dummy=False, far=False)
 @pytest.mark.usefixtures("own_generators")
 def test_a_worker_does_not_repeat_the_one_that_died(column: Column) -> None:
     with column.open([partial(ShowsRandom, i) for i in range(N)]) as ledger:
