@@ -225,7 +225,8 @@ class RayVectorEnv(BaseVectorEnv):
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
-        backend = RayBackend(
+        backend = partial(
+            RayBackend,
             **_timeouts(start_timeout, step_timeout),
             release_openmp=release_openmp,
             num_cpus=num_cpus,
