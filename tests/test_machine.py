@@ -182,13 +182,14 @@ def machine(backend):
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("backend", "examples"),
     [
         (DummyVectorEnv, 20),
         (SubprocVectorEnv, 12),
         (ShmemVectorEnv, 12),
-        pytest.param(RayVectorEnv, 6, marks=RAY),
+        pytest.param(RayVectorEnv, 4, marks=RAY),
     ],
 )
 def test_any_sequence_of_calls_agrees_with_the_model(backend, examples):
