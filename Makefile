@@ -26,7 +26,7 @@ test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones 
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not ray"
 
 test-ray: $(VENV)/.installed-dev  ## run the tests on Ray clusters that `make test` leaves out
-	$(BIN)/python -m pytest -m "ray and not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "ray and not slow"
 
 check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
 	$(BIN)/ruff format --check .

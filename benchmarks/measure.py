@@ -91,6 +91,8 @@ class Effort:
     seconds: float
     patience: float
     """Seconds an experiment may spend on rounds that other programs disturbed, before it takes them."""
+    servers: tuple[int, ...] = ()
+    """Processes that work for the lanes, such as those of Ray: with all below them they are no other programs."""
 
 
 def run_experiment(experiment: Experiment, effort: Effort, say: Say) -> Measured:
@@ -113,7 +115,7 @@ def run_experiment(experiment: Experiment, effort: Effort, say: Say) -> Measured
             shift = len(rounds) % max(1, len(lanes))
             rounds.append({})
             for lane in lanes[shift:] + lanes[:shift]:
-                _sample(lane, effort.seconds, rounds[-1], measured, say)
+                _sample(lane, effort, rounds[-1], measured, say)
             lanes = [lane for lane in lanes if lane.spec.title not in measured.skipped]
             if _foreign(rounds[-1]) > CALM:
                 _wait_for_calm(give_up)
@@ -155,12 +157,12 @@ def _open(spec: Spec, measured: Measured, say: Say) -> Lane | None:
         return None
 
 
-def _sample(lane: Lane, seconds: float, into: dict[str, Sample], measured: Measured, say: Say) -> None:
+def _sample(lane: Lane, effort: Effort, into: dict[str, Sample], measured: Measured, say: Say) -> None:
     title = lane.spec.title
-    tree = [lane.pid, *descendants(lane.pid)]
+    tree = sorted({pid for root in (lane.pid, *effort.servers) for pid in (root, *descendants(root))})
     try:
         everything, own, begun = busy_seconds(), cpu_seconds(tree), time.perf_counter()
-        sample = lane.call("measure", seconds)
+        sample = lane.call("measure", effort.seconds)
         wall = time.perf_counter() - begun
         foreign = (busy_seconds() - everything - (cpu_seconds(tree) - own)) / wall
     except LaneError as error:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.ray`: vector envs on Ray, beside ours without it and tianshou's on Ray. About three minutes.
+"""`python -m benchmarks.ray`: vector envs and collectors on Ray, beside ours without it and tianshou's. Some minutes.
 
 A cluster of two nodes is started on this machine: actors on the first one are on the driver's node, those on the second
 are reached by calls. Everything else is as in `benchmarks.run`: lanes that take turns, ratios within a round.
@@ -17,6 +17,8 @@ from rich.console import Console
 from benchmarks.envs import EnvSpec, calibrate
 from benchmarks.lane import LaneSpec
 from benchmarks.measure import Effort, Result, run_experiment
+from benchmarks.procfs import descendants
+from benchmarks.ray_collectors import collector_experiments
 from benchmarks.report import print_contenders, print_results, write_json
 from benchmarks.rows import SHMEM, Claim, Experiment, Settings
 from vecenv.ray_cluster import NICENESS
@@ -57,12 +59,12 @@ def experiments(iterations: int) -> list[Experiment]:
         both = [*lanes(env, FEW), LaneSpec(THEIRS, env, FEW)]
         found.append(Experiment(f"ray-{name}-64", lanes(env, 64), shares, yardstick=SHMEM))
         found.append(Experiment(f"ray-{name}-{FEW}", both, factors, yardstick=SHMEM))
-    return found
+    return [*found, *collector_experiments(iterations)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.ray", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", action="append", metavar="ROW", help="ray-cartpole-64, ray-busy-64 and so on")
+    parser.add_argument("--only", action="append", metavar="ROW", help="ray-cartpole-64, collector-busy and so on")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--patience", type=float, default=60.0)
@@ -80,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         cluster.add_node(num_cpus=CPUS, resources={"far": 100})
         os.environ["RAY_ADDRESS"] = cluster.address
-        effort = Effort(options.rounds, options.seconds, options.patience)
+        effort = Effort(options.rounds, options.seconds, options.patience, tuple(descendants(os.getpid())))
         wanted = [one for one in experiments(settings.iterations) if not options.only or one.name in options.only]
         measured = [run_experiment(one, effort, console.print) for one in wanted]
     finally:

@@ -29,10 +29,11 @@ from tests.faulty import (
     WaitsForFile,
 )
 from tests.ledger import appears
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 FOLDER = Path(sys.argv[2])
-BACKENDS = {"Dummy": DummyVectorEnv, "Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv}
+LOCAL = {"Dummy": DummyVectorEnv, "Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv}
+BACKENDS = {**LOCAL, "Ray": RayVectorEnv}
 
 
 def tell(name: str, what: Any = None) -> None:
@@ -227,7 +228,7 @@ def _main() -> None:
     elif name == "interrupted_at_random":
         interrupted_at_random(BACKENDS[sys.argv[4]], sys.argv[4])
     elif name.startswith("interrupted"):
-        for backend in BACKENDS:
+        for backend in LOCAL:
             if not (backend == "Dummy" and name == "interrupted_in_constructor"):
                 tell(f"{backend}.json", globals()[name](BACKENDS[backend], backend))
     else:

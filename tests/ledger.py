@@ -23,6 +23,8 @@ SEEN = 2.0
 """Seconds within which the death of a worker has to be noticed: the promise is 0.1, but machines that test are busy."""
 CLOSED = 7.0
 """The same for close, which gives the envs 5 and then uses force."""
+STARTED = 30.0
+"""The same for an actor that takes the place of another one."""
 
 
 class Column(NamedTuple):

@@ -6,14 +6,16 @@ import gymnasium
 import numpy as np
 import pytest
 from cases import LocalWorker, counting, custom
-from conftest import BACKENDS
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, ON_RAY, and_ray
 from vecenv import BaseVectorEnv, DummyVectorEnv
 from vecenv.backends.ipc.messages import Channel
 from vecenv.testing import CountingEnv
 
-BACKENDS_AND_CUSTOM = pytest.mark.parametrize("backend", [*BACKENDS, custom], ids=lambda make: make.__name__)
+backend = and_ray(BACKENDS)
+
+BACKENDS_AND_CUSTOM = pytest.mark.parametrize("backend", [*BACKENDS, ON_RAY, custom], ids=lambda make: make.__name__)
 
 # 0 -> 795726461 -> 2841183792 -> 2309840538, and the ends of two chains that are known from torchrl.
 CHAIN_OF_0 = [0, 795726461, 2841183792, 2309840538]
@@ -132,7 +134,7 @@ class TestAttributes:
                 use()
                 assert 2 * value.nbytes < sum(sent) < 3 * value.nbytes
 
-    def test_a_reply_is_no_reason_to_go_through_all_workers(self, process_backend):
+    def test_a_reply_is_no_reason_to_go_through_all_workers(self, remote_backend):
         class Counted(list):
             walks = 0
 
@@ -140,7 +142,7 @@ class TestAttributes:
                 self.walks += 1
                 return super().__iter__()
 
-        with process_backend(wrapped(4), num_workers=4) as venv:
+        with remote_backend(wrapped(4), num_workers=4) as venv:
             pool = venv.engine.backend.pool
             workers = pool.workers = Counted(pool.workers)
             assert venv.get_env_attr("env_id") == [0, 1, 2, 3]
@@ -195,14 +197,14 @@ class TestAttributes:
         before[0] = 5
         assert venv.get_env_attr("array", 0)[0].tolist() == [2, 2]
 
-    def test_what_cannot_be_sent_is_a_type_error(self, process_backend):
-        with process_backend(wrapped(2)) as venv:
+    def test_what_cannot_be_sent_is_a_type_error(self, remote_backend):
+        with remote_backend(wrapped(2)) as venv:
             with pytest.raises(TypeError, match="cannot"):
                 venv.set_env_attr("lock", threading.Lock())
             assert venv.get_env_attr("env_id") == [0, 1]
 
-    def test_what_cannot_be_returned_is_a_type_error(self, process_backend):
-        with process_backend(wrapped(2)) as venv:
+    def test_what_cannot_be_returned_is_a_type_error(self, remote_backend):
+        with remote_backend(wrapped(2)) as venv:
             venv.set_env_attr("maker", iter_maker)
             with pytest.raises(TypeError, match="cannot be sent"):
                 venv.call("maker")

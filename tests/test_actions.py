@@ -6,9 +6,12 @@ import torch
 from cases import Records, Writes
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray
 from vecenv import DummyVectorEnv
 from vecenv.backends.memory.layout import Leaf
 from vecenv.engine.arguments.actions import batch_actions
+
+backend = and_ray(BACKENDS)
 
 N = 3
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from cases import LocalWorker, counting
 
+from tests.backends import BACKENDS, and_ray
 from vecenv import BaseVectorEnv, DummyVectorEnv
 from vecenv.backends.ipc import opcodes
 from vecenv.testing import Gates
 from vecenv.testing.model import Twins
+
+backend = and_ray(BACKENDS)
 
 
 def ids_of(result):
@@ -19,8 +22,8 @@ def ids_of(result):
 
 
 class TestWaitNum:
-    def test_the_first_to_finish_come_first(self, process_backend):
-        with Gates(3, ops=["step"]) as gates, process_backend(gates.env_fns, wait_num=1) as venv:
+    def test_the_first_to_finish_come_first(self, remote_backend):
+        with Gates(3, ops=["step"]) as gates, remote_backend(gates.env_fns, wait_num=1) as venv:
             twins = Twins(3)
             twins.compare(range(3), venv.reset(), [twins.reset(i) for i in range(3)])
             gates.open(2)
@@ -34,9 +37,9 @@ class TestWaitNum:
             twins.compare([1], venv.recv(), [twins.step(1, 6)])
             assert (venv.waiting_id, venv.ready_id) == ([], [0, 1, 2])
 
-    def test_it_is_a_minimum(self, process_backend):
+    def test_it_is_a_minimum(self, remote_backend):
         """Both of two envs are known to have finished before the wait begins: both come, though one would do."""
-        with Gates(3, ops=["step"]) as gates, process_backend(gates.env_fns, wait_num=2) as venv:
+        with Gates(3, ops=["step"]) as gates, remote_backend(gates.env_fns, wait_num=2) as venv:
             venv.reset()
             venv.send([0, 0, 0])
             gates.open()
@@ -47,9 +50,9 @@ class TestWaitNum:
                 came += ids
             assert sorted(came) == [0, 1, 2]
 
-    def test_answers_that_are_there_are_not_waited_for(self, process_backend, monkeypatch):
+    def test_answers_that_are_there_are_not_waited_for(self, remote_backend, monkeypatch):
         """They came in while something else was waited for: the CPU is not given away before they are taken."""
-        with process_backend(counting(4), wait_num=1, num_workers=2) as venv:
+        with remote_backend(counting(4), wait_num=1, num_workers=2) as venv:
             venv.reset()
             venv.send([0, 0], [0, 2])
             while (venv.engine.arena.status < opcodes.DONE)[[0, 2]].any():
@@ -64,9 +67,9 @@ class TestWaitNum:
             assert ids_of(venv.recv()) == [2]
             assert ids_of(venv.step([4, 5], [3, 0])) in ([3, 0], [0, 3])
 
-    def test_more_workers_than_wait_num_may_share(self, process_backend):
+    def test_more_workers_than_wait_num_may_share(self, remote_backend):
         """Envs that share a worker finish one after the other; each is announced as it does."""
-        with Gates(4, ops=["step"]) as gates, process_backend(gates.env_fns, wait_num=1, num_workers=2) as venv:
+        with Gates(4, ops=["step"]) as gates, remote_backend(gates.env_fns, wait_num=1, num_workers=2) as venv:
             assert venv.num_workers == 2
             venv.reset()
             gates.open(2)
@@ -101,8 +104,8 @@ class TestWaitNum:
 
 
 class TestTimeout:
-    def test_what_is_ready_at_the_deadline_comes(self, process_backend):
-        with Gates(3, ops=["step"]) as gates, process_backend(gates.env_fns, timeout=0.5) as venv:
+    def test_what_is_ready_at_the_deadline_comes(self, remote_backend):
+        with Gates(3, ops=["step"]) as gates, remote_backend(gates.env_fns, timeout=0.5) as venv:
             venv.reset()
             gates.open(1)
             begin = time.monotonic()
@@ -118,8 +121,8 @@ class TestTimeout:
             assert sorted(ids_of(venv.step([0, 0]))) == [0, 1]
             assert time.monotonic() - begin < 30
 
-    def test_nor_when_wait_num_is_reached(self, process_backend):
-        with Gates(3, ops=["step"]) as gates, process_backend(gates.env_fns, 2, 60) as venv:
+    def test_nor_when_wait_num_is_reached(self, remote_backend):
+        with Gates(3, ops=["step"]) as gates, remote_backend(gates.env_fns, 2, 60) as venv:
             venv.reset()
             gates.open(0, 2)
             begin = time.monotonic()
@@ -128,8 +131,8 @@ class TestTimeout:
             gates.open(1)
             assert ids_of(venv.recv()) == [1]
 
-    def test_with_nothing_ready_the_first_env_ends_the_wait(self, process_backend):
-        with Gates(2, ops=["step"]) as gates, process_backend(gates.env_fns, timeout=0.05) as venv:
+    def test_with_nothing_ready_the_first_env_ends_the_wait(self, remote_backend):
+        with Gates(2, ops=["step"]) as gates, remote_backend(gates.env_fns, timeout=0.05) as venv:
             venv.reset()
             venv.send([0, 0])
             gates.await_arrival(0)
@@ -156,8 +159,8 @@ class Opener:
 
 
 class TestResetsInAsyncMode:
-    def test_reset_waits_for_all_that_it_resets(self, process_backend):
-        with Gates(3) as gates, process_backend(gates.env_fns, wait_num=1) as venv:
+    def test_reset_waits_for_all_that_it_resets(self, remote_backend):
+        with Gates(3) as gates, remote_backend(gates.env_fns, wait_num=1) as venv:
             twins = Twins(3)
             gates.open(times=2)
             twins.compare([2, 0, 1], venv.reset([2, 0, 1]), [twins.reset(i) for i in (2, 0, 1)])
@@ -165,9 +168,9 @@ class TestResetsInAsyncMode:
             twins.compare([0, 2], venv.reset([0, 2]), [twins.reset(0), twins.reset(2)])
             twins.compare([1], venv.recv(), [twins.step(1, 5)])
 
-    def test_envs_reset_at_the_same_time(self, process_backend):
+    def test_envs_reset_at_the_same_time(self, remote_backend):
         """All come to their gates before one may leave: none waits for another."""
-        with Gates(4) as gates, process_backend(gates.env_fns, num_workers=4) as venv:
+        with Gates(4) as gates, remote_backend(gates.env_fns, num_workers=4) as venv:
 
             def let_through():
                 for i in range(4):
@@ -179,8 +182,8 @@ class TestResetsInAsyncMode:
             assert ids_of(venv.reset()) == [0, 1, 2, 3]
             thread.join()
 
-    def test_a_reset_that_was_sent_is_waited_for_like_a_step(self, process_backend):
-        with Gates(3) as gates, process_backend(gates.env_fns, wait_num=1) as venv:
+    def test_a_reset_that_was_sent_is_waited_for_like_a_step(self, remote_backend):
+        with Gates(3) as gates, remote_backend(gates.env_fns, wait_num=1) as venv:
             gates.open()
             venv.reset()
             venv.send([1, 2, 3], reset=[1])
@@ -195,9 +198,9 @@ class TestResetsInAsyncMode:
 
 class TestReadiness:
     @pytest.fixture
-    def stepping(self, process_backend):
+    def stepping(self, remote_backend):
         """Env 1 of three is stepping, and stays so until the end of the test."""
-        with Gates(3, ops=["step"]) as gates, process_backend(gates.env_fns, wait_num=1) as venv:
+        with Gates(3, ops=["step"]) as gates, remote_backend(gates.env_fns, wait_num=1) as venv:
             venv.reset()
             venv.send([0], [1])
             gates.await_arrival(1)
@@ -250,10 +253,10 @@ class TestReadiness:
                     call()
 
 
-def test_the_data_does_not_depend_on_who_is_fast(process_backend):
+def test_the_data_does_not_depend_on_who_is_fast(remote_backend):
     """Gates open in random order; every env still sees its own actions, in order, exactly once."""
     n, rng = 4, np.random.default_rng(5)
-    with Gates(n, ops=["step"], length=1000) as gates, process_backend(gates.env_fns, wait_num=1) as venv:
+    with Gates(n, ops=["step"], length=1000) as gates, remote_backend(gates.env_fns, wait_num=1) as venv:
         twins = Twins(n, length=1000)
         venv.reset()
         for i in range(n):

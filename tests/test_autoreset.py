@@ -8,8 +8,11 @@ import pytest
 from cases import LocalWorker, Plays, counting
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray
 from vecenv import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs
 from vecenv.testing import CountingEnv
+
+backend = and_ray(BACKENDS)
 
 
 class FailsInSecondReset(CountingEnv):

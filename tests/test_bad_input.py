@@ -10,6 +10,7 @@ import pytest
 from cases import LocalWorker, Plays, counting
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray
 from vecenv import (
     BaseVectorEnv,
     ClosedError,
@@ -20,6 +21,8 @@ from vecenv import (
     SubprocVectorEnv,
 )
 from vecenv.testing import CountingEnv, RaisesOnStep
+
+backend = and_ray(BACKENDS)
 
 N = 3
 NAN, INF = float("nan"), float("inf")
@@ -84,7 +87,7 @@ class TestConstructors:
         with pytest.raises(ValueError, match="same env object"):
             DummyVectorEnv([lambda: env, lambda: gymnasium.wrappers.TimeLimit(env, 3)])
 
-    def test_an_env_fn_that_cannot_be_sent(self, process_backend):
+    def test_an_env_fn_that_cannot_be_sent(self, remote_backend):
         lock = threading.Lock()
         started = []
 
@@ -95,7 +98,7 @@ class TestConstructors:
         with pytest.raises(
             TypeError, match=r"env_fns\[1\] cannot be sent to a worker: TypeError: cannot pickle '_thread.lock'"
         ):
-            process_backend([lambda: started.append(1) or CountingEnv(), made])
+            remote_backend([lambda: started.append(1) or CountingEnv(), made])
 
     @pytest.mark.parametrize("name", ["wait_num", "num_workers"])
     @pytest.mark.parametrize("value", [0, 9, -1, 1.5, True, "2", [1], np.float64(2), np.True_], ids=repr)
@@ -114,12 +117,12 @@ class TestConstructors:
             backend(counting(N), timeout=timeout)
 
     @pytest.mark.parametrize("name", ["start_timeout", "step_timeout"])
-    def test_other_timeouts(self, process_backend, name):
+    def test_other_timeouts(self, remote_backend, name):
         with pytest.raises(ValueError, match=f"{name} must be a positive number of seconds or None, got -1"):
-            process_backend(counting(N), **{name: -1})
+            remote_backend(counting(N), **{name: -1})
 
-    def test_a_limit_of_years_is_one(self, process_backend):
-        with process_backend(counting(N), start_timeout=1e9, step_timeout=1e9) as venv:
+    def test_a_limit_of_years_is_one(self, remote_backend):
+        with remote_backend(counting(N), start_timeout=1e9, step_timeout=1e9) as venv:
             venv.reset()
             assert venv.step([0] * N)[0][:, 2].tolist() == [1] * N
 
@@ -280,9 +283,9 @@ class TestCalls:
             venv.reset(1)
             assert (venv.failed_id, venv.ready_id) == ([], [0, 1])
 
-    def test_what_cannot_be_sent_as_an_action_or_argument(self, process_backend):
+    def test_what_cannot_be_sent_as_an_action_or_argument(self, remote_backend):
         env_fns = [lambda: Plays(spaces.Discrete(2), [0], action_space=spaces.Text(3))] * 2
-        with process_backend(env_fns) as venv:
+        with remote_backend(env_fns) as venv:
             venv.reset()
             with pytest.raises(TypeError, match="the action or argument for env 1 cannot be sent to its worker"):
                 venv.step([1, threading.Lock()])
@@ -387,11 +390,11 @@ class TestEnvsThatBreakTheApi:
             with pytest.raises(EnvContractError, match=r"a reward of shape \(2,\), expected \(3,\)"):
                 venv.step([0])
 
-    def test_an_info_that_cannot_be_sent_fails_its_env_alone(self, process_backend):
+    def test_an_info_that_cannot_be_sent_fails_its_env_alone(self, remote_backend):
         def locked(o, r, te, tr, i):
             return o, r, te, tr, {"lock": threading.Lock()}
 
-        with process_backend([CountingEnv, returning(step=locked)], num_workers=1) as venv:
+        with remote_backend([CountingEnv, returning(step=locked)], num_workers=1) as venv:
             venv.reset()
             with pytest.raises(TypeError, match=r"what env 1 returned \(info or observation\) cannot be sent"):
                 venv.step([0, 0])

@@ -11,9 +11,13 @@ import pytest
 from cases import Records, counting, custom
 from gymnasium import spaces
 
-from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from tests.backends import BACKENDS, RAY, and_ray
+from tests.local_ray import FAR, NEAR
+from vecenv import ClosedError, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.testing import CountingEnv
 from vecenv.testing.model import Twins
+
+backend = and_ray(BACKENDS)
 
 N = 4
 
@@ -27,9 +31,15 @@ ARRANGEMENTS = {
         for workers in (1, 3, N)
     },
 }
+ON_RAY = {
+    f"RayVectorEnv {place} {workers} workers": pytest.param(
+        functools.partial(RayVectorEnv, num_workers=workers, **where), marks=RAY
+    )
+    for place, where, workers in (("near", NEAR, 3), ("far", FAR, 3), ("both", {}, N))
+}
 
 
-@pytest.fixture(params=ARRANGEMENTS.values(), ids=ARRANGEMENTS.keys())
+@pytest.fixture(params=[*ARRANGEMENTS.values(), *ON_RAY.values()], ids=[*ARRANGEMENTS, *ON_RAY])
 def make(request):
     """Makes a vector env: each backend, with several numbers of workers, and workers of a user's own."""
     return request.param

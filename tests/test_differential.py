@@ -10,8 +10,12 @@ from cases import LocalWorker, counting
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from programs import TEAMS, described, log_of, program, team
 
-from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from tests.backends import BACKENDS, and_ray
+from tests.local_ray import FAR, NEAR
+from vecenv import BaseVectorEnv, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.testing import Gates
+
+backend = and_ray(BACKENDS)
 
 PROCESSES = [SubprocVectorEnv, ShmemVectorEnv]
 ARRANGEMENTS = [
@@ -35,6 +39,19 @@ def test_a_program_has_one_log_on_every_backend(name):
         for make in ARRANGEMENTS:
             with make(team(name)) as venv:
                 assert_same_logs(want, log_of(venv, operations), f"{venv!r}, seed {seed}")
+
+
+@pytest.mark.local_ray
+@pytest.mark.ray
+@pytest.mark.parametrize("where", [NEAR, FAR, {}], ids=["driver's node", "other node", "both nodes"])
+@pytest.mark.parametrize("name", TEAMS)
+def test_a_program_has_one_log_in_actors_wherever_they_are(name, where):
+    operations = program(len(TEAMS[name]), 2, 60)
+    with DummyVectorEnv(team(name)) as venv:
+        want = log_of(venv, operations)
+    for workers in (2, 3):
+        with RayVectorEnv(team(name), num_workers=workers, **where) as venv:
+            assert_same_logs(want, log_of(venv, operations), f"{venv!r}")
 
 
 @pytest.mark.slow
@@ -196,11 +213,11 @@ def test_trajectories_do_not_depend_on_how_steps_are_split(backend, split):
         assert trajectories(venv, 20, split) == want
 
 
-def test_trajectories_do_not_depend_on_the_speed_of_others(process_backend):
+def test_trajectories_do_not_depend_on_the_speed_of_others(remote_backend):
     with DummyVectorEnv(counting(3, length=4)) as venv:
         want = trajectories(venv, 12)
 
-    class Opens(process_backend):
+    class Opens(remote_backend):
         """Lets one env that is in flight go on, chosen at random, before each wait."""
 
         rng = np.random.default_rng(3)

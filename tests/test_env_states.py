@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import BACKENDS
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, ON_RAY
 from tests.countdown import Countdown
 from vecenv import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs
 
@@ -81,7 +81,7 @@ def env_fn(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("backend", [*BACKENDS, ON_RAY], ids=lambda cls: cls.__name__)
 def test_an_env_goes_on_from_its_state_as_before(backend: type, env_fn: Any) -> None:
     def go_on(venv: Any, ids: list[int]) -> list[np.ndarray]:
         steps = [venv.step([venv.action_space[0].low if physics_like else 2] * len(ids), ids)[:4] for _ in range(4)]

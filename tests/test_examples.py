@@ -20,7 +20,7 @@ BLOCKS = [
 def run(*arguments: str, cwd: Path, program: str | None = None) -> str:
     """What a fresh interpreter prints, with warnings as errors; it must end well and say nothing on stderr."""
     command = [sys.executable, "-W", "error", *arguments]
-    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -113,6 +113,20 @@ def test_ray_rollouts(tmp_path):
     assert re.fullmatch(r"\d+ steps of 2 actors, mean return of the last 20: \d+\.\d\n", output)
     assert numbers(output)[0] == 2 * 1024
     assert numbers(output)[-1] > 8  # the shortest episode that CartPole's dynamics allow
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_rllib_ppo(tmp_path):
+    """RLlib itself warns of much."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "examples/rllib_ppo.py"), "--fast"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    ours = "vecenv.AsyncVectorEnv and vecenv.AsyncVectorEnv"
+    assert re.search(rf"^\d+ steps by {ours}, mean return \d+\.\d$", done.stdout, re.M), done.stdout
+    steps, mean_return = numbers(done.stdout.splitlines()[-1])
+    assert steps >= 2 * 2048
+    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
 
 
 def test_every_example_has_a_test_and_is_short():

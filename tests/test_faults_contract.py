@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray
 from tests.faulty import Counter, ReturnsOnStep, counters
 from vecenv import DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, SubprocVectorEnv
+
+backend = and_ray(BACKENDS)
 
 
 def array(*values: Any, dtype: Any = np.float32) -> np.ndarray:

@@ -13,10 +13,13 @@ import pytest
 from gymnasium import spaces
 
 from tests import oddities
+from tests.backends import BACKENDS, and_ray
 from tests.faulty import Counter, NoSpace, ReusesItsArrays, counters
 from tests.ledger import Column, Ledger, N, block_of, columns, said
 from tests.oddities import OddAttribute, OddInfo, OddObservation
 from vecenv import DummyVectorEnv, EnvStepError, WorkerDiedError
+
+backend = and_ray(BACKENDS)
 
 # Why each cannot travel from a worker to the parent.
 CANNOT_LEAVE: dict[str, tuple[Any, str]] = {
@@ -49,9 +52,9 @@ def test_an_info_that_cannot_travel_fails_its_env_alone(column: Column) -> None:
             assert ledger.round() == []
 
 
-def test_an_info_that_cannot_be_sent_beside_one_that_cannot_be_read(process_backend: type) -> None:
+def test_an_info_that_cannot_be_sent_beside_one_that_cannot_be_read(remote_backend: type) -> None:
     kinds = (oddities.Unpicklable, oddities.RaisesAtUnpickle)
-    with process_backend([partial(OddInfo, i, make) for i, make in enumerate(kinds)], num_workers=1) as venv:
+    with remote_backend([partial(OddInfo, i, make) for i, make in enumerate(kinds)], num_workers=1) as venv:
         venv.reset()
         venv.step([0, 0])
         with pytest.raises(TypeError, match=r"cannot be sent: .*lock"):

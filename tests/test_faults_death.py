@@ -393,7 +393,7 @@ def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Co
             assert ledger.round() == []
 
 
-@columns("blocks", dummy=False, ray=False)
+@columns("blocks", dummy=False)
 def test_a_kill_of_the_worker_that_is_being_restarted_is_reported_by_that_reset_or_the_next_step(
     column: Column,
 ) -> None:
@@ -429,7 +429,7 @@ def test_a_kill_of_the_worker_that_is_being_restarted_is_reported_by_that_reset_
 
 def hunt(worker: Any, old: int, stop: threading.Event) -> None:
     while not stop.is_set():
-        if (pid := worker.pid) != old:
+        if (pid := worker.pid) not in (old, None):
             os.kill(pid, signal.SIGKILL)
             return
 

@@ -15,9 +15,12 @@ import pytest
 from conftest import children
 
 from tests import faulty, oddities
+from tests.backends import BACKENDS, and_ray
 from tests.faulty import Counter, RaisesElsewhere, RaisesInInit, RaisesOnReset, RaisesOnStep, counters
 from tests.ledger import Column, Ledger, N, columns, said
 from vecenv import BaseVectorEnv, DummyVectorEnv, EnvStepError, RemoteTraceback
+
+backend = and_ray(BACKENDS)
 
 BOOM = "boom: 100 %d of {nothing}, %(x)s {0}"
 

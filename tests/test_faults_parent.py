@@ -156,9 +156,14 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("name", ["Subproc", "Shmem"])
+@pytest.mark.parametrize("name", ["Subproc", "Shmem", pytest.param("Ray", marks=pytest.mark.ray)])
 @pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
-def test_after_control_c_at_any_moment_a_reset_is_enough(name: str, count: int, tmp_path: Path) -> None:
+def test_after_control_c_at_any_moment_a_reset_is_enough(
+    name: str, count: int, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "Ray":
+        monkeypatch.setenv("RAY_ADDRESS", request.getfixturevalue("ray_address"))
+        monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # Ray warns of what it will change
     with driver(tmp_path, "interrupted_at_random", str(count), name) as program:
         for k in range(count):
             appears(tmp_path / f"armed {k}")
@@ -213,7 +218,7 @@ def belongs(process: psutil.Process, session: int) -> bool:
 # Dropped.
 
 
-@columns("blocks", "async", dummy=False, ray=False)
+@columns("blocks", "async", dummy=False)
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, busy: bool) -> None:
     venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
@@ -241,7 +246,7 @@ def test_an_unclosed_dummy_vector_env_warns_of_nothing() -> None:
     assert closed == [0, 1]
 
 
-@columns("blocks", dummy=False, ray=False)
+@columns("blocks", dummy=False)
 def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
     column: Column, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +261,7 @@ def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
     assert [text for text in unraisable if "unclosed" in text and column.backend.__name__ in text]
 
 
-@columns("async", dummy=False, ray=False)
+@columns("async", dummy=False)
 def test_a_vector_env_that_is_dropped_while_an_env_hangs_ends_in_time(
     column: Column, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray, on_this_node
 from tests.faulty import (
     AGES,
     Counter,
@@ -26,14 +27,18 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import SEEN, kill, pids, reply_begins, said
+from tests.local_ray import FAR, NEAR
 from tests.oddities import DiesAtPickle, RaisesAtUnpickle
 from vecenv import (
     DummyVectorEnv,
+    RayVectorEnv,
     SubprocVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
 )
 from vecenv.backends.pool import process_worker
+
+backend = and_ray(BACKENDS)
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -50,11 +55,12 @@ class KillsWhenMade(Counter):
 
 
 @pytest.fixture
-def killing(process_backend: Any, tmp_path: Path) -> Iterator[Any]:
+def killing(remote_backend: Any, tmp_path: Path) -> Iterator[Any]:
     """Makes two envs in a worker each; the second one ends the worker of the first when it is made again."""
 
     def make(**options: Any) -> Any:
-        venv = process_backend([partial(Counter, 0), partial(KillsWhenMade, 1, path)], num_workers=2, **options)
+        options |= on_this_node(remote_backend)
+        venv = remote_backend([partial(Counter, 0), partial(KillsWhenMade, 1, path)], num_workers=2, **options)
         made.append(venv)
         venv.reset()
         first, second = pids(venv)
@@ -161,9 +167,9 @@ class ExitsInReset(Counter):
         return super().step(action)
 
 
-def test_an_env_whose_worker_dies_again_for_another_is_no_fresh_one(process_backend: Any, tmp_path: Path) -> None:
+def test_an_env_whose_worker_dies_again_for_another_is_no_fresh_one(remote_backend: Any, tmp_path: Path) -> None:
     fns = [partial(ExitsInReset, i, tmp_path / "processes") for i in range(2)]
-    with process_backend(fns, num_workers=1, on_error="restart") as venv:
+    with remote_backend(fns, num_workers=1, on_error="restart") as venv:
         venv.reset()
         assert venv.failed_id == [0]
         *_, truncated, info = venv.step(ACTIONS)
@@ -205,17 +211,17 @@ class LongNames(Counter):
         return dict.fromkeys(self.observation_space, 1), {}
 
 
-def test_a_layout_that_is_larger_than_a_socket(process_backend: Any) -> None:
-    with process_backend([partial(LongNames, 0)] * 2) as venv:
+def test_a_layout_that_is_larger_than_a_socket(remote_backend: Any) -> None:
+    with remote_backend([partial(LongNames, 0)] * 2) as venv:
         obs, _ = venv.reset()
     assert all(leaf.tolist() == [1, 1] for leaf in obs.values())
 
 
 @pytest.mark.parametrize("mode", [{"wait_num": 1}, {"timeout": 0.01}])
-def test_a_hung_env_among_quick_ones_is_given_up(process_backend: Any, mode: dict[str, Any]) -> None:
+def test_a_hung_env_among_quick_ones_is_given_up(remote_backend: Any, mode: dict[str, Any]) -> None:
     """Each wait is far shorter than `step_timeout`."""
     fns = [*counters(2), partial(HangsOnStep, 2)]
-    with process_backend(fns, step_timeout=0.5, **mode) as venv:
+    with remote_backend(fns, step_timeout=0.5, **mode) as venv:
         venv.reset()
         deadline = time.monotonic() + 20
         ids: Any = [0, 1, 2]
@@ -226,8 +232,8 @@ def test_a_hung_env_among_quick_ones_is_given_up(process_backend: Any, mode: dic
         assert caught.value.env_id == 2
 
 
-def test_a_worker_that_never_begins_is_reported_for_the_env_that_was_asked(process_backend: Any) -> None:
-    with process_backend(counters(4), num_workers=2, step_timeout=0.5) as venv:
+def test_a_worker_that_never_begins_is_reported_for_the_env_that_was_asked(remote_backend: Any) -> None:
+    with remote_backend(counters(4), num_workers=2, step_timeout=0.5) as venv:
         venv.reset()
         os.kill(pids(venv)[0], signal.SIGSTOP)
         with pytest.raises(WorkerTimeoutError, match="env 0 has been busy") as caught:
@@ -247,8 +253,8 @@ class OddInfoOnce(Counter):
         return (*result, {"odd": self.odd()})
 
 
-def test_a_process_that_ends_while_it_sends_blames_no_other_env(process_backend: Any) -> None:
-    with process_backend([partial(OddInfoOnce, 0, DiesAtPickle), *counters(4)[1:]], num_workers=2) as venv:
+def test_a_process_that_ends_while_it_sends_blames_no_other_env(remote_backend: Any) -> None:
+    with remote_backend([partial(OddInfoOnce, 0, DiesAtPickle), *counters(4)[1:]], num_workers=2) as venv:
         venv.reset()
         with pytest.raises(WorkerDiedError, match="while sending what its envs returned") as caught:
             venv.step([0] * 4)
@@ -275,9 +281,9 @@ def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
             venv.recv()
 
 
-def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(process_backend: Any) -> None:
+def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(remote_backend: Any) -> None:
     fns = [partial(OddInfoOnce, 0), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
-    with process_backend(fns, num_workers=1, wait_num=3, timeout=20) as venv:
+    with remote_backend(fns, num_workers=1, wait_num=3, timeout=20, **on_this_node(remote_backend)) as venv:
         venv.reset()
         venv.send([0] * 3)
         with pytest.raises(WorkerDiedError, match="while running env 1") as caught:
@@ -297,9 +303,9 @@ class OddInfoAt(Counter):
         return {"odd": self.odd()} if self.t == self.at else {}
 
 
-def test_an_info_that_is_sent_again_brings_no_old_ones_along(process_backend: Any) -> None:
+def test_an_info_that_is_sent_again_brings_no_old_ones_along(remote_backend: Any) -> None:
     fns = [partial(OddInfoAt, 0, 1), partial(OddInfoAt, 1, 2), partial(OddInfoAt, 2, 2, RaisesAtUnpickle)]
-    with process_backend(fns, num_workers=1) as venv:
+    with remote_backend(fns, num_workers=1) as venv:
         venv.reset()
         venv.step([0] * 3)
         with pytest.raises(TypeError, match="step on env 2: what it returned cannot be read here") as caught:
@@ -308,10 +314,10 @@ def test_an_info_that_is_sent_again_brings_no_old_ones_along(process_backend: An
     assert ["odd" in info for info in infos] == [False, True]
 
 
-def test_an_info_that_cannot_be_read_holds_up_no_other_env(process_backend: Any, tmp_path: Path) -> None:
+def test_an_info_that_cannot_be_read_holds_up_no_other_env(remote_backend: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
     fns = [partial(OddInfoOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 1, 1, str(go))]
-    with process_backend(fns, num_workers=1, timeout=0.05) as venv:
+    with remote_backend(fns, num_workers=1, timeout=0.05) as venv:
         venv.reset()
         patience = threading.Timer(SEEN, go.touch)
         patience.start()
@@ -326,9 +332,9 @@ def test_an_info_that_cannot_be_read_holds_up_no_other_env(process_backend: Any,
         assert venv.recv()[0][:, 2].tolist() == [1]
 
 
-def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(process_backend: Any) -> None:
+def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(remote_backend: Any) -> None:
     fns = [partial(OddInfoOnce, i, RaisesAtUnpickle) for i in range(2)]
-    with process_backend(fns, num_workers=1, wait_num=1, step_timeout=5) as venv:
+    with remote_backend(fns, num_workers=1, wait_num=1, step_timeout=5) as venv:
         venv.reset()
         venv.send(ACTIONS)
         while venv.waiting_id:
@@ -478,11 +484,13 @@ class NeverMade(Counter):
 
 
 def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.5)
-    with pytest.raises(ValueError, match="it cannot be made"):
-        process_backend([partial(HangsInClose, 0), partial(NeverMade, 1)], num_workers=1, start_timeout=60)
+    fns = [partial(HangsInClose, 0), partial(NeverMade, 1)]
+    for where in (NEAR, FAR) if remote_backend is RayVectorEnv else ({},):
+        with pytest.raises(ValueError, match="it cannot be made"):
+            remote_backend(fns, num_workers=1, start_timeout=60, **where)
 
 
 class SeedsItself(Counter):

@@ -14,11 +14,21 @@ from gymnasium import spaces
 from gymnasium_cases import assert_same
 
 from benchmarks.counting import CallCounter
-from vecenv import AsyncVectorEnv, DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, WorkerDiedError
+from tests.backends import BACKENDS, and_ray, on_this_node
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    EnvContractError,
+    ShmemVectorEnv,
+    SyncVectorEnv,
+    WorkerDiedError,
+)
 from vecenv.backends.host.info_writer import MOST_FORMS, MOST_KNOWN, InfoWriter
 from vecenv.backends.host.row_writer import own_containers
 from vecenv.backends.memory.info_reader import InfoReader
 from vecenv.backends.memory.info_rows import INFO_BYTES
+
+backend = and_ray(BACKENDS)
 
 N, WORKERS, STEPS = 5, 2, 13
 Pair = namedtuple("Pair", "a b")
@@ -162,26 +172,26 @@ def log_of(venv):
 
 
 @pytest.mark.parametrize("name", INFOS)
-def test_infos_are_those_that_envs_of_this_process_give(name, process_backend):
-    with DummyVectorEnv(speakers(name)) as dummy, process_backend(speakers(name), num_workers=WORKERS) as venv:
+def test_infos_are_those_that_envs_of_this_process_give(name, remote_backend):
+    with DummyVectorEnv(speakers(name)) as dummy, remote_backend(speakers(name), num_workers=WORKERS) as venv:
         assert log_of(venv) == log_of(dummy)
 
 
 @pytest.mark.parametrize("name", ["cheetah", "arrays", "large ints", "types that change", "keys of ours"])
-def test_infos_of_last_steps_are_those_that_envs_of_this_process_give(name, process_backend):
+def test_infos_of_last_steps_are_those_that_envs_of_this_process_give(name, remote_backend):
     def log(venv):
         venv.reset()
         return [described(list(venv.step(np.zeros(N, int), autoreset=True)[-1])) for _ in range(STEPS)]
 
     fns = [partial(Speaks, name, i, length=3 + i % 2) for i in range(N)]
-    with DummyVectorEnv(fns) as dummy, process_backend(fns, num_workers=WORKERS) as venv:
+    with DummyVectorEnv(fns) as dummy, remote_backend(fns, num_workers=WORKERS) as venv:
         assert log(venv) == log(dummy)
 
 
 @pytest.mark.parametrize("name", ["cheetah", "arrays", "types that change", "empty in between", "envs that differ"])
 @pytest.mark.parametrize("num_workers", [1, 2, None])
-def test_infos_of_envs_that_answer_one_by_one_are_their_own(name, num_workers, process_backend):
-    with process_backend(speakers(name), wait_num=1, num_workers=num_workers) as venv:
+def test_infos_of_envs_that_answer_one_by_one_are_their_own(name, num_workers, remote_backend):
+    with remote_backend(speakers(name), wait_num=1, num_workers=num_workers) as venv:
         _, infos = venv.reset()
         steps = np.zeros(N, int)
         venv.send(np.zeros(N, int))
@@ -263,9 +273,9 @@ def second_life(i, t):
     return described({"speed": t, "x": bool(i), "at": np.arange(3) + t, "env_id": i})
 
 
-def test_the_infos_of_a_restarted_worker_are_read_by_its_own_forms(process_backend, tmp_path):
+def test_the_infos_of_a_restarted_worker_are_read_by_its_own_forms(remote_backend, tmp_path):
     fns = [partial(SecondLife, i, tmp_path / "died") for i in range(4)]
-    with process_backend(fns, num_workers=2) as venv:
+    with remote_backend(fns, num_workers=2) as venv:
         venv.reset()
         for t in (101, 102):
             *_, infos = venv.step(np.zeros(4, int))
@@ -283,9 +293,9 @@ def test_the_infos_of_a_restarted_worker_are_read_by_its_own_forms(process_backe
         ]
 
 
-def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_time(process_backend, tmp_path):
+def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_time(remote_backend, tmp_path):
     fns = [partial(SecondLife, i, tmp_path / "died") for i in range(2)]
-    with process_backend(fns, num_workers=1, wait_num=1) as venv:
+    with remote_backend(fns, num_workers=1, wait_num=1, **on_this_node(remote_backend)) as venv:
         venv.reset()
         venv.send([0], [0])
         assert venv.engine.wait_for_all(None)  # it has answered, and the answer is not taken
@@ -315,9 +325,9 @@ class FailsInOddResets(Speaks):
         return super().reset(**kwargs)
 
 
-def test_the_info_of_a_reset_that_was_repeated_is_that_of_the_last_one(process_backend):
+def test_the_info_of_a_reset_that_was_repeated_is_that_of_the_last_one(remote_backend):
     fns = [partial(FailsInOddResets if i == 1 else Speaks, "cheetah", i) for i in range(N)]
-    with process_backend(fns, num_workers=WORKERS, on_error="restart") as venv:
+    with remote_backend(fns, num_workers=WORKERS, on_error="restart") as venv:
         venv.reset()
         _, infos = venv.reset()
         assert [*map(described, infos)] == [first_life(i, 200) for i in range(N)]
@@ -331,10 +341,10 @@ class PaysVectors(Speaks):
         return obs, np.ones(2), *rest
 
 
-def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others(process_backend):
+def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others(remote_backend):
     """Only the caller sees that the rewards of envs of two workers differ in shape."""
     fns = [partial(PaysVectors if i < 3 else Speaks, "cheetah", i) for i in range(N)]
-    with process_backend(fns, num_workers=WORKERS) as venv:
+    with remote_backend(fns, num_workers=WORKERS) as venv:
         venv.reset()
         with pytest.raises(EnvContractError) as caught:
             venv.step(np.zeros(N, int))

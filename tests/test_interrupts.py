@@ -17,24 +17,37 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import vecenv.engine.interrupts
+from tests.backends import BACKENDS, and_ray
 from tests.ctrl_c import interrupt_at_random, interrupted
 from tests.faulty import Counter, DiesOnReset, HangsOnStep, RaisesElsewhere, counters
-from tests.ledger import CLOSED, gone, kill, pids
+from tests.ledger import CLOSED, STARTED, gone, kill, pids
+from tests.local_ray import FAR
 from vecenv import (
     BaseVectorEnv,
     DummyVectorEnv,
     EnvWorker,
     GymnasiumVectorEnv,
+    RayVectorEnv,
     ShmemVectorEnv,
     SubprocVectorEnv,
     VectorEnvError,
     WorkerDiedError,
 )
 from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.call_channel import CallChannel
 from vecenv.backends.pool.process_worker import ProcessWorker
+from vecenv.backends.pool.ray_worker import RayWorker
+from vecenv.backends.pool.worker_handle import WorkerHandle
+
+backend = and_ray(BACKENDS)
 
 ACTIONS = np.zeros(2, np.int64)
 pytestmark = pytest.mark.usefixtures("ctrl_c")
+
+
+def handle_of(backend: type) -> Any:
+    """The class of the parent's side of its workers."""
+    return RayWorker if backend is RayVectorEnv else ProcessWorker
 
 
 def usable(venv: Any) -> None:
@@ -72,25 +85,42 @@ def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize(
     ("owner", "moment"),
-    [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (ProcessWorker, "pickle_own")],
+    [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerHandle, "pickle_own")],
     ids=lambda part: getattr(part, "__name__", part),
 )
 def test_after_an_interrupt_in_the_middle_of_a_message_a_reset_makes_all_usable(
-    process_backend: Any, owner: Any, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, owner: Any, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with process_backend([partial(Counter, i) for i in range(4)], num_workers=2, step_timeout=20) as venv:
-        venv.reset()
-        interrupts = 0
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
-            try:
-                venv.reset(seed=1)  # with payloads, and replies
-                venv.step(np.zeros(4, np.int64))
-                venv.get_env_attr("t")
-            except KeyboardInterrupt:
-                interrupts += 1
-        assert interrupts == 1
-        usable(venv)
+    with remote_backend(counters(4), num_workers=2, step_timeout=20) as venv:
+        is_usable_after_an_interrupt(venv, owner, moment, first, monkeypatch)
+
+
+@pytest.mark.local_ray
+@pytest.mark.ray
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("moment", ["start", "post", "receive", "take"])
+def test_after_an_interrupt_in_the_middle_of_a_call_of_an_actor_a_reset_makes_all_usable(
+    moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RayVectorEnv(counters(4), num_workers=2, step_timeout=20, **FAR) as venv:
+        is_usable_after_an_interrupt(venv, CallChannel, moment, first, monkeypatch)
+
+
+def is_usable_after_an_interrupt(
+    venv: Any, owner: Any, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.reset()
+    interrupts = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
+        try:
+            venv.reset(seed=1)  # with payloads, and replies
+            venv.step(np.zeros(4, np.int64))
+            venv.get_env_attr("t")
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 1
+    usable(venv)
 
 
 def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset(
@@ -129,11 +159,11 @@ def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated(
 
 
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vecenv.engine.interrupts, "DRAIN_TIMEOUT", 0.3)
     fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1), partial(Counter, 2)]
-    with process_backend(fns, num_workers=2) as venv:
+    with remote_backend(fns, num_workers=2) as venv:
         venv.reset()
         with monkeypatch.context() as patch:
             patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
@@ -141,7 +171,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
                 venv.step([0], [1])
         begin = time.monotonic()
         assert venv.reset(1)[0][:, 2].tolist() == [0]
-        assert time.monotonic() - begin < CLOSED
+        assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
         mates = [i for i in (0, 2) if i in venv.failed_id]
         assert len(mates) == 1  # those of the same worker are new envs
         with pytest.raises(VectorEnvError, match="was restarted because env 1, which shares its worker, did not"):
@@ -151,9 +181,9 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
 
 
 def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with process_backend(counters(3), wait_num=1) as venv:
+    with remote_backend(counters(3), wait_num=1) as venv:
         venv.reset()
         venv.send([0] * 3)
         with monkeypatch.context() as patch:
@@ -166,24 +196,25 @@ def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(
 
 
 def test_an_interrupted_constructor_or_restart_leaves_no_worker(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is found by the fixture that looks for leaks."""
+    handle = handle_of(remote_backend)
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessWorker, "launch", interrupted(ProcessWorker.launch))
+        patch.setattr(handle, "launch", interrupted(handle.launch))
         with pytest.raises(KeyboardInterrupt):
-            process_backend(counters(2), num_workers=2)
+            remote_backend(counters(2), num_workers=2)
 
 
 @pytest.mark.parametrize("moment", ["launch", "_await_ready", "post"])
 def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(
-    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with process_backend(counters(1)) as venv:
+    with remote_backend(counters(1)) as venv:
         venv.reset()
         kill(pids(venv)[0])
         pool = venv.engine.backend.pool
-        of: Any = ProcessWorker if moment == "launch" else pool
+        of: Any = handle_of(remote_backend) if moment == "launch" else pool
         with monkeypatch.context() as patch:
             patch.setattr(of, moment, interrupted(getattr(of, moment), first=moment == "post"))
             with pytest.raises(KeyboardInterrupt):
@@ -195,10 +226,10 @@ def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one
 
 @pytest.mark.parametrize("moment", ["restart", "send"])
 def test_an_interrupt_while_a_failed_reset_is_tried_again(
-    process_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fns = [partial(Counter, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
-    with process_backend(fns, num_workers=3, on_error="restart") as venv:
+    with remote_backend(fns, num_workers=3, on_error="restart") as venv:
         venv.reset()
         venv.send([0] * 3, reset=[1])
         with monkeypatch.context() as patch:
@@ -211,13 +242,14 @@ def test_an_interrupt_while_a_failed_reset_is_tried_again(
 
 
 def test_an_interrupt_while_a_dead_worker_is_buried_loses_it_once(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with process_backend(counters(2), num_workers=2) as venv:
+    handle = handle_of(remote_backend)
+    with remote_backend(counters(2), num_workers=2) as venv:
         venv.reset()
         kill(pids(venv)[0])
         with monkeypatch.context() as patch:
-            patch.setattr(ProcessWorker, "clean_up", interrupted(ProcessWorker.clean_up))
+            patch.setattr(handle, "clean_up", interrupted(handle.clean_up))
             with pytest.raises((KeyboardInterrupt, WorkerDiedError)):
                 venv.step(ACTIONS)
         assert venv.alive() == [False, True]
@@ -289,8 +321,8 @@ class InterruptsInClose(Counter):
         time.sleep(1000)
 
 
-def test_an_interrupt_in_close_leaves_nothing_behind(process_backend: Any) -> None:
-    venv = process_backend([partial(InterruptsInClose, 0, os.getpid()), *counters(2)[1:]], num_workers=2)
+def test_an_interrupt_in_close_leaves_nothing_behind(remote_backend: Any) -> None:
+    venv = remote_backend([partial(InterruptsInClose, 0, os.getpid()), *counters(2)[1:]], num_workers=2)
     venv.reset()
     left = pids(venv)
     with pytest.raises(KeyboardInterrupt):

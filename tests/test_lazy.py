@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray
 from tests.shared_envs import counted
 from vecenv import (
     BaseVectorEnv,
@@ -23,6 +24,8 @@ from vecenv import (
 )
 from vecenv.spaces import is_in, project, rand
 from vecenv.testing import CountingEnv, FakeBackend
+
+backend = and_ray(BACKENDS)
 
 
 def test_a_lazy_vector_env_makes_its_envs_when_they_are_needed(backend: type) -> None:

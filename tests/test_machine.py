@@ -15,9 +15,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, nest
+from tests.backends import BACKENDS, RAY, and_ray
+from vecenv import ClosedError, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, nest
 from vecenv.testing import Gates, RaisesOnStep
 from vecenv.testing.model import Twins
+
+backend = and_ray(BACKENDS)
 
 BAD_CALLS = [
     (lambda v, n: v.step([0] * (n + 1)), ValueError),
@@ -179,7 +182,16 @@ def machine(backend):
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-@pytest.mark.parametrize(("backend", "examples"), [(DummyVectorEnv, 20), (SubprocVectorEnv, 12), (ShmemVectorEnv, 12)])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("backend", "examples"),
+    [
+        (DummyVectorEnv, 20),
+        (SubprocVectorEnv, 12),
+        (ShmemVectorEnv, 12),
+        pytest.param(RayVectorEnv, 4, marks=RAY),
+    ],
+)
 def test_any_sequence_of_calls_agrees_with_the_model(backend, examples):
     few = settings(
         max_examples=examples, stateful_step_count=25, deadline=None, derandomize=True, suppress_health_check=QUIET

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,12 +21,23 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from collector_envs import arrays, assert_equal, lean
 
+from collector import AsyncDataCollector, SyncDataCollector
 from tests.faulty import counters
 from tests.ledger import Ledger, pids
 from tests.local_ray import FAR, NEAR
 from tests.test_env_creator import calls_of, counted
-from vecenv import EnvCreator, RayVectorEnv, SB3VecEnv, ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError, make_vec
+from vecenv import (
+    DummyVectorEnv,
+    EnvCreator,
+    RayVectorEnv,
+    SB3VecEnv,
+    ShmemVectorEnv,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    make_vec,
+)
 from vecenv.testing import CHECKS, check_vector_env
 
 pytestmark = pytest.mark.local_ray
@@ -81,14 +94,6 @@ def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -
 
 
 @pytest.mark.ray
-def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env() -> None:
-    with RayVectorEnv([CARTPOLE] * 3) as venv:
-        assert len(spread(venv)) == 3
-    with RayVectorEnv([CARTPOLE] * 8, num_cpus=8) as venv:
-        assert len(spread(venv)) == 4
-
-
-@pytest.mark.ray
 def test_facades_take_it() -> None:
     envs = make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2})
     assert envs.reset(seed=0)[0].shape == (4, 4)
@@ -97,6 +102,19 @@ def test_facades_take_it() -> None:
     sb3 = SB3VecEnv(RayVectorEnv([CARTPOLE] * 2, num_workers=1))
     assert sb3.reset().shape == (2, 4)
     sb3.close()
+
+
+@pytest.mark.ray
+def test_collectors_take_it() -> None:
+    with (
+        SyncDataCollector(RayVectorEnv([CARTPOLE] * 4, num_workers=2), lean, frames_per_batch=80) as collector,
+        SyncDataCollector(DummyVectorEnv([CARTPOLE] * 4), lean, frames_per_batch=80) as other,
+    ):
+        assert collector.set_seed(3) == other.set_seed(3)
+        for _ in range(2):
+            assert_equal(arrays(collector.next()), arrays(other.next()))
+    with AsyncDataCollector([CARTPOLE] * 4, lean, frames_per_batch=80, backend="ray") as collector:
+        assert collector.next().frames == 80
 
 
 @pytest.mark.ray
@@ -181,3 +199,17 @@ def test_envs_of_a_creator_share_their_state_with_the_driver_on_its_node(options
     with RayVectorEnv([creator] * 4, num_workers=2, **options) as venv:
         venv.reset()
     assert calls_of(creator) == before + calls
+
+
+@pytest.mark.ray
+def test_the_cluster_file_of_the_page_is_one_for_ray_up() -> None:
+    """By Ray's own check of such files."""
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    page = (Path(__file__).parent.parent / "docs" / "ray.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    config = prepare_config(yaml.safe_load(textwrap.dedent(block)))
+    validate_config(config)
+    assert config["provider"]["worker_ips"] == ["10.0.0.2", "10.0.0.3"]
+    assert config["max_workers"] == 2

@@ -17,10 +17,12 @@ import psutil
 import pytest
 import torch
 from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
-from countdown import Breaks
+from countdown import Breaks, Countdown
+from gymnasium import spaces
 from rollout_envs import gated, signed
 
 from collector import RayCollector, Rollout, SyncDataCollector
+from tests.ledger import gone
 from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.testing import Gates
 
@@ -52,7 +54,7 @@ def cluster() -> Iterator[Any]:
 def no_leaks(cluster: Any) -> Iterator[None]:
     """In place of the check for all tests, which counts Ray's own processes and files: no actor is left."""
     yield
-    _, left = psutil.wait_procs(actor_processes(), timeout=10)
+    _, left = psutil.wait_procs(actor_processes(), timeout=30)
     assert not left
 
 
@@ -359,6 +361,69 @@ def test_what_the_cluster_cannot_give_is_an_error_with_what_it_has():
     assert f"{NODES} nodes with 6 CPU (6 free)" in text
 
 
+def test_gpus_that_the_cluster_does_not_have_are_an_error_that_says_so():
+    with pytest.raises(WorkerTimeoutError) as caught:
+        RayCollector(
+            cartpoles(1),
+            Draws(),
+            num_actors=4,
+            frames_per_batch=4,
+            policy_device="cuda",
+            num_gpus=0.25,
+            start_timeout=1.5,
+        )
+    text = str(caught.value)
+    assert "4 of 4 actors have not started within 1.5 s. Each asks for 1 CPU, 0.25 GPU" in text
+    assert f"{NODES} nodes with 6 CPU (6 free)" in text
+
+
+@pytest.fixture
+def gpu(cluster: Any) -> Iterator[None]:
+    """A node that says it has a GPU."""
+    node = cluster.add_node(num_cpus=4, num_gpus=1)
+    cluster.wait_for_nodes()
+    yield
+    cluster.remove_node(node)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_actors_share_a_gpu_by_fractions():
+    """What Ray gives them: the same GPU, by its index. A policy that needs none, so that no GPU has to be there."""
+    options = {"num_actors": 4, "num_gpus": 0.25, "num_cpus": 0.1, "frames_per_batch": 8}
+    with RayCollector([GpuEnv], **options) as collector:
+        batch = collector.next()
+        assert batch.obs.ravel().tolist() == [0] * 8
+        with pytest.raises(WorkerTimeoutError, match=r"Each asks for 0.1 CPU, 0.25 GPU.* 1 GPU \(0 free\)"):
+            RayCollector([GpuEnv], start_timeout=1.5, **{**options, "num_actors": 1})
+
+
+class GpuEnv(Countdown):
+    """Observes the number of the GPU that its process may use, -1 for none."""
+
+    def __init__(self) -> None:
+        super().__init__(100)
+        self.observation_space = spaces.Box(-1, 9, (1,), np.int64)
+
+    def reset(self, **kwargs: Any) -> Any:
+        super().reset(**kwargs)
+        return self._gpu(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._gpu(), *super().step(action)[1:]
+
+    def _gpu(self) -> np.ndarray:
+        return np.array([int(os.environ.get("CUDA_VISIBLE_DEVICES") or -1)])
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
+def test_a_gpu_that_torch_cannot_use_is_an_error_that_names_the_actor():
+    options = {"num_actors": 2, "num_gpus": 0.5, "num_cpus": 0.1, "policy_device": "cuda"}
+    with pytest.raises(ValueError, match="there is no device cuda: PyTorch sees 0 CUDA devices") as caught:
+        RayCollector(cartpoles(1), Draws(), frames_per_batch=8, **options)
+    assert any("raised in actor" in note for note in caught.value.__notes__)
+
+
 def test_errors_of_constructors_and_of_steps_arrive_as_they_are():
     with pytest.raises(OSError, match="no such file") as caught:
         RayCollector([partial(Absent, 3)], num_actors=2, frames_per_batch=4)
@@ -432,6 +497,66 @@ def test_the_driver_can_be_interrupted_while_it_waits(ledger):
             collector.next()
         with pytest.raises(RuntimeError, match="shut down"):
             collector.next()
+
+
+OTHER = """
+import sys
+import ray
+from collector import RayCollector
+from rollout_envs import signed
+
+address, ledger, then = sys.argv[1:]
+ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+options = {"num_actors": 2, "num_cpus": 0.5, "frames_per_batch": 10, "sync": False}
+with RayCollector(signed, create_env_kwargs={"ledger": ledger}, **options) as collector:
+    print(*[each.pid for each in collector.stats().actors], flush=True)
+    while then == "stay" or collector.frames < 200:
+        collector.next()
+    print(collector.stats().delivered, collector.stats().restarts, flush=True)
+"""
+
+
+@pytest.fixture
+def driver(cluster: Any, tmp_path: Path) -> Iterator[Any]:
+    """Starts another driver on the same cluster, which prints the pids of its actors."""
+    started = []
+
+    def start(then: str) -> subprocess.Popen[str]:
+        folder = Path(__file__).parent
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, "-W", "ignore", "-c", OTHER, cluster.address, str(tmp_path / "other"), then]
+        started.append(subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_two_drivers_use_one_cluster(driver, ledger):
+    other = driver("end")
+    others = {int(pid) for pid in other.stdout.readline().split()}
+    options = {"num_actors": 2, "num_cpus": 0.5, "frames_per_batch": 10, "sync": False}
+    with RayCollector(signed, create_env_kwargs={"ledger": ledger}, **options) as collector:
+        log = Log()
+        for _ in range(20):
+            log.add(collector.next())
+        os.kill(collector.stats().actors[0].pid, signal.SIGKILL)  # of this driver alone
+        while not collector.stats().restarts:
+            log.add(collector.next())
+        assert not {each.pid for each in collector.stats().actors} & others
+        assert_accounted(collector, log, ledger)
+    assert other.stdout.readline() == "200 0\n"
+    assert other.wait(30) == 0
+
+
+def test_no_actor_outlives_a_driver_that_is_killed(driver):
+    killed = driver("stay")
+    actors = [int(pid) for pid in killed.stdout.readline().split()]
+    assert len(actors) == 2
+    killed.kill()
+    assert all(gone(pid, within=30) for pid in actors)
 
 
 PROGRAM = """

@@ -31,6 +31,13 @@ def own_ray() -> Iterator[Any]:
     cluster.shutdown()
 
 
+def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env(own_ray: Any) -> None:
+    with RayVectorEnv(counters(3)) as venv:
+        assert venv.num_workers == 3
+    with RayVectorEnv(counters(8), num_cpus=2) as venv:
+        assert venv.num_workers == 2
+
+
 def step_for_ever(venv: RayVectorEnv) -> None:
     while True:
         venv.step([0] * len(venv))

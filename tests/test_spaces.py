@@ -6,7 +6,10 @@ import pytest
 from cases import Plays, equal_bits, playing
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray
 from vecenv import EnvContractError, ObservationError
+
+backend = and_ray(BACKENDS)
 
 DTYPES = [
     bool,

@@ -25,6 +25,7 @@ import psutil
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from tests.backends import BACKENDS, and_ray
 from tests.faulty import Counter, SpawnsChild, UsesMultiprocessing, counters
 from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids
 from tests.oddities import RaisesAtPickle
@@ -33,6 +34,8 @@ from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.pool import worker_pool
 from vecenv.backends.worker.worker_setup import registered_by_user
 from vecenv.portability import PORTABLE
+
+backend = and_ray(BACKENDS)
 
 ROOT = Path(__file__).parent.parent
 every_context = pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
@@ -519,7 +522,7 @@ def test_no_worker_repeats_another(column: Column, context: str) -> None:
     assert len(set(numbers)) == 8
 
 
-@columns("single", dummy=False, ray=False)
+@columns("single", dummy=False, far=False)
 @pytest.mark.usefixtures("own_generators")
 def test_a_worker_does_not_repeat_the_one_that_died(column: Column) -> None:
     with column.open([partial(ShowsRandom, i) for i in range(N)]) as ledger:
@@ -609,7 +612,7 @@ def test_the_start_method_of_the_program_stays_its_own_choice(column: Column) ->
 # Envs that start processes.
 
 
-@columns("blocks", ray=False)
+@columns("blocks")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @fork_may_warn
 def test_envs_may_start_processes_and_threads_of_their_own(column: Column, method: str) -> None:
@@ -618,7 +621,7 @@ def test_envs_may_start_processes_and_threads_of_their_own(column: Column, metho
         assert venv.step([3, 4])[1].tolist() == [9, 16]
 
 
-@columns("blocks", dummy=False, ray=False)
+@columns("blocks", dummy=False)
 def test_programs_that_an_env_started_and_forgot_end_with_close(column: Column) -> None:
     with column.open(counters(N, env1=SpawnsChild)) as ledger:
         ledger.begin()

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 from cases import custom
-from conftest import BACKENDS
 
+from tests.backends import BACKENDS
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv
 from vecenv.backends.base import Answered
 from vecenv.backends.dummy import DummyBackend

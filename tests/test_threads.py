@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import vecenv.engine.lifetime
+from tests.backends import BACKENDS, and_ray
 from tests.ledger import CLOSED
 from vecenv import ClosedError
 from vecenv.testing import Gates
+
+waiting_backend = and_ray(BACKENDS[1:])
 
 ACTIONS = [0, 0]
 

@@ -234,7 +234,8 @@ class RayVectorEnv(BaseVectorEnv):
         **options: Any,
     ) -> None:
         check_options(type(self), options, hidden=DECIDED)
-        backend = RayBackend(
+        backend = partial(
+            RayBackend,
             **_timeouts(start_timeout, step_timeout),
             release_openmp=release_openmp,
             num_cpus=num_cpus,

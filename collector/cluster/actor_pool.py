@@ -185,8 +185,8 @@ class ActorPool:
         """Take the answer to the oldest call, which is ready."""
         call, limit = actor.calls[0], self._limits.rollout_timeout
         try:
-            answer = self._ray.get(call.reference, timeout=limit)
-            columns = None if call.columns is None else self._ray.get(call.columns, timeout=limit)
+            references = [call.reference] if call.columns is None else [call.reference, call.columns]
+            answer, *rest = self._ray.get(references, timeout=limit)
         except Exception as error:
             failure = self._failure_of(actor, error)
             if failure is None:
@@ -199,7 +199,7 @@ class ActorPool:
         elif call.kind == "start":
             actor.started = answer
         elif call.kind == "collect":
-            assert columns is not None
+            (columns,) = rest
             actor.note_rollout(answer, call.frames, columns, len(self.actors))
             return Arrived(actor, answer, call.frames, columns)
         return None

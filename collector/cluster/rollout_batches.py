@@ -73,7 +73,8 @@ class RolloutBatches:
     def _ask(self, actors: Sequence[ActorCalls], random_actions: bool) -> None:
         """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""
         stamp, weights = self._weights.reference()
-        for depth in range(1, self._depth + 1):
+        most = self._depth if self._rollout_bytes else 1  # until it is known what a rollout takes
+        for depth in range(1, most + 1):
             for actor in actors:
                 in_flight = self._pool.rollouts_in_flight
                 if in_flight and (in_flight + 1) * self._rollout_bytes > self._max_bytes:

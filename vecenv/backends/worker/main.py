@@ -37,8 +37,9 @@ def main(args: WorkerArgs) -> None:
 def live(args: WorkerArgs, channel: Channel) -> None:
     """Construct the envs, and serve rounds until the parent closes them."""
     line = Control(args.num_workers, args.control.fd).line(args.index)
-    server = construct(args, args.server, channel, line)
+    host, server = construct(args, args.server, channel, line)
     if server is None:
+        host.close()  # after the report: an env that hangs in it must not hide why
         return
     frame = channel.read()
     if frame.kind == messages.SETUP:
@@ -48,8 +49,12 @@ def live(args: WorkerArgs, channel: Channel) -> None:
         server.handle(frame)
 
 
-def construct(args: WorkerArgs, server: type[RoundServer], channel: WorkerChannel, line: Any) -> RoundServer | None:
-    """Construct the envs and report them; the server for their rounds, or None if a constructor failed."""
+def construct(
+    args: WorkerArgs, server: type[RoundServer], channel: WorkerChannel, line: Any
+) -> tuple[EnvHost, RoundServer | None]:
+    """Construct the envs and report them. Returns their host, and the server for their rounds: None if a constructor
+    failed, and those that were made before it are to be closed.
+    """
     args.setup.apply()
     host = EnvHost(args.setup.env_fns, args.first_id, local=False)
     host.progress = line[PROGRESS : PROGRESS + 1]
@@ -57,10 +62,7 @@ def construct(args: WorkerArgs, server: type[RoundServer], channel: WorkerChanne
     gc.collect()  # before the first step, whose time may be limited
     gc.freeze()  # the garbage collector does not scan what exists now in the middle of a step
     channel.write(messages.READY, 0, pickle.dumps(_pickled_reports(reports, args.first_id)))
-    if isinstance(reports, Failure):
-        host.close()  # after the report: an env that hangs in it must not hide why
-        return None
-    return server(args, host, channel, line)
+    return host, None if isinstance(reports, Failure) else server(args, host, channel, line)
 
 
 def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[bytes]:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from vecenv import ray_cluster
 from vecenv.backends.ipc.control_block import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.ipc.descriptor import loads_apart
-from vecenv.backends.ipc.messages import SETUP, Channel, Frame
+from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
 from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.rng_seeds import seed_generators
 from vecenv.backends.worker.subproc_server import SubprocServer
@@ -86,11 +86,14 @@ class EnvActor:
         seed_generators(args.seeds)
         self._line = memoryview(array.array("q", [0] * LINE))
         self._outbox = Outbox()
-        self._server = construct(args, SubprocServer, self._outbox, self._line)
+        self._host, self._server = construct(args, SubprocServer, self._outbox, self._line)
         return self._bundle()
 
     def frame(self, kind: int, number: int, payload: bytes) -> Bundle:
-        """Serve a frame."""
+        """Serve a frame. Where a constructor failed the only one is CLOSE, for the envs that were made before it."""
+        if self._server is None:
+            self._outbox.write(CLOSED, 0, pickle.dumps(self._host.close()))
+            return self._bundle()
         assert isinstance(self._server, SubprocServer)
         if kind == SETUP:
             self._server.bind(pickle.loads(payload))

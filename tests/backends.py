@@ -1,0 +1,37 @@
+"""The vector env classes that tests run on. A light module of its own: workers import it with the envs of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.local_ray import NEAR
+from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+
+PROCESS_BACKENDS = [SubprocVectorEnv, ShmemVectorEnv]
+BACKENDS = [DummyVectorEnv, *PROCESS_BACKENDS, ThreadVectorEnv]
+RAY = [pytest.mark.local_ray, pytest.mark.ray]
+"""The marks of what runs on Ray, by `make test-ray`."""
+ON_RAY = pytest.param(RayVectorEnv, marks=RAY)
+"""One more class for a test: its actors are spread over two nodes."""
+
+
+def and_ray(classes: Sequence[type]) -> Any:
+    """A fixture with each of these classes in turn, and RayVectorEnv.
+
+    In a module whose tests are for Ray too it takes the place of a fixture of conftest: `backend = and_ray(BACKENDS)`.
+    """
+
+    def vector_env_class(request: pytest.FixtureRequest) -> type:
+        return request.param
+
+    return pytest.fixture(params=[*classes, ON_RAY], ids=lambda cls: cls.__name__)(vector_env_class)
+
+
+def on_this_node(backend: type) -> dict[str, Any]:
+    """Options that place actors on the node of the tests. There the end of an idle one is seen at once, and which env
+    has ended one; on another node it is seen when it is used, and its envs are lost together.
+    """
+    return dict(NEAR) if backend is RayVectorEnv else {}
