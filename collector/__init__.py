@@ -10,10 +10,14 @@ from collector.batch.step_extras import StepBatch
 from collector.episodes.episode import Episode
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
-from collector.job.store import DatasetError, load_episodes
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
 from collector.rollouts import rollout
+from collector.store.dataset import Dataset, load_episodes
+from collector.store.errors import DatasetError
+from collector.store.head import make_head
+from collector.store.sampling import Transitions
+from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
@@ -31,6 +35,7 @@ __all__ = [
     "CollectStats",
     "Collector",
     "CollectorStats",
+    "Dataset",
     "DatasetError",
     "Episode",
     "ExplorationType",
@@ -43,10 +48,13 @@ __all__ = [
     "Rollout",
     "SequenceSummaryStats",
     "StepBatch",
+    "StoreWriter",
     "SyncDataCollector",
     "TorchVectorEnv",
+    "Transitions",
     "exploration_type",
     "load_episodes",
+    "make_head",
     "rollout",
     "set_exploration_type",
 ]

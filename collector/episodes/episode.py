@@ -28,6 +28,10 @@ class Episode:
     """bool `(L,)`: True in the last row where it was stopped before one."""
     env_id: int
     """The env that it ran in."""
+    number: int = -1
+    """Its number in a data set; -1: it has none yet."""
+    seed: int | None = None
+    """What its env was reset with; None where that is not known."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -43,8 +47,8 @@ class Episode:
     @property
     def nbytes(self) -> int:
         """Size of its arrays."""
-        arrays = [*nest.leaves(self.obs), self.action, self.reward, self.terminated, self.truncated]
-        return sum(array.nbytes for array in arrays)
+        trees = (self.obs, self.action, self.reward, self.terminated, self.truncated)
+        return sum(array.nbytes for tree in trees for array in nest.leaves(tree))
 
 
 class EpisodeCutter:

@@ -29,6 +29,7 @@ from typing import IO, Any
 import numpy as np
 
 from collector.episodes.episode import Episode
+from collector.store.errors import DatasetError
 from vecenv import nest
 
 MANIFEST = "manifest.json"
@@ -36,10 +37,6 @@ FORMAT = {"format": "vecenv episodes", "version": 1}
 PICTURE = "returns.png"
 OURS = re.compile(r"(manifest\.json|episodes-\d+\.npz|returns\.png)(\.tmp)?")
 STEP_ARRAYS = ("action", "reward", "terminated", "truncated")
-
-
-class DatasetError(RuntimeError):
-    """A folder of episodes cannot be used; the message has what is wrong with it and what to do."""
 
 
 def check_folder(folder: Path, overwrite: bool = False) -> None:
