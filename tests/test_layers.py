@@ -43,6 +43,7 @@ LAYERS = (
     ("vecenv", "vecenv.__main__"),
     ("collector.timing", "collector.interruptor"),
     ("collector.arguments", "collector.batch", "collector.episodes", "collector.device"),
+    ("collector.store",),
     ("collector.policy", "collector.mlp", "collector.prepare"),
     ("collector.env_source", "collector.collect", "collector.base_collector", "collector.seeded_rounds"),
     ("collector.sync_collector", "collector.async_collector", "collector.rollouts"),
@@ -79,6 +80,10 @@ OPTIONAL_LIBRARIES = {
     "threadpoolctl": Adapted(("vecenv/backends/pool/openmp_release.py",)),
     "rich": Adapted(("collector/job/progress_report.py", "collector/cluster/display.py"), limit=2),
     "array_api_compat": Adapted(("vecenv/transforms/*",)),
+    "h5py": Adapted(("collector/store/export/*",)),
+    "pyarrow": Adapted(("collector/store/export/arrow_*.py",), limit=None),
+    "minari": Adapted(("collector/store/export/*",)),
+    "PIL": Adapted(("collector/store/export/*",)),
     "cv2": Adapted(("vecenv/transforms/*",)),
 }
 
