@@ -57,12 +57,23 @@ def make_job(content: Mapping[str, Any], source: str) -> Job:
     unknown = [name for name in content if name not in Job.__struct_fields__]
     if unknown:
         raise JobError(f"{source}: a job has no {unknown[0]!r}; {_suggestion(str(unknown[0]))}")
+    if "env" not in content:
+        raise JobError(f"{source}: a job has an env, such as env = \"CartPole-v1\"")
     try:
         return msgspec.convert(_whole_numbers(content), Job)
     except JobError as error:
         raise JobError(f"{source}: {error}") from None
     except msgspec.ValidationError as error:
         raise JobError(f"{source}: {_in_words(error)}") from None
+
+
+def job_of_settings(settings: Iterable[str]) -> Job:
+    """The job that these settings alone are. Raises `JobError`.
+
+    >>> job_of_settings(["env=CartPole-v1", "steps=1e3"]).steps
+    1000
+    """
+    return make_job(_with_settings({}, settings), "the command line")
 
 
 def with_settings(job: Job, settings: Iterable[str]) -> Job:

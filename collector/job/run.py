@@ -244,7 +244,7 @@ class _Run:
         found = {"retried": player.retried - state.retried, "skipped": len(player.skipped) - len(state.skipped)}
         state.retried, state.skipped = player.retried, dict(player.skipped)
         self._skipped_before.update(player.skipped)
-        if self._committer is not None:
+        if self._committer is not None and any(found.values()):
             self._committer.note(found, {"skipped": sorted(self._skipped_before)})
 
     def _begin(self, batches: SyncDataCollector) -> None:

@@ -133,7 +133,7 @@ def equal_rows(stored: Any, other: Any) -> bool:
 
 def _row(tree: Any, step: int) -> Any:
     """A row of a tree of arrays; None where it has not so many."""
-    return nest.take(tree, step) if step < len(nest.leaves(tree)[0]) else None
+    return nest.take(tree, step) if step < len(next(iter(nest.leaves(tree)))) else None
 
 
 def _action(env: Any, row: Any) -> Any:
