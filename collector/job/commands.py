@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Settings = Annotated[
     list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
 ]
+Modules = Annotated[
+    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
+]
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Folder = Annotated[Path, tyro.conf.Positional]
 
@@ -29,7 +32,10 @@ Folder = Annotated[Path, tyro.conf.Positional]
 def run(
     job: Annotated[OptionalPath, tyro.conf.Positional] = None,
     *,
-    out: OptionalPath = None,
+    out: Modules = Annotated[
+    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
+]
+OptionalPath = None,
     set: Settings = [],  # noqa: B006
     resume: bool = False,
     overwrite: bool = False,
@@ -75,6 +81,7 @@ def resume(
     folder: Folder,
     *,
     set: Settings = [],  # noqa: B006
+    allow_import: Modules = [],  # noqa: B006
     plot: bool = True,
     tensorboard: bool = False,
     json: bool = False,
@@ -84,6 +91,7 @@ def resume(
     Args:
         folder: what `run` wrote.
         set: NAME=VALUE, for settings that only say where episodes are played: backend, num_workers, step_timeout, ...
+        allow_import: a module that the stored job may import; none but those of gymnasium and vecenv otherwise.
         plot: draw the returns when the job ends.
         tensorboard: write metrics for TensorBoard too.
         json: print the result as one object of JSON; progress goes to standard error.
@@ -91,8 +99,8 @@ def resume(
     from collector.job.head import job_of
     from collector.job.run import resume_job
 
-    job = with_settings(job_of(folder), set)
-    options: dict[str, Any] = {"settings": set, "tensorboard": tensorboard}
+    job = with_settings(job_of(folder, allow_import), set)
+    options: dict[str, Any] = {"settings": set, "allow_import": allow_import, "tensorboard": tensorboard}
     return _collect(job, folder, json, plot, lambda report: resume_job(folder, on_progress=report, **options))
 
 
@@ -115,13 +123,20 @@ def info(folder: Folder, *, json: bool = False) -> int:
     return 0
 
 
-def verify(folder: Folder, *, replay: int = 0, json: bool = False) -> int:
+def verify(
+    folder: Folder,
+    *,
+    replay: int = 0,
+    allow_import: Modules = [],  # noqa: B006
+    json: bool = False,
+) -> int:
     """Check the data of a folder: sizes, hashes and all that is in the shards.
 
     Args:
         folder: a data set.
         replay: also play so many episodes again, and compare them bit for bit. Where the job is not repeatable, the
             stored actions are repeated.
+        allow_import: a module that the stored job may import, to play it again.
         json: print the result as one object of JSON.
     """
     from collector.job.look.replay import replay_episodes
@@ -129,7 +144,7 @@ def verify(folder: Folder, *, replay: int = 0, json: bool = False) -> int:
 
     data = Dataset(folder)
     problems = data.verify()
-    replayed = replay_episodes(folder, replay) if replay and not problems else {}
+    replayed = replay_episodes(folder, replay, allow_import) if replay and not problems else {}
     differences = {number: text for number, text in replayed.items() if text}
     if json:
         result = {"episodes": len(data), "problems": problems, "replayed": len(replayed), "differences": differences}
@@ -145,7 +160,10 @@ def verify(folder: Folder, *, replay: int = 0, json: bool = False) -> int:
     return 1 if problems or differences else 0
 
 
-def plot(folder: Folder, *, out: OptionalPath = None) -> int:
+def plot(folder: Folder, *, out: Modules = Annotated[
+    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
+]
+OptionalPath = None) -> int:
     """Draw returns, lengths and speed.
 
     Args:
@@ -162,8 +180,12 @@ def video(
     folder: Folder,
     *,
     episodes: list[int] | None = None,
-    out: OptionalPath = None,
+    out: Modules = Annotated[
+    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
+]
+OptionalPath = None,
     num_workers: int = 2,
+    allow_import: Modules = [],  # noqa: B006
 ) -> int:
     """Render episodes as videos, by playing their seeds and actions again.
 
@@ -172,10 +194,11 @@ def video(
         episodes: numbers of the episodes [that with the highest return].
         out: the folder for the videos [videos in the folder].
         num_workers: processes that render.
+        allow_import: a module that the stored job may import.
     """
     from collector.job.look.video import make_videos
 
-    videos = make_videos(folder, episodes, out, num_workers=num_workers)
+    videos = make_videos(folder, episodes, out, num_workers=num_workers, allow_import=allow_import)
     for each in videos:
         note = f"  (played again, it {each.difference})" if each.difference else ""
         sys.stdout.write(f"{each.path}{note}\n")

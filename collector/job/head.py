@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,16 @@ import numpy as np
 import vecenv
 from collector.job.job import Job, JobError, as_record
 from collector.job.job_files import make_job
+from collector.job.make_envs import imported_names
 from collector.store.errors import DatasetError
 from collector.store.files.lock import FolderLock
 from collector.store.head import HEAD, make_head, read_head
 from collector.store.writer import LOCK, check_files, contents
 
+TRUSTED = ("gymnasium.envs", "gymnasium.wrappers", "vecenv", "ale_py")
+"""Modules that a stored job may name."""
+UNTRUSTED = ("gymnasium.wrappers:Record", "gymnasium.wrappers.rendering")
+"""What writes files there."""
 OTHER_FOLDER = "choose another folder, or replace what is there with --overwrite"
 
 
@@ -39,12 +44,33 @@ def check_folder(folder: Path, overwrite: bool) -> None:
         )
 
 
-def job_of(folder: Path) -> Job:
-    """The job that a folder belongs to. Raises `DatasetError` where it is no data set, `JobError` where no job made it."""
+def stored_job(folder: Path) -> Job:
+    """The job that a folder says it belongs to, to be compared or shown: not to be run, for it names code.
+
+    Raises `JobError` where no job wrote the folder, `DatasetError` where it is no data set.
+    """
     record = read_head(folder).get("job")
     if not isinstance(record, dict):
-        raise JobError(f"no job wrote {folder}: there is nothing to resume")
+        raise JobError(f"no job wrote {folder}: it has episodes, but nothing says how to play them")
     return make_job(record, str(folder))
+
+
+def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
+    """The job that a folder belongs to, which may be run.
+
+    A folder may come from anywhere, and a job names code: only modules of gymnasium and of this library, and those in
+    `allow_import` with what is inside them, may be named. Raises `JobError` for another one, and as `stored_job`.
+    """
+    job = stored_job(folder)
+    allowed = [*TRUSTED, *allow_import]
+    for name in imported_names(job):
+        module = name.partition(":")[0]
+        if name.startswith(UNTRUSTED) or not any(module == each or module.startswith(f"{each}.") for each in allowed):
+            raise JobError(
+                f"the job that is stored in {folder} names {name!r}, which is code: where you trust the folder, pass "
+                f"--allow-import {module} (in a program: allow_import=[{module!r}])"
+            )
+    return job
 
 
 def job_head(job: Job, venv: Any, device: str, policy_hash: str | None, repeatable: bool) -> dict[str, Any]:
@@ -99,7 +125,9 @@ def notes_on(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What has changed since a repeatable job began that may change bits, though not what the job is."""
     if not stored.get("repeatable"):
         return []
-    old, new = ({**head.get("versions", {}), "cpu": head.get("cpu"), "device": head.get("device")} for head in (stored, now))
+    old, new = (
+        {**head.get("versions", {}), "cpu": head.get("cpu"), "device": head.get("device")} for head in (stored, now)
+    )
     return [
         f"{name} was {old.get(name)} when the job began, and is {new[name]}: the same bits are not promised"
         for name in new

@@ -58,7 +58,7 @@ def make_job(content: Mapping[str, Any], source: str) -> Job:
     if unknown:
         raise JobError(f"{source}: a job has no {unknown[0]!r}; {_suggestion(str(unknown[0]))}")
     if "env" not in content:
-        raise JobError(f"{source}: a job has an env, such as env = \"CartPole-v1\"")
+        raise JobError(f'{source}: a job has an env, such as env = "CartPole-v1"')
     try:
         return msgspec.convert(_whole_numbers(content), Job)
     except JobError as error:

@@ -28,7 +28,9 @@ def _flag_type(name: str, hint: Any, default: Any) -> Any:
 @cache
 def _docs() -> dict[str, str]:
     """The text under each field of `Job`."""
-    [body] = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(Job))).body if isinstance(node, ast.ClassDef))
+    [body] = (
+        node.body for node in ast.parse(textwrap.dedent(inspect.getsource(Job))).body if isinstance(node, ast.ClassDef)
+    )
     found: dict[str, str] = {}
     for field, text in zip(body, body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):

@@ -109,5 +109,11 @@ def with_statistics(job: Job) -> list[str]:
     return [each.call for each in entries if each.call.rpartition(":")[2] in WITH_STATISTICS]
 
 
+def imported_names(job: Job) -> list[str]:
+    """What a job names as `module:attr`, and is imported and called."""
+    names = [job.env, job.policy, *(_as_call(each).call for each in (*job.wrappers, *job.transforms))]
+    return [name for name in names if ":" in name]
+
+
 def _as_call(each: str | Call) -> Call:
     return Call(each) if isinstance(each, str) else each

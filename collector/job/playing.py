@@ -12,7 +12,6 @@ is skipped. Which episodes a job has does not depend on who shared a worker with
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 

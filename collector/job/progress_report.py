@@ -97,7 +97,9 @@ def summary(state: JobState) -> Group:
         ("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s"),
     ]
     if state.retried or state.skipped:
-        rows.append(("failures", f"{state.retried} times an episode was played again, {len(state.skipped)} are left out"))
+        rows.append(
+            ("failures", f"{state.retried} times an episode was played again, {len(state.skipped)} are left out")
+        )
         rows += [(f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]]
     rows += [("note", note) for note in state.notes]
     rows.append(("data", str(state.out)))
@@ -125,7 +127,10 @@ def info_table(info: dict[str, Any]) -> Table:
         ("return", spread_of(info["returns"])),
         ("length", spread_of(info["lengths"])),
         ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
-        ("speed", "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run"),
+        (
+            "speed",
+            "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run",
+        ),
         ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {info['bytes'] / 2**20:,.1f} MiB"),
         ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
     ]

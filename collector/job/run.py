@@ -14,7 +14,7 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.job.committing import Committer
-from collector.job.head import check_folder, check_unchanged, job_head, job_of, notes_on
+from collector.job.head import check_folder, check_unchanged, job_head, job_of, notes_on, stored_job
 from collector.job.job import ANYWHERE, Job, JobError, as_record
 from collector.job.job_files import with_settings
 from collector.job.make_envs import check_env, with_statistics
@@ -118,20 +118,22 @@ def resume_job(
     job: Job | None = None,
     settings: Iterable[str] = (),
     *,
+    allow_import: Iterable[str] = (),
     tensorboard: bool = False,
     on_progress: Progress = lambda state: None,
 ) -> JobState:
     """Go on with the job of a folder, where it was: nothing that was committed is lost or played again.
 
-    `job`: what it should be; `JobError` says what differs from what is stored. `settings` as in `load_job`; they may only
-    change where episodes are played and how they are stored (`backend`, `num_workers`, ...). Raises as `run_job` does.
+    `job`: what it should be; `JobError` says what differs from what is stored. None: the stored one, and then modules
+    that it names must be in `allow_import` (see `job_of`). `settings` as in `load_job`; they may only change where
+    episodes are played and how they are stored (`backend`, `num_workers`, ...). Raises as `run_job` does.
 
     Example::
 
         state = resume_job("data/cartpole", settings=["backend=dummy"])
     """
     folder = Path(out)
-    stored = job_of(folder)
+    stored = job_of(folder, allow_import) if job is None else stored_job(folder)
     wanted = with_settings(stored if job is None else job, settings)
     check_unchanged(folder, as_record(stored), as_record(wanted), ANYWHERE)
     return _Run(wanted, folder, tensorboard, on_progress).resume()
@@ -188,7 +190,9 @@ class _Run:
         self._plan.restore(index.number, index.length)
         state = manifest.state if isinstance(manifest.state, dict) else {}
         self._skipped_before = {int(number) for number in state.get("skipped", [])}
-        self._plan.restore(np.array(sorted(self._skipped_before), np.int64), np.zeros(len(self._skipped_before), np.int64))
+        self._plan.restore(
+            np.array(sorted(self._skipped_before), np.int64), np.zeros(len(self._skipped_before), np.int64)
+        )
         self.state.steps, self.state.episodes = int(index.length.sum()), len(index)
 
     def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
@@ -251,7 +255,9 @@ class _Run:
         """Open the folder: now that there is a batch, it is known what it will hold."""
         state, venv = self.state, batches.env
         state.workers = 0 if isinstance(venv, DummyVectorEnv) else venv.num_workers
-        state.repeatable = not with_statistics(self._job) and (declares_repeatable(self._policy) or batches.everything_keyed)
+        state.repeatable = not with_statistics(self._job) and (
+            declares_repeatable(self._policy) or batches.everything_keyed
+        )
         head = job_head(self._job, venv, state.device, hash_of(self._policy), state.repeatable)
         self._writer = self._open_writer(head)
         self._files.enter_context(closing(self._writer))

@@ -31,7 +31,13 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     data = Dataset(root)
     path = root / PICTURE if out is None else Path(out)
     job = data.head.get("job") or {}
-    draw(path, data.returns, data.lengths, read_metrics(root), f"{job.get('env', root)}, {job.get('policy', '')}".rstrip(", "))
+    draw(
+        path,
+        data.returns,
+        data.lengths,
+        read_metrics(root),
+        f"{job.get('env', root)}, {job.get('policy', '')}".rstrip(", "),
+    )
     return path
 
 

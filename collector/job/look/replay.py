@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,18 @@ class Replayed(Plan):
         self.restore(others, np.zeros_like(others))
 
 
-def replay_episodes(folder: str | os.PathLike[str], count: int) -> dict[int, str]:
+def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
     """Play `count` episodes of a folder again, from the first to the last, and say what differs from what is stored.
 
     Returns what is different for each number that was played; "" where nothing is. A job that is repeatable is played
     with its policy; of one that is not, the stored actions are repeated in the env. Raises `DatasetError` where the
-    folder is no data set, `JobError` where no job wrote it.
+    folder is no data set, `JobError` where no job wrote it, or it names modules that are not in `allow_import`.
 
     Example::
 
         assert not any(replay_episodes("data/cartpole", 10).values())
     """
-    data, job = Dataset(folder), job_of(Path(folder))
+    data, job = Dataset(folder), job_of(Path(folder), allow_import)
     if not len(data):
         return {}
     chosen = {int(i) for i in np.linspace(0, len(data) - 1, num=min(count, len(data))).round()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,12 +40,14 @@ def make_videos(
     out: str | os.PathLike[str] | None = None,
     *,
     num_workers: int = 2,
+    allow_import: Iterable[str] = (),
 ) -> list[Video]:
     """Render episodes of a folder as MP4 files, in worker processes, and say where one is not as it was stored.
 
     numbers: of the episodes; None: the one with the highest return. out: a folder, by default `videos` in `folder`. The
     env is made with `render_mode="rgb_array"`. Raises `JobError` where no job wrote the folder, it has no such episode
-    or the env renders no pictures, `ImportError` without imageio.
+    or the env renders no pictures, or the stored job names modules that are not in `allow_import`; `ImportError` without
+    imageio.
 
     Example::
 
@@ -53,7 +55,7 @@ def make_videos(
         print(video.path, video.difference or "as it was")
     """
     _import_imageio()
-    data, job = Dataset(folder), job_of(Path(folder))
+    data, job = Dataset(folder), job_of(Path(folder), allow_import)
     places = {int(number): i for i, number in enumerate(data.numbers)}
     if numbers is None:
         numbers = [int(data.numbers[int(np.argmax(data.returns))])] if len(data) else []
