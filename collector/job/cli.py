@@ -1,8 +1,8 @@
 """The command line of collection jobs: `python -m collector run cartpole.toml --out data/cartpole`.
 
 Exit codes: 0: done. 1: the job failed or is not complete, the data are damaged, or a folder cannot be used. 2: wrong
-arguments, or a job that cannot run with its settings. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was collected
-is kept, and `resume` goes on.
+arguments, or a job that cannot run with its settings. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was
+collected is kept, and `resume` goes on.
 """
 
 from __future__ import annotations

@@ -32,10 +32,7 @@ Folder = Annotated[Path, tyro.conf.Positional]
 def run(
     job: Annotated[OptionalPath, tyro.conf.Positional] = None,
     *,
-    out: Modules = Annotated[
-    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
-]
-OptionalPath = None,
+    out: OptionalPath = None,
     set: Settings = [],  # noqa: B006
     resume: bool = False,
     overwrite: bool = False,
@@ -70,11 +67,14 @@ OptionalPath = None,
 
     if resume and overwrite:
         raise JobError("--resume goes on with what --overwrite would replace: pass one of them")
-    options: dict[str, Any] = {"tensorboard": tensorboard}
-    if resume and (folder / HEAD).exists():
-        return _collect(wanted, folder, json, plot, lambda report: resume_job(folder, wanted, on_progress=report, **options))
-    options["overwrite"] = overwrite
-    return _collect(wanted, folder, json, plot, lambda report: run_job(wanted, folder, on_progress=report, **options))
+    goes_on = resume and (folder / HEAD).exists()
+
+    def collect(report: Progress) -> JobState:
+        if goes_on:
+            return resume_job(folder, wanted, tensorboard=tensorboard, on_progress=report)
+        return run_job(wanted, folder, overwrite=overwrite, tensorboard=tensorboard, on_progress=report)
+
+    return _collect(wanted, folder, json, plot, collect)
 
 
 def resume(
@@ -160,10 +160,7 @@ def verify(
     return 1 if problems or differences else 0
 
 
-def plot(folder: Folder, *, out: Modules = Annotated[
-    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
-]
-OptionalPath = None) -> int:
+def plot(folder: Folder, *, out: OptionalPath = None) -> int:
     """Draw returns, lengths and speed.
 
     Args:
@@ -180,10 +177,7 @@ def video(
     folder: Folder,
     *,
     episodes: list[int] | None = None,
-    out: Modules = Annotated[
-    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
-]
-OptionalPath = None,
+    out: OptionalPath = None,
     num_workers: int = 2,
     allow_import: Modules = [],  # noqa: B006
 ) -> int:
@@ -234,7 +228,7 @@ def tune(
     seconds: float = 2.0,
     flags: Annotated[Any, tyro.conf.arg(name="")] = JobFlags(),  # noqa: B008
 ) -> int:
-    """Measure which backend and how many workers are the fastest for the envs of a job, and print the lines for its file.
+    """Measure which backend and how many workers are the fastest for a job, and print the lines for its file.
 
     Args:
         job: a job file; or flags, as in `run`.
@@ -267,7 +261,8 @@ def _collect(job: Job, folder: Path, as_json: bool, plot: bool, collect: Callabl
         import collector.job.look.plot as picture  # before an hour of collection
     console = make_console(stderr=as_json)
     if not as_json:
-        console.print(f"The job, as it is stored: {json.dumps(changed(job))}", highlight=False, soft_wrap=True, markup=False)
+        line = f"Job: {json.dumps(changed(job))}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs into {folder}"
     try:
         with Report(console, job, heading) as report:
@@ -288,7 +283,8 @@ def _collect(job: Job, folder: Path, as_json: bool, plot: bool, collect: Callabl
 
 def changed(job: Job) -> dict[str, Any]:
     """The settings of a job that are not the defaults."""
-    return {name: value for name, value in as_record(job).items() if value != DEFAULTS.get(name) and value not in ([], {})}
+    record = as_record(job).items()
+    return {name: value for name, value in record if value != DEFAULTS.get(name) and value not in ([], {})}
 
 
 def default_target(folder: Path, to: str) -> str:

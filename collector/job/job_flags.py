@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
@@ -32,7 +33,7 @@ def _docs() -> dict[str, str]:
         node.body for node in ast.parse(textwrap.dedent(inspect.getsource(Job))).body if isinstance(node, ast.ClassDef)
     )
     found: dict[str, str] = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             assert isinstance(text.value, ast.Constant)
             found[field.target.id] = " ".join(str(text.value.value).split())

@@ -37,7 +37,7 @@ def make_env(job: Job, render_mode: str | None = None) -> gymnasium.Env[Any, Any
 
 
 def env_fn(job: Job) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """What makes one env of a job. For most it is gymnasium's own function, so that workers need not import this one."""
+    """What makes one env of a job: gymnasium's own function where that will do, and workers import no more."""
     if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
         return partial(make_env, job)
     return partial(gymnasium.make, job.env, max_episode_steps=job.max_episode_steps, **job.env_kwargs)

@@ -5,9 +5,9 @@
       |                      an env fails: its episode is set aside
       +-- finished, skipped <-- played again alone, `retries` times <--+
 
-An episode that breaks off may not be to blame: the worker that an env takes down hosts other envs too, and an error that
-is raised ends the batch of all. So each of them is played again with no other beside it, and only one that fails there
-is skipped. Which episodes a job has does not depend on who shared a worker with whom.
+An episode that breaks off may not be to blame: the worker that an env takes down hosts other envs too, and an error
+that is raised ends the batch of all. So each of them is played again with no other beside it, and only one that fails
+there is skipped. Which episodes a job has does not depend on who shared a worker with whom.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class JobFailedError(JobError):
 class Player:
     """Plays what is left of a plan.
 
-    `make_policy(env)` is called for each vector env that is made, and `on_batch(batches, episodes)` after each batch, with
-    the collector and the whole episodes that have ended.
+    `make_policy(env)` is called for each vector env that is made, and `on_batch(batches, episodes)` after each batch,
+    with the collector and the whole episodes that have ended.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Player:
                             break
                         self._play_alone(number)
             except OutOfTime:
-                return
+                break
 
     def _play_together(self) -> None:
         plan = self._plan

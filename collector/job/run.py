@@ -100,8 +100,8 @@ def run_job(
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return what was done.
 
-    `overwrite`: replace what an earlier job wrote there. `on_progress` is called after every batch. A signal (handled in
-    the main thread only) or an exception commits the whole episodes so far; `resume_job` goes on from them. Raises
+    `overwrite`: replace what an earlier job wrote there. `on_progress` is called after every batch. A signal (handled
+    in the main thread only) or an exception commits the whole episodes so far; `resume_job` goes on from them. Raises
     `DatasetError` where the folder cannot be used or written to, `JobError` where the settings or the env do not allow
     the job, `JobFailedError` where too many episodes failed, and what the policy raises.
 
@@ -230,7 +230,8 @@ class _Run:
         state = self.state
         if self._committer is None:
             self._begin(batches)
-        assert self._committer is not None and self._metrics is not None
+        assert self._committer is not None
+        assert self._metrics is not None
         self._committer.add(episodes)
         state.returns += [episode.total_reward for episode in episodes]
         state.lengths += [len(episode) for episode in episodes]

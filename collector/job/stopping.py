@@ -76,7 +76,7 @@ class Stopping(StopSignals):
         signal.setitimer(signal.ITIMER_REAL, self._grace, 1.0)
         # A standard error without a file, as in notebooks, cannot be written to from outside of the interpreter.
         with contextlib.suppress(ValueError, AttributeError, OSError):
-            faulthandler.dump_traceback_later(self._grace + LAST_RESORT, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(self._grace + LAST_RESORT, exit=True, file=sys.__stderr__ or 2)
 
     def _out_of_time(self, signum: int, frame: FrameType | None) -> None:
         if self._may_raise:

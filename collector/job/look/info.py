@@ -18,13 +18,13 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     `status`: "complete", or "incomplete" (running, or ended before). `job`, `repeatable`, `versions`, ...: as stored.
     `episodes`, `steps`, `shards`, `bytes`: counts. `returns`, `lengths`: mean, deviation, min and max; None where there
-    is no episode. `failed`: counts by kind. `seconds`, `steps_per_second`: of the last run, where its metrics are there.
+    is no episode. `failed`: counts by kind. `seconds`, `steps_per_second`: of the last run, where there are metrics.
     """
     root = Path(folder)
     data = Dataset(root)
     manifest = read_manifest(root)
     head = data.head
-    last = next(reversed(read_metrics(root)), {})
+    last: dict[str, Any] = next(reversed(read_metrics(root)), {})
     return {
         "folder": str(root),
         "status": "incomplete" if manifest.end is None else "complete",

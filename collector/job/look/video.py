@@ -46,8 +46,8 @@ def make_videos(
 
     numbers: of the episodes; None: the one with the highest return. out: a folder, by default `videos` in `folder`. The
     env is made with `render_mode="rgb_array"`. Raises `JobError` where no job wrote the folder, it has no such episode
-    or the env renders no pictures, or the stored job names modules that are not in `allow_import`; `ImportError` without
-    imageio.
+    or the env renders no pictures, or the stored job names modules that are not in `allow_import`; `ImportError`
+    without imageio.
 
     Example::
 
