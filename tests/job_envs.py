@@ -24,8 +24,9 @@ HERE = "tests.job_envs"
 
 
 class Counting(gymnasium.Env):
-    """Dict observations that hold the seed and the number of the step; the seed says how long an episode is, and whether
-    it fails: `fails_if(seed)`, a step or a reset of such an episode does what `how` says.
+    """Dict observations that hold the seed and the number of the step; the seed says how long an episode is.
+
+    A step (or reset: `at`) of an episode whose seed is a multiple of `every` does what `how` says.
     """
 
     def __init__(self, every: int = 0, how: str = "raise", at: str = "step", seconds: float = 0.0) -> None:

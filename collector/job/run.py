@@ -269,13 +269,15 @@ class _Run:
     def _numbers(self) -> dict[str, Any]:
         """What `metrics.jsonl` gets."""
         state = self.state
-        recent = {"mean_return": state.recent_return, "mean_length": float(np.mean(state.lengths[-RECENT:]))}
+        recent: dict[str, float] = {}
+        if state.returns:
+            recent = {"mean_return": state.recent_return, "mean_length": float(np.mean(state.lengths[-RECENT:]))}
         return {
             "seconds": round(state.seconds, 3),
             "steps": state.steps,
             "episodes": state.episodes,
             "steps_per_second": round(state.steps_per_second, 1),
-            **(recent if state.returns else {}),
+            **recent,
             "skipped": len(state.skipped),
             "bottleneck": state.bottleneck,
         }
