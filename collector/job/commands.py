@@ -194,7 +194,7 @@ def video(
 
     videos = make_videos(folder, episodes, out, num_workers=num_workers, allow_import=allow_import)
     for each in videos:
-        note = f"  (played again, it {each.difference})" if each.difference else ""
+        note = f"  (not as it was stored: {each.difference})" if each.difference else ""
         sys.stdout.write(f"{each.path}{note}\n")
     return 0
 
