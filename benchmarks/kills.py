@@ -177,8 +177,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             tally = kill_jobs(Path(folder), backend, kills, options.seed + i)
         print(
-            f"{backend}: {tally.kills} kills, {tally.within_commits} of them within a commit; {tally.jobs} jobs complete "
-            f"and equal to the undisturbed one; {time.perf_counter() - begin:.0f} s",
+            f"{backend}: {tally.kills} kills, {tally.within_commits} of them within a commit; {tally.jobs} jobs "
+            f"complete and equal to the undisturbed one; {time.perf_counter() - begin:.0f} s",
             flush=True,
         )
 

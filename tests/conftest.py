@@ -119,6 +119,19 @@ def local_ray(ray_address: str) -> Iterator[None]:
     sys.modules["ray"].shutdown()
 
 
+@pytest.fixture(scope="session")
+def fonts() -> None:
+    """matplotlib keeps the font files open that it has once used; that is no leak of the test that draws first."""
+    pytest.importorskip("matplotlib")
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().set(title="fonts", xlabel="1,000")
+    figure.savefig(io.BytesIO(), format="png")
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process, a file descriptor, shared memory or thread of ours behind."""

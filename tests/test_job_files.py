@@ -124,8 +124,8 @@ class TestFiles:
 
 
 class TestCommandLine:
+    @pytest.mark.usefixtures("fonts")
     def test_a_job_runs_and_is_looked_at(self, file: Path, tmp_path: Path, capsys: Any) -> None:
-        pytest.importorskip("matplotlib")
         folder = tmp_path / "a"
         assert main(["run", str(file), "--set", "seed=4", "--num-envs", "2", "--out", str(folder)]) == 0
         out = capsys.readouterr().out
@@ -242,7 +242,10 @@ class TestCommandLine:
     @pytest.mark.parametrize("library", ["msgspec", "tyro", "rich", "matplotlib"])
     def test_a_missing_library_is_an_error_that_names_what_to_install(self, library: str, tmp_path: Path) -> None:
         arguments = ["run", "--env", "CartPole-v1", "--steps", "9", "--out", str(tmp_path / "a")]
-        code = f"import sys; sys.modules[{library!r}] = None; from collector.job.cli import main; sys.exit(main({arguments}))"
+        code = (
+            f"import sys; sys.modules[{library!r}] = None\n"
+            f"from collector.job.cli import main; sys.exit(main({arguments}))"
+        )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert "pip install 'vecenv[job]'" in done.stderr

@@ -1,4 +1,4 @@
-"""Jobs that are killed by SIGKILL, at any moment: nothing committed is lost, nothing comes twice, all is as undisturbed.
+"""Jobs that are killed by SIGKILL at any moment: nothing committed is lost, nothing comes twice.
 
 `python -m benchmarks.kills` does it 200 times.
 """
@@ -34,7 +34,7 @@ def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("when", ["before", "within", "after"])
 def test_after_each_system_call_the_folder_is_whole(when: str, tmp_path: Path) -> None:
-    """The first commits of a job, call by call: write, fsync, rename of the head, of a shard, and the manifest's line."""
+    """The first commits of a job, call by call: write, fsync and rename of the head and of a shard, and the line."""
     kills.finish(kills.start(tmp_path / "whole", "dummy", 20))
     for call in range(1, 17):
         out = tmp_path / str(call)

@@ -80,8 +80,8 @@ class TestNumbers:
 
 
 class TestPictures:
+    @pytest.mark.usefixtures("fonts")
     def test_the_picture_shows_something(self, tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib")
         from matplotlib.image import imread
 
         from collector.job.look.plot import plot_dataset
@@ -94,13 +94,16 @@ class TestPictures:
         assert red.sum() > 200, "the line of the mean"
 
     def test_a_video_has_all_pictures_in_an_even_size(self, tmp_path: Path) -> None:
-        imageio = pytest.importorskip("imageio.v2")
+        pytest.importorskip("imageio_ffmpeg")
+        cv2 = pytest.importorskip("cv2")
         run_job(job(**DRAWN), tmp_path)
         videos = make_videos(tmp_path, [2, 0], allow_import=[HERE])
         assert [(video.number, video.difference) for video in videos] == [(0, ""), (2, "")]
-        with imageio.get_reader(videos[1].path) as reader:
-            frames = [np.asarray(frame) for frame in reader]
-            assert reader.get_meta_data()["fps"] == 10
+        reader, frames = cv2.VideoCapture(videos[1].path), list[Any]()
+        assert reader.get(cv2.CAP_PROP_FPS) == 10
+        while (read := reader.read())[0]:
+            frames.append(np.asarray(read[1]))
+        reader.release()
         assert [frame.shape for frame in frames] == [(34, 52, 3)] * 7
         for step, frame in enumerate(frames):
             assert abs(frame.astype(int) - 40 * step).max() <= 6
