@@ -11,7 +11,7 @@ from typing import Any
 
 from collector.arguments import whole
 from collector.job.run import DEVICES, POLICIES, JobConfig, JobError, run_job
-from collector.job.store import DatasetError
+from collector.store.errors import DatasetError
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 

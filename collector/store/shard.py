@@ -1,7 +1,7 @@
 """Reading a shard: a zip file of arrays whose every size is known before anything is allocated.
 
-`np.load` would read these files too. Here the arrays of a plain shard are mapped at their place in the file, and nothing
-in the file is believed: names, sizes, places, dtypes and shapes must be those that the manifest implies.
+`np.load` would read these files too. Here the arrays of a plain shard are mapped at their place in the file, and
+nothing in the file is believed: names, sizes, places, dtypes and shapes must be those that the manifest implies.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def open_shard(
             names = members.keys() if expected is None else expected.keys()
             if members.keys() != names:
                 raise DatasetError(f"it has the arrays {sorted(members)[:20]}, expected {sorted(names)}")
-            arrays = {name: _array(members[name], mapping, expected and expected[name], known) for name in names}
+            arrays = {
+                name: _array(members[name], mapping, None if expected is None else expected[name], known)
+                for name in names
+            }
         except DatasetError as error:
             raise DatasetError(f"{path} is not a shard of this data set: {error}") from None
         except Exception as error:  # of zipfile, zlib and numpy: what is wrong with the file

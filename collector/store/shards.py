@@ -127,8 +127,8 @@ class Shards:
         size = layout.nbytes(record.steps, record.episodes)
         if size > record.bytes and size > LARGEST_IN_MEMORY:
             raise DatasetError(
-                f"{self.root / record.file} has {record.bytes:,} bytes and declares {size:,}; {LARGEST_IN_MEMORY:,} are "
-                "the most for one that is compressed"
+                f"{self.root / record.file} has {record.bytes:,} bytes and declares {size:,}; {LARGEST_IN_MEMORY:,} "
+                "are the most for one that is compressed"
             )
         if size > record.bytes * BEST_COMPRESSION:
             raise DatasetError(f"{self.root / record.file} declares {size:,} bytes, more than a file of its size holds")
