@@ -96,7 +96,7 @@ def _record(root: Path, entry: Any) -> ShardRecord:
         or entry["episodes"] > entry["steps"]
     ):
         raise DatasetError(f"{root / FIRST_MANIFEST} has a shard that is {str(entry)[:200]}")
-    return ShardRecord(entry["file"], entry["bytes"], entry["sha256"], entry["steps"], entry["episodes"])
+    return ShardRecord(entry["file"], entry["bytes"], entry["sha256"], False, entry["steps"], entry["episodes"])
 
 
 def _entries(root: Path, shard: ShardRecord, arrays: dict[str, np.ndarray], which: int) -> np.ndarray:

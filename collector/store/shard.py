@@ -156,8 +156,6 @@ def _array(member: Member, file: Any, expected: Column | None, known: bool) -> n
     size = member.size
     if expected is not None and not expected.row_bytes < size <= expected.row_bytes + LONGEST_HEADER:
         raise DatasetError(f"an array in it has {size:,} bytes, expected {expected.row_bytes:,} and a header")
-    if expected is None and member.compressed:
-        raise DatasetError("an array in it is compressed, which those of its form never were")
     data = member.content(file, known)
     column, start = _header(bytes(data[:LONGEST_HEADER]))
     if expected is not None and column != expected:

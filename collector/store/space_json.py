@@ -37,7 +37,7 @@ def space_to_json(space: Any) -> Any:
             "start": start.tolist(),
         }
     if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "shape": list(space.shape)}
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
     if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space):
         return {"type": "Dict", "spaces": {key: space_to_json(part) for key, part in space.items()}}
     if isinstance(space, spaces.Tuple):
@@ -80,7 +80,8 @@ def _space(value: Any, depth: int) -> spaces.Space[Any] | None:
             np.array(value["nvec"], dtype), dtype=dtype.type, start=np.array(value["start"], dtype)
         )
     if kind == "MultiBinary":
-        return spaces.MultiBinary(_shape(value["shape"]))
+        n = value["n"]
+        return spaces.MultiBinary(_shape([n])[0] if type(n) is int else _shape(n))
     if kind == "Dict":
         parts = {key: _space(part, depth + 1) for key, part in dict(value["spaces"]).items()}
         whole = {key: part for key, part in parts.items() if part is not None}

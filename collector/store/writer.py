@@ -314,6 +314,7 @@ class StoreWriter:
             "file": f"{SHARDS}/{self._own.name}/{path.name}",
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
+            "compressed": self.compress,
             "steps": episodes.steps,
             "episodes": episodes.episode.tolist(),
             "lengths": episodes.lengths.tolist(),

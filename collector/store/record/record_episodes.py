@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from collector.store.errors import DatasetError
 from collector.store.head import make_head
-from collector.store.recorder import EpisodeRecorder, space_rows
+from collector.store.record.recorder import EpisodeRecorder, space_rows
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.engine.arguments.seeding import spread_seeds
@@ -120,7 +120,7 @@ class _Recording:
             self.writer.close()
 
 
-class RecordedVectorEnv(VectorWrapper):  # type: ignore[type-arg]
+class RecordedVectorEnv(VectorWrapper):
     """What `RecordEpisodes` makes of a gymnasium VectorEnv."""
 
     def __init__(
