@@ -28,7 +28,7 @@ from collector.store.layout import Layout
 
 MANIFEST = "manifest.jsonl"
 SHARD_NAME = re.compile(r"shards/w\d{3,9}/\d{6,12}\.npz", re.ASCII)
-LONGEST_LINE = 2**28
+LONGEST_LINE = 2**27
 BEST_COMPRESSION = 1032
 """Deflate makes nothing smaller than by this factor, so nothing true is declared with more."""
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -104,7 +104,7 @@ def read_manifest(root: Path) -> Manifest:
         return Reading().manifest()  # killed before its first line
     reading, number = Reading(), 0
     with os.fdopen(fd, "rb") as file:
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in enumerate(_lines(file, root), 1):
             try:
                 reading.take(strict_json.parse(line))
             except (DatasetError, ValueError, OverflowError) as error:
@@ -116,11 +116,11 @@ def read_manifest(root: Path) -> Manifest:
         raise DatasetError(f"{root / MANIFEST}: {error}") from None
 
 
-def _lines(file: Any) -> Iterator[bytes]:
+def _lines(file: Any, root: Path) -> Iterator[bytes]:
     while True:
         line = file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
-            raise DatasetError(f"{MANIFEST} has a line of more than {LONGEST_LINE:,} bytes")
+            raise DatasetError(f"{root / MANIFEST} has a line of more than {LONGEST_LINE:,} bytes")
         if not line.endswith(b"\n"):
             return
         yield line

@@ -75,6 +75,8 @@ def open_shard(
             names = members.keys() if expected is None else expected.keys()
             if members.keys() != names:
                 raise DatasetError(f"it has the arrays {sorted(members)[:20]}, expected {sorted(names)}")
+            if any(member.compressed is not record.compressed for member in members.values()):
+                raise DatasetError("its arrays are compressed, or not, otherwise than the manifest says")
             arrays = {
                 name: _array(members[name], mapping, None if expected is None else expected[name], known)
                 for name in names

@@ -126,8 +126,8 @@ class Shards:
         size = layout.nbytes(record.steps, record.episodes)
         if record.compressed and size > LARGEST_IN_MEMORY:
             raise DatasetError(
-                f"{self.root / record.file} declares {size:,} bytes; {LARGEST_IN_MEMORY:,} are the most for a shard that "
-                "is compressed"
+                f"{self.root / record.file} declares {size:,} bytes; {LARGEST_IN_MEMORY:,} are the most for a shard "
+                "that is compressed"
             )
         known = which in self._checked
         if self.structure is None:

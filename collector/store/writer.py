@@ -252,7 +252,8 @@ class StoreWriter:
     def _numbered(self, episodes: PackedEpisodes) -> PackedEpisodes:
         numbers = episodes.episode
         if (numbers < 0).any():
-            numbers = np.where(numbers < 0, self._next_number + np.cumsum(numbers < 0) - 1, numbers)
+            free = max(self._next_number, int(numbers.max()) + 1)
+            numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
             episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
         fresh = set(numbers.tolist())
         if len(fresh) < len(numbers) or not fresh.isdisjoint(self._seen):
