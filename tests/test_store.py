@@ -22,6 +22,7 @@ from collector.store.space_json import space_from_json, space_to_json
 from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
 from vecenv import nest
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
 compressed = pytest.mark.parametrize("compress", [False, True], ids=["plain", "compressed"])
 
 

@@ -17,6 +17,7 @@ from collector.job.store import DatasetWriter
 from tests.hostile import CORPUS
 from tests.stored import episode, write
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
 MOST = 32 * 2**20
 
 
