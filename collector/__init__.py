@@ -18,6 +18,7 @@ from collector.rollouts import rollout
 from collector.store.dataset import Dataset, load_episodes
 from collector.store.errors import DatasetError
 from collector.store.head import make_head
+from collector.store.record.record_episodes import RecordEpisodes
 from collector.store.sampling import Transitions
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
@@ -55,6 +56,7 @@ __all__ = [
     "MultiStep",
     "RandomPolicy",
     "RayCollector",
+    "RecordEpisodes",
     "Rollout",
     "SequenceSummaryStats",
     "StepBatch",

@@ -83,6 +83,14 @@ def waiting_backend(request: pytest.FixtureRequest) -> type:
     return request.param
 
 
+@pytest.fixture(scope="module")
+def no_fsync() -> Iterator[None]:
+    """Files go to the disk when the system likes: no test can cut the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""

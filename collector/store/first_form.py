@@ -33,6 +33,9 @@ def read_first_form(root: Path) -> tuple[dict[str, Any], Manifest]:
     shards = [_record(root, entry) for entry in manifest["shards"]]
     if len({shard.file for shard in shards}) < len(shards):
         raise DatasetError(f"{root / FIRST_MANIFEST} names a shard twice")
+    totals = {"episodes": sum(shard.episodes for shard in shards), "steps": sum(shard.steps for shard in shards)}
+    if {key: manifest.get(key) for key in totals} != totals:
+        raise DatasetError(f"{root / FIRST_MANIFEST} has other totals than its shards, which have {totals}")
     layout: Layout | None = None
     columns: list[np.ndarray] = []
     for which, shard in enumerate(shards):
@@ -96,7 +99,7 @@ def _record(root: Path, entry: Any) -> ShardRecord:
         or entry["episodes"] > entry["steps"]
     ):
         raise DatasetError(f"{root / FIRST_MANIFEST} has a shard that is {str(entry)[:200]}")
-    return ShardRecord(entry["file"], entry["bytes"], entry["sha256"], entry["steps"], entry["episodes"])
+    return ShardRecord(entry["file"], entry["bytes"], entry["sha256"], False, entry["steps"], entry["episodes"])
 
 
 def _entries(root: Path, shard: ShardRecord, arrays: dict[str, np.ndarray], which: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """manifest.jsonl: one line for each committed shard, which says all that is known of it without opening it.
 
     {"layout": {"obs": "obs", "action": "action", "arrays": {"obs": ["<f4", [4]], ...}}}
-    {"file": "shards/w000/000000.npz", "bytes": 23456, "sha256": "...", "steps": 5000, "episodes": [0, 1, 3, ...],
-     "lengths": [...], "returns": [...], "failed": {"env": 1}}
+    {"file": "shards/w000/000000.npz", "bytes": 23456, "sha256": "...", "compressed": false, "steps": 5000,
+     "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"env": 1}}
     {"end": "complete", "episodes": 400}
 
 The layout comes before the first shard, the end last: of a data set that is complete, the episodes below that number
@@ -28,11 +28,11 @@ from collector.store.layout import Layout
 
 MANIFEST = "manifest.jsonl"
 SHARD_NAME = re.compile(r"shards/w\d{3,9}/\d{6,12}\.npz", re.ASCII)
-LONGEST_LINE = 2**28
+LONGEST_LINE = 2**27
 BEST_COMPRESSION = 1032
 """Deflate makes nothing smaller than by this factor, so nothing true is declared with more."""
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_SHARD_KEYS = {"file", "bytes", "sha256", "steps", "episodes", "lengths", "returns"}
+_SHARD_KEYS = {"file", "bytes", "sha256", "compressed", "steps", "episodes", "lengths", "returns"}
 _NOTES = {"failed", "state"}
 
 
@@ -43,6 +43,7 @@ class ShardRecord:
     file: str
     bytes: int
     sha256: str
+    compressed: bool
     steps: int
     episodes: int
 
@@ -103,7 +104,7 @@ def read_manifest(root: Path) -> Manifest:
         return Reading().manifest()  # killed before its first line
     reading, number = Reading(), 0
     with os.fdopen(fd, "rb") as file:
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in enumerate(_lines(file, root), 1):
             try:
                 reading.take(strict_json.parse(line))
             except (DatasetError, ValueError, OverflowError) as error:
@@ -115,11 +116,11 @@ def read_manifest(root: Path) -> Manifest:
         raise DatasetError(f"{root / MANIFEST}: {error}") from None
 
 
-def _lines(file: Any) -> Iterator[bytes]:
+def _lines(file: Any, root: Path) -> Iterator[bytes]:
     while True:
         line = file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
-            raise DatasetError(f"{MANIFEST} has a line of more than {LONGEST_LINE:,} bytes")
+            raise DatasetError(f"{root / MANIFEST} has a line of more than {LONGEST_LINE:,} bytes")
         if not line.endswith(b"\n"):
             return
         yield line
@@ -174,7 +175,9 @@ class Reading:
             raise DatasetError(f"it has {len(numbers)} episodes, {len(lengths)} lengths and {len(returns)} returns")
         if numbers.min() < 0 or lengths.min() < 1 or lengths.max() > steps or int(lengths.sum()) != steps:
             raise DatasetError(f"it has episodes with negative numbers, or lengths that are not those of {steps} steps")
-        if self.layout.nbytes(steps, len(numbers)) > BEST_COMPRESSION * size:
+        if type(line["compressed"]) is not bool:
+            raise DatasetError(f"its compressed is {str(line['compressed'])[:80]}")
+        if self.layout.nbytes(steps, len(numbers)) > size * (BEST_COMPRESSION if line["compressed"] else 1):
             raise DatasetError(f"it declares {steps:,} steps, more than a file of {size:,} bytes can hold")
         if not np.isfinite(returns).all():
             raise DatasetError("it has a return that is not finite")
@@ -182,7 +185,7 @@ class Reading:
         self._columns.append(
             (numbers, lengths, returns, np.full(len(numbers), len(self.shards)), many, np.cumsum(lengths) - lengths)
         )
-        self.shards.append(ShardRecord(name, size, digest, steps, len(numbers)))
+        self.shards.append(ShardRecord(name, size, digest, line["compressed"], steps, len(numbers)))
 
     def _take_failed(self, counts: Any) -> None:
         if type(counts) is not dict or not all(type(each) is int and 0 <= each < 2**53 for each in counts.values()):

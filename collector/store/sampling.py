@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def transitions_of(episodes: PackedEpisodes) -> Transitions:
 
 def gather(shards: Shards, index: Index, starts: np.ndarray, steps: np.ndarray) -> Transitions:
     """The transitions with these numbers; `starts`: number of the first of each episode, and how many there are."""
-    if steps.size and not (0 <= steps.min() and steps.max() < starts[-1]):
+    if steps.size and not (steps.min() >= 0 and steps.max() < starts[-1]):
         raise IndexError(f"the data set has {int(starts[-1]):,} transitions, got {steps.min()} to {steps.max()}")
     which = np.searchsorted(starts, steps, side="right") - 1
     step = steps - starts[which]
@@ -78,7 +79,7 @@ def gather(shards: Shards, index: Index, starts: np.ndarray, steps: np.ndarray) 
     borders = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(steps)]
     found: list[np.ndarray] | None = None
     columns: list[Any] = []
-    for begin, stop in zip(borders, borders[1:], strict=False):
+    for begin, stop in pairwise(borders):
         if begin == stop:
             continue
         part = shards[int(shard[begin])]

@@ -1,7 +1,7 @@
 """Reading a shard: a zip file of arrays whose every size is known before anything is allocated.
 
-`np.load` would read these files too. Here the arrays of a plain shard are mapped at their place in the file, and nothing
-in the file is believed: names, sizes, places, dtypes and shapes must be those that the manifest implies.
+`np.load` would read these files too. Here the arrays of a plain shard are mapped at their place in the file, and
+nothing in the file is believed: names, sizes, places, dtypes and shapes must be those that the manifest implies.
 """
 
 from __future__ import annotations
@@ -75,7 +75,12 @@ def open_shard(
             names = members.keys() if expected is None else expected.keys()
             if members.keys() != names:
                 raise DatasetError(f"it has the arrays {sorted(members)[:20]}, expected {sorted(names)}")
-            arrays = {name: _array(members[name], mapping, expected and expected[name], known) for name in names}
+            if any(member.compressed is not record.compressed for member in members.values()):
+                raise DatasetError("its arrays are compressed, or not, otherwise than the manifest says")
+            arrays = {
+                name: _array(members[name], mapping, None if expected is None else expected[name], known)
+                for name in names
+            }
         except DatasetError as error:
             raise DatasetError(f"{path} is not a shard of this data set: {error}") from None
         except Exception as error:  # of zipfile, zlib and numpy: what is wrong with the file
@@ -153,8 +158,6 @@ def _array(member: Member, file: Any, expected: Column | None, known: bool) -> n
     size = member.size
     if expected is not None and not expected.row_bytes < size <= expected.row_bytes + LONGEST_HEADER:
         raise DatasetError(f"an array in it has {size:,} bytes, expected {expected.row_bytes:,} and a header")
-    if expected is None and member.compressed:
-        raise DatasetError("an array in it is compressed, which those of its form never were")
     data = member.content(file, known)
     column, start = _header(bytes(data[:LONGEST_HEADER]))
     if expected is not None and column != expected:

@@ -1,4 +1,4 @@
-"""Writing a shard: arrays as a zip file that `np.load` reads, in which those of a plain shard begin at multiples of 64."""
+"""Writing a shard: arrays as a zip file that `np.load` reads; those of a plain shard begin at multiples of 64."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def shard_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> 
             with archive.open(info, "w") as member:
                 member.write(header.getvalue())
                 if array.nbytes:
-                    member.write(memoryview(array).cast("B"))
+                    member.write(array.data.cast("B"))
     return buffer

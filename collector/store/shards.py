@@ -13,7 +13,7 @@ import numpy as np
 from collector.store.errors import DatasetError
 from collector.store.first_form import FIRST_MANIFEST, open_first_shard
 from collector.store.layout import Layout
-from collector.store.manifest import BEST_COMPRESSION, MANIFEST, Index, ShardRecord
+from collector.store.manifest import MANIFEST, Index, ShardRecord
 from collector.store.packed import PackedEpisodes
 from collector.store.shard import open_shard
 from vecenv import nest
@@ -71,9 +71,8 @@ class Shards:
         return MANIFEST if self.structure is None else FIRST_MANIFEST
 
     def compressed(self, which: int) -> bool:
-        """Whether a shard is smaller than its arrays."""
-        record = self.records[which]
-        return self.layout is not None and self.layout.nbytes(record.steps, record.episodes) > record.bytes
+        """Whether a shard is decompressed into memory."""
+        return self.records[which].compressed
 
     def nbytes(self, which: int) -> int:
         """Size of its arrays in memory."""
@@ -125,13 +124,11 @@ class Shards:
         if layout is None:
             raise DatasetError(f"{self.root} has no shards")
         size = layout.nbytes(record.steps, record.episodes)
-        if size > record.bytes and size > LARGEST_IN_MEMORY:
+        if record.compressed and size > LARGEST_IN_MEMORY:
             raise DatasetError(
-                f"{self.root / record.file} has {record.bytes:,} bytes and declares {size:,}; {LARGEST_IN_MEMORY:,} are "
-                "the most for one that is compressed"
+                f"{self.root / record.file} declares {size:,} bytes; {LARGEST_IN_MEMORY:,} are the most for a shard "
+                "that is compressed"
             )
-        if size > record.bytes * BEST_COMPRESSION:
-            raise DatasetError(f"{self.root / record.file} declares {size:,} bytes, more than a file of its size holds")
         known = which in self._checked
         if self.structure is None:
             expected = layout.shapes(record.steps, record.episodes)
@@ -146,8 +143,7 @@ class Shards:
             self._checked.add(which)
             if _DROP is not None:
                 mapping.madvise(_DROP)
-        mapped = size <= record.bytes
-        return OpenShard(episodes, mapping if mapped else None, size)
+        return OpenShard(episodes, None if record.compressed else mapping, size)
 
     def _packed(self, arrays: dict[str, np.ndarray], layout: Layout) -> PackedEpisodes:
         return PackedEpisodes(

@@ -15,7 +15,7 @@ MOST_ELEMENTS = 2**24
 
 
 def space_to_json(space: Any) -> Any:
-    """A space as JSON; one without an array form (Graph, Sequence, ...) as its text, which has no way back; None as null.
+    """A space as JSON; one without an array form (Graph, ...) as its text, which has no way back; None as null.
 
     >>> space_to_json(spaces.Discrete(2))
     {'type': 'Discrete', 'n': 2, 'start': 0, 'dtype': 'int64'}
@@ -37,7 +37,7 @@ def space_to_json(space: Any) -> Any:
             "start": start.tolist(),
         }
     if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "shape": list(space.shape)}
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
     if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space):
         return {"type": "Dict", "spaces": {key: space_to_json(part) for key, part in space.items()}}
     if isinstance(space, spaces.Tuple):
@@ -80,13 +80,16 @@ def _space(value: Any, depth: int) -> spaces.Space[Any] | None:
             np.array(value["nvec"], dtype), dtype=dtype.type, start=np.array(value["start"], dtype)
         )
     if kind == "MultiBinary":
-        return spaces.MultiBinary(_shape(value["shape"]))
+        n = value["n"]
+        return spaces.MultiBinary(_shape([n])[0] if type(n) is int else _shape(n))
     if kind == "Dict":
         parts = {key: _space(part, depth + 1) for key, part in dict(value["spaces"]).items()}
-        return None if None in parts.values() else spaces.Dict(parts)
+        whole = {key: part for key, part in parts.items() if part is not None}
+        return spaces.Dict(whole) if len(whole) == len(parts) else None
     if kind == "Tuple":
         several = [_space(part, depth + 1) for part in list(value["spaces"])]
-        return None if None in several else spaces.Tuple(several)
+        known = [part for part in several if part is not None]
+        return spaces.Tuple(known) if len(known) == len(several) else None
     if kind == "Text":
         lengths = {"min_length": _int(value["min_length"]), "max_length": _int(value["max_length"])}
         return spaces.Text(**lengths, charset=str(value["charset"]))

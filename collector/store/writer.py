@@ -147,7 +147,8 @@ class StoreWriter:
         ]
         if present and not overwrite:
             raise DatasetError(
-                f"{self.folder} already holds {contents(self.folder)}; resume it, choose another folder, or overwrite it"
+                f"{self.folder} already holds {contents(self.folder)}; resume it, choose another folder, or "
+                "overwrite it"
             )
         remove_data(self.folder)
         system_calls.write_atomically(self.folder / HEAD, head)
@@ -157,7 +158,8 @@ class StoreWriter:
         before = read_head(self.folder)
         if head is not None and (found := changes(head, before)):
             raise DatasetError(
-                f"{self.folder} was begun with other settings ({'; '.join(found)}); resume it with those, or choose another folder"
+                f"{self.folder} was begun with other settings ({'; '.join(found)}); resume it with those, or choose "
+                "another folder"
             )
         manifest = read_manifest(self.folder)
         for shard in manifest.shards:
@@ -206,6 +208,11 @@ class StoreWriter:
         return self._numbers[0]
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._manifest < 0 and self._commit_line is None
+
+    @property
     def waiting_seconds(self) -> float:
         """Seconds since the first of the episodes came that are not committed yet."""
         return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
@@ -231,7 +238,8 @@ class StoreWriter:
         expected = self.layout or (self._waiting[0].layout() if self._waiting else layout)
         if layout != expected:
             raise DatasetError(
-                f"these episodes have the arrays {layout.as_json()}, and those of {self.folder} are {expected.as_json()}"
+                f"these episodes have the arrays {layout.as_json()}, and those of {self.folder} have "
+                f"{expected.as_json()}"
             )
         self._seen.update(episodes.episode.tolist())
         self._next_number = max(self._next_number, int(episodes.episode.max()) + 1)
@@ -244,7 +252,8 @@ class StoreWriter:
     def _numbered(self, episodes: PackedEpisodes) -> PackedEpisodes:
         numbers = episodes.episode
         if (numbers < 0).any():
-            numbers = np.where(numbers < 0, self._next_number + np.cumsum(numbers < 0) - 1, numbers)
+            free = max(self._next_number, int(numbers.max()) + 1)
+            numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
             episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
         fresh = set(numbers.tolist())
         if len(fresh) < len(numbers) or not fresh.isdisjoint(self._seen):
@@ -306,6 +315,7 @@ class StoreWriter:
             "file": f"{SHARDS}/{self._own.name}/{path.name}",
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
+            "compressed": self.compress,
             "steps": episodes.steps,
             "episodes": episodes.episode.tolist(),
             "lengths": episodes.lengths.tolist(),
@@ -411,6 +421,10 @@ class StoreWriter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if getattr(self, "_manifest", -1) >= 0:
+            self.close()
+
     def _check_open(self) -> None:
         if self._broken:
             raise DatasetError(f"the writer of {self.folder} cannot go on: {self._broken}; resume with another one")
@@ -423,8 +437,8 @@ def check_files(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     if FIRST_FORM in names:
         raise DatasetError(
-            f"{folder} holds episodes of the first form ({FIRST_FORM}): Dataset and load_episodes read them, and no job "
-            "goes on with them; choose another folder"
+            f"{folder} holds episodes of the first form ({FIRST_FORM}): Dataset and load_episodes read them, and no "
+            "job goes on with them; choose another folder"
         )
     foreign = sorted(name for name in names if not OURS.fullmatch(name))
     if foreign:
