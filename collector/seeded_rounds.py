@@ -32,8 +32,9 @@ from vecenv import nest
 class SeededRounds:
     """Records batches; it is made once for a collector, whose vector env, policy and episodes it drives.
 
-    The policy is called with a row for each env in every round, so that what it computes for one does not depend on
-    which others step. Rows of envs that do not step hold their last observation, and their actions are discarded.
+    The policy is called with a row for each env in every round (one that gets tensors: filled up to a multiple of
+    four), so that what it computes for one does not depend on which others step. Rows of envs that do not step hold
+    their last observation, and their actions are discarded.
     """
 
     def __init__(
@@ -47,21 +48,26 @@ class SeededRounds:
         is_stopped: Callable[[], bool],
         clock: Clock,
     ) -> None:
-        self._env, self._all_ids = env, np.arange(env.env_num)
+        self._env, self._env_num = env, env.env_num
+        self.row_ids = np.arange(runner.rows)
+        """The ids of the rows with which the policy is called: first the envs, then rows that fill up."""
         self._runner, self._episodes, self._noise, self._limit = runner, episodes, noise, limit
         self._fit_rewards, self._is_stopped, self._lap = fit_rewards, is_stopped, clock.lap
-        noise.numbers = episodes.numbers
+        noise.numbers[: self._env_num] = episodes.numbers
+        episodes.numbers = noise.numbers[: self._env_num]  # the same memory
+        self._steps = noise.steps[: self._env_num]
 
     def record(self, buffer: RolloutBuffer, request: BatchRequest, obs: Any) -> np.ndarray:
         """Record a batch; returns how many rows each env has: int64 `(N,)`.
 
         `obs` are the observations before the first steps; None before the first batch.
         """
-        episodes, n = self._episodes, len(self._all_ids)
-        self._noise.steps[:] = episodes.taken  # of which the batch needs those with which it begins
+        episodes, n = self._episodes, self._env_num
+        self._steps[:] = episodes.taken  # of which the batch needs those with which it begins
         self._buffer, self._request = buffer, request
         self._rows = np.zeros(n, np.int64)
         self._latest: Any = None
+        """The observations of all envs, where one round returned them."""
         if obs is not None:
             buffer.write("obs", slice(0, n), obs)
         stopped = is_checked = False
@@ -86,18 +92,25 @@ class SeededRounds:
         """The policy's outputs for all envs."""
         obs, random = self._latest, self._request.random
         if obs is None:
-            obs = self._buffer.read("obs", self._rows * len(self._all_ids) + self._all_ids)
+            obs = self._buffer.read("obs", self._rows * self._env_num + np.arange(self._env_num))
+        obs = self.filled_up(obs)
         if is_checked:
-            outputs = self._runner(obs, self._all_ids, random)
+            outputs = self._runner(obs, self.row_ids, random)
         else:
-            outputs = self._noise.watch(lambda: self._runner(obs, self._all_ids, random))
+            outputs = self._noise.watch(lambda: self._runner(obs, self.row_ids, random))
         self._lap("act")
         return outputs
+
+    def filled_up(self, obs: Any) -> Any:
+        """The observations of all envs with as many rows as the policy gets; those behind are that of the last env."""
+        if len(self.row_ids) == self._env_num:
+            return obs
+        return nest.take(obs, np.minimum(self.row_ids, self._env_num - 1))
 
     def _exchange(self, ids: np.ndarray, resets: np.ndarray, outputs: Outputs) -> None:
         """One round: of the envs `ids` those in the mask `resets` begin an episode, the others step."""
         asked, self._latest = self._asked(ids), None
-        if asked is not None:
+        if len(ids) < len(self.row_ids):
             outputs = {name: nest.take(rows, ids) for name, rows in outputs.items()}
         if not resets.any():
             step = self._env.step(outputs["action"], asked)
@@ -116,15 +129,16 @@ class SeededRounds:
         self._note_steps(ids, outputs, *step)
 
     def _asked(self, ids: np.ndarray) -> np.ndarray | None:
-        return None if len(ids) == len(self._all_ids) else ids
+        return None if len(ids) == self._env_num else ids
 
     def _begin(self, ids: np.ndarray, first: Any, info: np.ndarray) -> None:
         """Note the first observations of episodes that begin."""
-        n = len(self._all_ids)
+        n = self._env_num
         if not self._buffer.has("obs"):  # the policy is shown rows of all envs, also of those that have no episode
-            self._buffer.write("obs", self._all_ids, nest.take(first, np.zeros(n, np.int64)))
+            self._buffer.write("obs", slice(0, n), nest.take(first, np.zeros(n, np.int64)))
         self._buffer.write("obs", self._rows[ids] * n + ids, first)
-        self._noise.steps[ids] = 0
+        self._latest = None
+        self._steps[ids] = 0
         self._noise.note_masks(ids, info)
         self._episodes.over[ids] = False
         self._runner.begin(ids)
@@ -140,7 +154,7 @@ class SeededRounds:
         info: np.ndarray,
     ) -> None:
         """Record the steps of these envs, and end episodes."""
-        n, buffer, steps = len(self._all_ids), self._buffer, self._noise.steps
+        n, buffer, steps = self._env_num, self._buffer, self._steps
         where = self._rows[ids] * n + ids
         reward = self._fit_rewards(reward)
         steps[ids] += 1
@@ -148,7 +162,9 @@ class SeededRounds:
             truncated = truncated | (steps[ids] >= self._limit)
         buffer.write_step(where, outputs, reward, terminated, truncated)
         if self._request.on_step is not None:
-            step = StepBatch(ids, buffer.read("obs", where), outputs["action"], reward, terminated, truncated, obs, info)
+            step = StepBatch(
+                ids, buffer.read("obs", where), outputs["action"], reward, terminated, truncated, obs, info
+            )
             self._lap("storage")
             extras = self._request.on_step(step)
             self._lap("hooks")
@@ -164,7 +180,7 @@ class SeededRounds:
     def _end(self, ids: np.ndarray, over: np.ndarray, where: np.ndarray, obs: Any, info: np.ndarray) -> None:
         """Note that the episodes in these rows of a round are over."""
         self._episodes.end(ids[over])
-        self._noise.steps[ids[over]] = 0
+        self._steps[ids[over]] = 0
         if broken := restarted(over, info):
             self._buffer.break_episodes(where[broken])
             over = over[~np.isin(over, broken)]

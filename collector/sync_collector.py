@@ -168,7 +168,8 @@ class SyncDataCollector(BatchCollector):
 
     def _record_seeded(self, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
         """As `_record`, where episodes have seeds of their own."""
-        assert self._seeded is not None and isinstance(self._episodes, SeededEpisodes)
+        assert self._seeded is not None
+        assert isinstance(self._episodes, SeededEpisodes)
         if self._episodes.all_played:
             raise RuntimeError("all of episode_seeds have been played: make a new collector for others")
         self._episodes.begin_batch()
@@ -204,7 +205,10 @@ class SyncDataCollector(BatchCollector):
 
     def _add_zeros(self, batch: Rollout) -> None:
         """Add what the policy would have returned with the action, as zeros, to a batch of random actions."""
-        for name, (shape, dtype) in self._runner.learn_layout(self._obs, self._all_ids).items():
+        obs, ids = self._obs, self._all_ids
+        if self._seeded is not None:
+            obs, ids = self._seeded.filled_up(obs), self._seeded.row_ids
+        for name, (shape, dtype) in self._runner.learn_layout(obs, ids).items():
             if name != "action":
                 batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
 

@@ -52,6 +52,9 @@ start_methods.PRELOAD[:0] = [
 # PyTorch's compiler, where it has triton, keeps a pool of processes until the end. Read when torch is imported.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# MKL's reproducible kernels, for which it can be asked only before it is used. Read then.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 # Started in the background or under nohup, a program ignores these, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import distributions as D
 
-from collector import KeyedRandomPolicy
+from collector import KeyedRandomPolicy, episode_seed
 from collector.episodes.keys import episode_keys, random_bits, scaled, uniforms
 from collector.policy.keyed.distributions import sample_keyed
 from collector.policy.keyed.noise import KeyedNoise
@@ -38,7 +38,44 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "number": spaces.Box(0, 1, ()),
     "dict": spaces.Dict({"b": spaces.Discrete(3), "a": spaces.Tuple((spaces.Box(0, 1, (1,)), spaces.MultiBinary(2)))}),
 }
-GOLDEN: dict[str, Any] = {}
+GOLDEN: dict[str, Any] = {
+    "discrete": [-1, -1, 0],
+    "multi-discrete": [[[0, 5], [-49, 7]], [[0, 6], [-19, 7]], [[1, 6], [7, 7]]],
+    "multi-binary": [[[0, 0], [0, 1]], [[0, 0], [0, 1]], [[1, 0], [1, 0]]],
+    "box": [
+        [0.2590639889240265, 0.03653723746538162],
+        [0.42034706473350525, 0.9588373899459839],
+        [1.2170673608779907, 0.9846535325050354],
+    ],
+    "float64 box": [
+        [-3.704680105462626e307, -4.817313816627651e307],
+        [-2.89826461461739e307, -2.0581293698230885e306],
+        [1.0853366480752528e307, -7.673230441947477e305],
+    ],
+    "mixed bounds": [
+        [-0.7409360408782959, -0.6460165977478027, 5.165952682495117, 4.803722858428955],
+        [-0.5796529054641724, -0.025797687470912933, 2.152642250061035, 4.540548324584961],
+        [0.21706733107566833, -0.009617116302251816, 1.5567046403884888, 3.1518688201904297],
+    ],
+    "uint8 box": [[80, 66, 3], [90, 125, 80], [141, 127, 146]],
+    "int8 box": [[-48, -62], [-38, -3], [13, -1]],
+    "int64 box": [
+        [-3416964289021617123, -4443187754903764086],
+        [-2673177280186772602, -189828928778557952],
+        [1001046369043095919, -70773059090603014],
+    ],
+    "uint64 box": [
+        [8966491829302256917, 8196824229890646695],
+        [9524332085928390308, 11386843349484551296],
+        [12279999822850791699, 11476135251750517499],
+    ],
+    "number": [0.314765989780426, 0.3550867736339569, 0.5542668104171753],
+    "dict": {
+        "a": ([[0.314765989780426], [0.3550867736339569], [0.5542668104171753]], [[0, 0], [0, 0], [0, 1]]),
+        "b": [2, 1, 0],
+    },
+}
+"""Float32 of normal numbers: the logarithm of the C library may differ in the last bit of a float64."""
 
 
 def rows_of(tree: Any) -> list[Any]:
@@ -56,7 +93,7 @@ def test_actions_are_in_the_space_in_any_order_and_any_company(name):
     space = SPACES[name]
     numbers, steps = np.repeat(np.arange(10), 70), np.tile(np.arange(70), 10)
     together = rows_of(KeyedRandomPolicy([space] * 3, 1)(None, numbers, steps))
-    assert all(action in space for action in together)
+    assert all(space.contains(np.asarray(action) if space.shape == () else action) for action in together)
     order = np.random.default_rng(0).permutation(700)
     policy = KeyedRandomPolicy(space, 1)
     for some in np.split(order, 100):
@@ -80,6 +117,16 @@ def test_each_action_is_as_likely_as_another():
     other = uniforms(random_bits(episode_keys(6, np.arange(300))[:, None], np.arange(200), 1))[..., 0]
     for left, right in ((grid[1:], grid[:-1]), (grid[:, 1:], grid[:, :-1]), (grid, other)):
         assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 0.02
+
+
+def test_the_seeds_of_episodes_are_of_the_same_keys():
+    numbers = np.array([0, 1, 2, 10**6, 2**40, 2**63 - 1])
+    for job in (0, 5, 2**63 - 1):
+        bits = [int(key) ^ 0x8CB92BA72F3D8DD7 for key in episode_keys(job, numbers)]
+        for factor, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+            bits = [(each ^ each >> shift) * factor % 2**64 for each in bits]
+        wanted = [(each ^ each >> 31) >> 33 for each in bits]
+        assert [episode_seed(job, number) for number in numbers.tolist()] == wanted
 
 
 def test_numbers_are_scaled_exactly():

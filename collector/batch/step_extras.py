@@ -17,7 +17,9 @@ EPISODE_SEED = "episode_seed"
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape of a row and dtype."""
 
-RESERVED = frozenset({each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector", EPISODE_SEED})
+RESERVED = frozenset(
+    {each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector", EPISODE_SEED}
+)
 """Names that a batch has already, or the `TensorDict` that it can be made into."""
 
 

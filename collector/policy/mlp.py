@@ -29,7 +29,12 @@ class MLPPolicy(nn.Module):
     """
 
     def __init__(
-        self, observation_space: spaces.Space, action_space: spaces.Space, hidden: int = 64, *, as_distribution: bool = False
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        hidden: int = 64,
+        *,
+        as_distribution: bool = False,
     ) -> None:
         super().__init__()
         encoder, inputs = _encoder(observation_space)

@@ -49,6 +49,8 @@ class PolicyRunner:
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy has been called."""
         self._env, self._exploration = env, exploration
+        self.rows: int = env.env_num
+        """The number of rows with which a loop that calls it for all envs has to do so: that of the envs, or more."""
         self._threads = threads
         self._noise, self._choose = noise, choose if noise is None else noise.choose
         self._space = _common_space(env.action_space)
@@ -57,9 +59,10 @@ class PolicyRunner:
         self._seconds = self._policy_seconds = 0.0
         self._torch: Any = None
         self._state: RecurrentState | None = None
-        self._is_random = policy is None or isinstance(policy, (RandomPolicy, KeyedRandomPolicy))
+        kinds = (RandomPolicy, KeyedRandomPolicy)
+        self._is_random = policy is None or isinstance(policy, kinds)
         self._random: Any = self._random_policy(policy) if self._is_random else None
-        if policy is not None:
+        if policy is not None and not isinstance(policy, KeyedRandomPolicy):
             self._prepare(policy, device, options)
 
     def _random_policy(self, policy: Any) -> Any:
@@ -76,26 +79,32 @@ class PolicyRunner:
         """Read the policy's signature, and make the transfer to the policy's device."""
         if not callable(policy):
             raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
-        self._policy, env_num = policy, self._env.env_num
+        self._policy = policy
         self._signature = signature_of(policy, self._env.observation_space[0])
         self._is_plain = self._signature == Signature()
         self._wants_rows = self._signature.state or self._signature.env_id
         torch = sys.modules.get("torch")
         is_module = torch is not None and isinstance(policy, torch.nn.Module)
         if is_module or (device is not None and not self._is_random):
+            from collector.device.exact_rows import full_rows, rows_are_exact
             from collector.device.transfer import memory_of
             from collector.policy.torch_policy import TorchPolicy
 
             memory = memory_of(self._env)
-            self._torch = TorchPolicy(policy, device, env_num, self._exploration, memory=memory, **options)
+            if self._noise is not None and not self._signature.env_id:  # a policy may know the envs by their ids
+                self.rows = full_rows(self.rows)
+            self._torch = TorchPolicy(policy, device, self.rows, self._exploration, memory=memory, **options)
             self.module, self._policy = self._torch.module, self._torch.policy
+            if self._noise is not None:
+                self._noise.resize(self.rows)
+                self._noise.everything &= rows_are_exact(self.rows, self._torch.device)
         elif any(options.values()):
             raise ValueError(
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
                 "pass a torch module, or name a policy_device"
             )
         if self._signature.state:
-            self._state = RecurrentState(policy if self.module is None else self.module, env_num)
+            self._state = RecurrentState(policy if self.module is None else self.module, self.rows)
 
     def __call__(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
         """The outputs of the policy for these envs: arrays `(k, ...)`, `action` among them. With `random` a random

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.job.metrics import read_metrics
+from collector.job.look.metrics import read_metrics
 from collector.store.dataset import Dataset
 from collector.store.manifest import read_manifest
 

@@ -49,7 +49,7 @@ def sample_keyed(distribution: Any, noise: Uniforms) -> torch.Tensor | None:
 
 def _sample(distribution: Any, noise: Uniforms) -> tuple[torch.Tensor, torch.dtype] | None:
     """A sample before it is rounded to the dtype of the distribution, and that dtype."""
-    if not isinstance(distribution, Distribution) or not draws_as_torch(type(distribution)):
+    if not isinstance(distribution, Distribution) or not draws_as_torch(type(distribution)):  # type: ignore[arg-type]
         return None
     if isinstance(distribution, Independent):
         return _sample(distribution.base_dist, noise)

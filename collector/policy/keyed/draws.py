@@ -16,6 +16,7 @@ from collector.episodes.keys import scaled, uniforms
 from collector.policy.keyed.masks import choose_allowed, mask_of_part, masks_of_elements
 from vecenv.spaces import bounds_of
 
+
 def words_of(space: spaces.Space[Any]) -> int:
     """How many random 64-bit integers an element takes. `TypeError` for a space that has no array form."""
     if isinstance(space, spaces.Dict):
@@ -48,7 +49,7 @@ def draw_keyed(space: spaces.Space[Any], bits: np.ndarray, mask: Any = None) -> 
             drawn[key] = draw_keyed(part, bits[:, start:stop], mask_of_part(mask, key))
             start = stop
         return drawn if isinstance(space, spaces.Dict) else tuple(drawn.values())
-    assert space.shape is not None and space.dtype is not None
+    assert space.shape is not None
     shape = (len(bits), *space.shape)
     if mask is not None and not isinstance(space, spaces.Box):
         return _masked(space, bits, mask).reshape(shape)
@@ -60,7 +61,7 @@ def draw_keyed(space: spaces.Space[Any], bits: np.ndarray, mask: Any = None) -> 
 
 
 def _integers(low: np.ndarray, high: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """Uniform whole numbers from `low` to `high`, both included; sums of 64-bit integers wrap around to the right one."""
+    """Uniform whole numbers from `low` to `high`, both included; sums of 64-bit integers wrap to the right one."""
     wide = np.uint64 if low.dtype == np.uint64 else np.int64
     first, last = (each.astype(wide).view(np.uint64) for each in (low, high))
     return (first + scaled(bits, last - first + np.uint64(1))).view(wide).astype(low.dtype)
@@ -70,13 +71,13 @@ def _floats(low: np.ndarray, high: np.ndarray, unit: np.ndarray) -> np.ndarray:
     below, above = np.isfinite(low), np.isfinite(high)
     first, last = (np.where(np.isfinite(each), each, 0.0).astype(np.float64) for each in (low, high))
     values = first * (1.0 - unit) + last * unit  # not first + (last - first) * unit, which may overflow
-    for columns, inverse in (
-        ((~below & ~above).nonzero()[0], normals),
-        ((below & ~above).nonzero()[0], lambda unit: _exponentials(unit) + first[columns]),
-        ((~below & above).nonzero()[0], lambda unit: last[columns] - _exponentials(unit)),
-    ):
-        if len(columns):
-            values[:, columns] = inverse(unit[:, columns])
+    free, upwards, downwards = ~below & ~above, below & ~above, ~below & above
+    if free.any():
+        values[:, free] = normals(unit[:, free])
+    if upwards.any():
+        values[:, upwards] = first[upwards] + _exponentials(unit[:, upwards])
+    if downwards.any():
+        values[:, downwards] = last[downwards] - _exponentials(unit[:, downwards])
     return np.clip(values.astype(low.dtype), low, high)  # rounding may lead beyond a bound
 
 

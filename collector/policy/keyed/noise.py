@@ -15,26 +15,34 @@ from collector.policy.keyed.random_policy import KeyedRandomPolicy
 
 T = TypeVar("T")
 
-class KeyedNoise:
-    """Draws for the rows of N envs, each of which is at a step of an episode.
 
-    `numbers` and `steps` (int64 `(N,)`) are read at each draw: the loop writes into them.
+class KeyedNoise:
+    """Draws for the rows with which a policy is called, each of which is at a step of an episode.
+
+    `numbers` and `steps` (int64 `(rows,)`) are read at each draw: the loop writes into them.
     """
 
-    def __init__(self, job_seed: int, env_num: int) -> None:
+    def __init__(self, job_seed: int, rows: int) -> None:
         self.job_seed = job_seed
-        self.numbers = np.full(env_num, -1)
-        self.steps = np.zeros(env_num, np.int64)
         self.everything = True
         """Whether all actions so far were keyed: random, the mode or mean of a distribution, or a sample of one whose
         family is known. What a policy returns as an action may come from anywhere."""
-        self._masks: list[Any] = [None] * env_num
+        self.resize(rows)
         self._policy: KeyedRandomPolicy | None = None
         self._has_masks = False
 
+    def resize(self, rows: int) -> None:
+        """Draw for so many rows, none of which is in an episode."""
+        self.numbers = np.full(rows, -1)
+        self.steps = np.zeros(rows, np.int64)
+        self._masks: list[Any] = [None] * rows
+        self._keyed = self._keys = np.zeros(0, np.int64)
+
     def random_policy(self, policy: Any, action_spaces: Sequence[Any]) -> Any:
         """A random policy `(obs, env_ids)` of the runner: `policy`, or one with this job seed."""
-        self._policy = policy if isinstance(policy, KeyedRandomPolicy) else KeyedRandomPolicy(action_spaces, self.job_seed)
+        self._policy = (
+            policy if isinstance(policy, KeyedRandomPolicy) else KeyedRandomPolicy(action_spaces, self.job_seed)
+        )
         return self._draw_actions
 
     def _draw_actions(self, obs: Any, env_ids: Any = None) -> Any:
@@ -49,7 +57,7 @@ class KeyedNoise:
                 self._has_masks = True
 
     def watch(self, call: Callable[[], T]) -> T:
-        """What the call of a policy returns. One that draws from torch's own generators, as dropout does, is not keyed."""
+        """What the call of a policy returns. One that draws from torch's own generators (dropout does) is not keyed."""
         torch = sys.modules.get("torch")
         if torch is None:
             return call()
@@ -60,11 +68,13 @@ class KeyedNoise:
 
     def uniforms(self, words: int) -> np.ndarray:
         """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""
-        return uniforms(random_bits(episode_keys(self.job_seed, self.numbers), self.steps, words))
+        if not np.array_equal(self.numbers, self._keyed):
+            self._keyed, self._keys = self.numbers.copy(), episode_keys(self.job_seed, self.numbers)
+        return uniforms(random_bits(self._keys, self.steps, words))
 
     def choose(self, action: Any, wanted: ExplorationType) -> Any:
         """As `exploration.choose`, with samples of known families drawn from this noise."""
-        if not is_distribution(type(action)):
+        if not is_distribution(type(action)):  # type: ignore[arg-type]
             self.everything = False
             return action
         if wanted is not ExplorationType.RANDOM:

@@ -1,0 +1,82 @@
+"""Envs of the tests of episodes with seeds; workers import them without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Failing(gymnasium.Env):
+    """Fails in its fourth step after a reset with one of these seeds, the first time only."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+
+    def __init__(self, seeds: set[int], path: Path) -> None:
+        self._seeds, self._path = seeds, path
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._seed, self._steps = seed, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps == 4 and self._seed in self._seeds and not (self._path / str(self._seed)).exists():
+            (self._path / str(self._seed)).touch()
+            raise RuntimeError("failed")
+        return np.full(1, self._steps, np.float32), 1.0, self._steps == 6, False, {}
+
+
+class Masked(gymnasium.Env):
+    """Allows two of five actions in each step, and fails where another is taken."""
+
+    action_space = spaces.Discrete(5, start=2)
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        plain = spaces.Box(0, 9, (1,))
+        self.observation_space = (
+            spaces.Dict({"x": plain, "action_mask": spaces.MultiBinary(5)}) if place == "obs" else plain
+        )
+
+    def _returned(self) -> Any:
+        self._mask = np.zeros(5, np.int8)
+        self._mask[self.np_random.choice(5, 2, replace=False)] = 1
+        x = np.full(1, self._steps, np.float32)
+        if self._place == "obs":
+            return {"x": x, "action_mask": self._mask}, {}
+        return x, {"action_mask": self._mask.copy()}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._returned()
+
+    def step(self, action: Any) -> Any:
+        if not self._mask[action - 2]:
+            raise ValueError(f"{action} is not allowed")
+        self._steps += 1
+        obs, info = self._returned()
+        return obs, 0.0, self._steps == 9, False, info
+
+
+class Treed(gymnasium.Env):
+    """An env with actions in a tree; its observation is the action before."""
+
+    action_space = spaces.Dict(
+        {"move": spaces.Box(-1, 1, (2,)), "hands": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))}
+    )
+    observation_space = spaces.Box(-1, 2, (5,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._steps = 0
+        return np.zeros(5, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in self.action_space
+        self._steps += 1
+        obs = np.concatenate([action["move"], [action["hands"][0]], action["hands"][1]])
+        return obs.astype(np.float32), 0.0, self._steps == 3, False, {}
