@@ -13,9 +13,9 @@ from collector import Dataset
 from collector.job.cli import main
 from collector.job.job import JobError
 from collector.job.look.info import dataset_info
+from collector.job.look.metrics import read_metrics
 from collector.job.look.replay import replay_episodes
 from collector.job.look.video import make_videos
-from collector.job.look.metrics import read_metrics
 from collector.job.run import run_job
 from tests.job_envs import HERE, counting, job
 

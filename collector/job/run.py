@@ -17,8 +17,8 @@ from collector.job.committing import Committer
 from collector.job.head import check_folder, check_unchanged, job_head, job_of, notes_on, stored_job
 from collector.job.job import ANYWHERE, Job, JobError, as_record
 from collector.job.job_files import with_settings
-from collector.job.make_envs import check_env, with_statistics
 from collector.job.look.metrics import Metrics
+from collector.job.make_envs import check_env, with_statistics
 from collector.job.plan import Plan
 from collector.job.playing import Player
 from collector.job.policies import declares_repeatable, hash_of, make_policy, resolve_device
