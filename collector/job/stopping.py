@@ -31,8 +31,9 @@ class Stopping(StopSignals):
     """The interruptor of a job: ends batches after `slice_seconds`, and everything after a signal.
 
     A batch that lasts no longer than that, and one round more, lets the job commit and report while envs are slow.
-    After the first signal the round in progress has `grace` seconds; then `OutOfTime` is raised in it. An env that holds the
-    interpreter lock in this process (`backend="dummy"`) cannot be left so: the process ends, with a traceback.
+    After the first signal the round in progress has `grace` seconds; then `OutOfTime` is raised in it. An env that
+    holds the interpreter lock in this process (`backend="dummy"`) cannot be left so: the process ends, with a
+    traceback.
     """
 
     def __init__(self, slice_seconds: float = 1.0, grace: float = GRACE) -> None:
