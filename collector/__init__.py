@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collector.cluster.ray_collector import RayCollector
     from collector.device.torch_vector_env import TorchVectorEnv
     from collector.policy.mlp import MLPPolicy
+    from collector.store.export.minari_datasets import import_minari
+    from collector.store.export.targets import export
 
 Collector = SyncDataCollector
 
@@ -55,6 +57,8 @@ __all__ = [
     "TorchVectorEnv",
     "Transitions",
     "exploration_type",
+    "export",
+    "import_minari",
     "load_episodes",
     "make_head",
     "rollout",
@@ -65,6 +69,8 @@ __all__ = [
 _LOADED_WHEN_USED = {
     "ClusterStats": "collector.cluster.cluster_stats",
     "MLPPolicy": "collector.policy.mlp",
+    "export": "collector.store.export.targets",
+    "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
     "TorchVectorEnv": "collector.device.torch_vector_env",
 }
