@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collector.job.job_files import load_job
     from collector.job.run import resume_job, run_job
     from collector.policy.mlp import MLPPolicy
+    from collector.store.export.minari_datasets import import_minari
+    from collector.store.export.targets import export
 
 Collector = SyncDataCollector
 
@@ -66,6 +68,8 @@ __all__ = [
     "Transitions",
     "episode_seed",
     "exploration_type",
+    "export",
+    "import_minari",
     "load_episodes",
     "load_job",
     "make_head",
@@ -82,6 +86,8 @@ _LOADED_WHEN_USED = {
     "Job": "collector.job.job",
     "JobError": "collector.job.job",
     "MLPPolicy": "collector.policy.mlp",
+    "export": "collector.store.export.targets",
+    "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
     "load_job": "collector.job.job_files",
     "resume_job": "collector.job.run",

@@ -38,7 +38,7 @@ def tree_episode(number: int, /, **changes: Any) -> Episode:
     pixels = np.random.default_rng(number).integers(0, 256, (len(plain) + 1, 36, 40, 3), np.uint8)
     obs = {"pixels": pixels, "pose": (plain.obs, np.arange(len(plain) + 1, dtype=np.int64))}
     action = {"move": plain.obs[:-1, :2].copy(), "press": plain.action}
-    return episode(number, obs=obs, action=action, **changes)
+    return episode(number, **{"obs": obs, "action": action, **changes})
 
 
 TREE_OBS = spaces.Dict(

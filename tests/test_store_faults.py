@@ -179,9 +179,10 @@ def run_and_kill(folder: Path, at: int, after: bool) -> list[int]:
     if not child:  # pragma: no cover: another process
         try:
 
-            def act(number: int, name: str, real: Any, args: Any) -> Any:
+            def act(number: int, name: str, real: Any, args: Any) -> None:
                 if number != at:
-                    return real(*args)
+                    real(*args)
+                    return
                 with suppress(FileNotFoundError):
                     if after:
                         real(*args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from collector.store.errors import DatasetError
 if TYPE_CHECKING:
     from collector.job.run import JobState, Progress
 
+MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 Settings = Annotated[
     list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
 ]
@@ -210,12 +212,11 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the file or folder, or for Minari the id of the dataset, such as mine/cartpole-v0 [FOLDER-FORMAT].
+        out: the file or folder [FOLDER-FORMAT]; for Minari an id, such as mine/cartpole-v0, is one where Minari finds it.
     """
-    from collector.store.dataset import Dataset
-    from collector.store.export import export as export_dataset
+    from collector.store.export.targets import export as export_dataset
 
-    where = export_dataset(Dataset(folder), to, out or default_target(folder, to))
+    where = export_dataset(folder, to, target_of(folder, to, out))
     sys.stdout.write(f"{where}\n")
     return 0
 
@@ -287,13 +288,15 @@ def changed(job: Job) -> dict[str, Any]:
     return {name: value for name, value in record if value != DEFAULTS.get(name) and value not in ([], {})}
 
 
-def default_target(folder: Path, to: str) -> str:
-    """Where `export` writes when nothing is said: beside the folder."""
+def target_of(folder: Path, to: str, out: str | None) -> Path:
+    """Where `export` writes: an id of Minari is a place below its own folder."""
     name = folder.resolve().name
     if to == "minari":
-        return f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
+        dataset_id = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
+        root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+        return root / dataset_id if MINARI_ID.fullmatch(dataset_id) else Path(dataset_id)
     suffix = {"hdf5": ".hdf5", "npz": ".npz"}.get(to, "")
-    return str(folder.resolve().with_name(f"{name}-{to}{suffix}"))
+    return Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}{suffix}")
 
 
 def _as_json(value: Any) -> str:
