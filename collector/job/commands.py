@@ -212,7 +212,7 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the file or folder [FOLDER-FORMAT]; for Minari an id, such as mine/cartpole-v0, is one where Minari finds it.
+        out: the file or folder [FOLDER-FORMAT]; for Minari also an id by which it finds it, such as mine/cartpole-v0.
     """
     from collector.store.export.targets import export as export_dataset
 

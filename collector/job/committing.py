@@ -31,6 +31,7 @@ class Committer:
         self._changed = threading.Condition()
         self._waiting: list[Episode] = []
         self._waiting_bytes = 0
+        self._bytes_of_step = 0.0
         self._due = float("inf")
         self._ends = False
         self._error: BaseException | None = None
@@ -64,7 +65,8 @@ class Committer:
 
     def add(self, episodes: Sequence[Episode]) -> None:
         """Take episodes. Waits while more than two shards are waiting for the disk. Raises the error of a commit."""
-        nbytes = sum(episode.nbytes for episode in episodes)
+        # About: one multiplication in the place of a sum over all arrays.
+        nbytes = int(self._row_bytes(episodes) * sum(map(len, episodes)))
         with self._changed:
             while self._waiting and self._waiting_bytes + nbytes > MOST_WAITING * self._bytes and self._error is None:
                 self._changed.wait()
@@ -79,6 +81,12 @@ class Committer:
             if self._waiting_bytes >= self._bytes:
                 self._due = 0.0
                 self._changed.notify_all()
+
+    def _row_bytes(self, episodes: Sequence[Episode]) -> float:
+        """Bytes of a step, as the first episode has them."""
+        if not self._bytes_of_step and episodes:
+            self._bytes_of_step = episodes[0].nbytes / len(episodes[0])
+        return self._bytes_of_step
 
     def check(self) -> None:
         """Raise the error of a commit, if there was one."""

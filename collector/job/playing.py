@@ -70,16 +70,19 @@ class Player:
         Raises `JobFailedError` where more episodes fail than the job allows, with `on_error="raise"` what the env
         raises, and always what the policy raises.
         """
-        while not self._plan.is_complete and not self._stop.is_stopped:
+        while not self._is_over():
             try:
                 with self._stop.leaving_in_time():
                     self._play_together()
                     for number in sorted(self._suspects):
-                        if self._plan.is_complete or self._stop.is_stopped:
+                        if self._is_over():
                             break
                         self._play_alone(number)
             except OutOfTime:
                 break
+
+    def _is_over(self) -> bool:
+        return self._plan.is_complete or self._stop.is_stopped
 
     def _play_together(self) -> None:
         plan = self._plan

@@ -233,10 +233,11 @@ class _Run:
         assert self._committer is not None
         assert self._metrics is not None
         self._committer.add(episodes)
+        lengths = [len(episode) for episode in episodes]
         state.returns += [episode.total_reward for episode in episodes]
-        state.lengths += [len(episode) for episode in episodes]
+        state.lengths += lengths
         state.episodes += len(episodes)
-        state.steps += sum(map(len, episodes))
+        state.steps += sum(lengths)
         state.frames, state.seconds = self._player.frames, time.monotonic() - self._began
         if self._player.retried > state.retried or len(self._player.skipped) > len(state.skipped):
             self._note_failures()
