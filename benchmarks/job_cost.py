@@ -83,9 +83,8 @@ def main() -> None:
         print(f"{name:15} {rate:10,.0f} steps/s  {cpu * 1e6:8.2f} us of CPU a step")
     for kind in ("wall", "cpu"):
         ratios = [getattr(one, kind) / getattr(other, kind) for one, other in zip(*costs.values(), strict=True)]
-        print(
-            f"writing costs {statistics.median(ratios) - 1:6.1%} of {kind} time  ({min(ratios) - 1:.1%} to {max(ratios) - 1:.1%})"
-        )
+        middle, low, high = (f(ratios) - 1 for f in (statistics.median, min, max))
+        print(f"writing costs {middle:6.1%} of {kind} time  ({low:.1%} to {high:.1%})")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,12 @@ class TestWhatAJobWrites:
         assert all((episode.obs["count"][:, 0] == episode.seed).all() for episode in data), "it was reset with it"
         assert_same(tmp_path / "a", uninterrupted)
 
+    @pytest.mark.ray
+    @pytest.mark.local_ray
+    def test_they_are_the_same_on_ray(self, uninterrupted: Path, tmp_path: Path) -> None:
+        run_job(job(**counting(), episodes=40, backend="ray"), tmp_path / "a")
+        assert_same(tmp_path / "a", uninterrupted)
+
     def test_steps_are_the_shortest_row_of_first_episodes(self, uninterrupted: Path, tmp_path: Path) -> None:
         lengths = Dataset(uninterrupted).lengths
         for steps in (1, int(lengths[:5].sum()), int(lengths[:5].sum()) + 1):
