@@ -277,7 +277,9 @@ def _collect(job: Job, folder: Path, as_json: bool, plot: bool, collect: Callabl
         picture.plot_dataset(folder)
     console.print(summary(state))
     if as_json:
-        found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **dataset_info(folder)}
+        found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried}
+        if state.episodes:  # otherwise the folder may not have been begun
+            found |= dataset_info(folder)
         sys.stdout.write(_as_json({"interrupted": state.status == "interrupted", **found}))
     return 128 + state.signum if state.signum else 0
 

@@ -112,7 +112,7 @@ class Player:
 
     def _play_alone(self, number: int) -> None:
         """Play one episode again until it ends well, or give it up."""
-        job = msgspec.structs.replace(self._job, on_error="raise")
+        job = _alone(self._job)
         last: Exception | None = None
         for _ in range(self._job.retries):
             self.retried += 1
@@ -181,6 +181,16 @@ def is_of_env(error: BaseException) -> bool:
     if isinstance(error, RewardError):
         return not error.policy
     return isinstance(error, VectorEnvError) or hasattr(error, "partial")
+
+
+def _alone(job: Job) -> Job:
+    """The job for one episode: its error is raised. Random actions do not depend on how many envs there are, and the
+    others have as many rows as before, of which one is used.
+    """
+    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" would take this process for one env
+    if job.policy != "random":
+        return msgspec.structs.replace(job, on_error="raise", backend=backend)
+    return msgspec.structs.replace(job, on_error="raise", backend=backend, num_envs=1, num_workers=None)
 
 
 def _check_finite(episode: Episode) -> None:
