@@ -15,10 +15,10 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, Episode, StoreWriter, load_episodes, make_head
-from collector.job.store import DatasetWriter
 from collector.store.head import read_head
 from collector.store.sampling import RandomOrder
 from collector.store.space_json import space_from_json, space_to_json
+from tests.first_form import DatasetWriter
 from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
 from vecenv import nest
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector import Dataset, DatasetError
-from collector.job.store import DatasetWriter
+from tests.first_form import DatasetWriter
 from tests.hostile import CORPUS
 from tests.stored import episode, write
 

@@ -75,9 +75,9 @@ def write(
         "video_path": None,
         "features": features,
     }
-    place = out / "meta/episodes" / FILE.format(chunk_index=0, file_index=0)
-    place.parent.mkdir(parents=True)
-    parquet.write_table(pa.Table.from_pylist(episodes), place)
+    listed = out / "meta/episodes" / FILE.format(chunk_index=0, file_index=0)
+    listed.parent.mkdir(parents=True)
+    parquet.write_table(pa.Table.from_pylist(episodes), listed)
     (out / "meta/info.json").write_text(json.dumps(info, indent=4))
     (out / "meta/stats.json").write_text(json.dumps({key: each.as_json() for key, each in stats.items()}, indent=4))
     parquet.write_table(_tasks(task), out / "meta/tasks.parquet")

@@ -88,11 +88,18 @@ def episodes_of(source: Any) -> Iterator[Episode]:
     notes = source.storage.get_episode_metadata(range(source.total_episodes))
     for each, note in zip(source.iterate_episodes(), notes, strict=True):
         obs, action = nest.map(np.asarray, each.observations), nest.map(np.asarray, each.actions)
-        flags = (np.asarray(flag, np.bool_) for flag in (each.terminations, each.truncations))
+        terminated, truncated = np.asarray(each.terminations, np.bool_), np.asarray(each.truncations, np.bool_)
         number, seed = int(note.get("number", each.id)), note.get("seed")
         rewards = np.asarray(each.rewards, np.float64)
         yield Episode(
-            obs, action, rewards, *flags, int(note.get("env_id", 0)), number, None if seed is None else int(seed)
+            obs,
+            action,
+            rewards,
+            terminated,
+            truncated,
+            int(note.get("env_id", 0)),
+            number,
+            None if seed is None else int(seed),
         )
 
 
@@ -114,4 +121,5 @@ def _buffer(episode: Episode, place: int) -> Any:
 def _spec(head: dict[str, Any]) -> Any:
     """The spec of the job's env, where gymnasium knows that already: a name in a data set is never imported."""
     job = head.get("job")
-    return gymnasium.registry.get(job.get("env")) if isinstance(job, dict) and isinstance(job.get("env"), str) else None
+    name = job.get("env") if isinstance(job, dict) else None
+    return gymnasium.registry.get(name) if isinstance(name, str) else None

@@ -129,7 +129,8 @@ class EpisodeRecorder:
         if self._ends:
             self.writer.add_packed(self._whole())
             self._ends, self._tails = [], []
-        rest = np.flatnonzero(np.isin(self._key[: self._rows], self._keys[self._keys != NONE]))
+        key = self._key[: self._rows]
+        rest = np.flatnonzero((key == self._keys[self._slot[: self._rows]]) & (key != NONE))
         grown = self._capacity if len(rest) <= self._capacity // 2 else 2 * self._capacity
         self._obs, self._action = (
             nest.map(lambda column: _kept(column, rest, grown), tree) for tree in (self._obs, self._action)
@@ -150,8 +151,10 @@ class EpisodeRecorder:
         place = np.minimum(np.searchsorted(ended, key, sorter=order), len(ended) - 1)
         which = order[place]
         rows = np.flatnonzero(ended[which] == key)
-        rows = rows[np.argsort(which[rows], kind="stable")]
-        lengths = np.bincount(which[np.flatnonzero(ended[which] == key)], minlength=len(ended))
+        # Small integers are sorted by their digits, which is the fastest.
+        which = which[rows].astype(np.uint16 if len(ended) < 2**16 else np.int64)
+        rows = rows[np.argsort(which, kind="stable")]
+        lengths = np.bincount(which, minlength=len(ended))
         last = np.cumsum(lengths) + np.arange(len(ended))
         places = np.delete(np.arange(len(rows) + len(ended)), last)
         tails = nest.merge(np.concatenate, self._tails)
@@ -159,7 +162,9 @@ class EpisodeRecorder:
         return PackedEpisodes(
             nest.merge(lambda pair: _interleaved(pair[0][rows], places, pair[1], last), [self._obs, tails]),
             nest.take(self._action, rows),
-            *(column[rows] for column in (self._reward, self._terminated, self._truncated)),
+            self._reward[rows],
+            self._terminated[rows],
+            self._truncated[rows],
             lengths=lengths,
             episode=np.full(len(ended), -1),
             seed=np.array([self._seeds.pop(each, -1) for each in ended.tolist()], np.int64),
