@@ -26,7 +26,10 @@ from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 LOCAL = sorted(VECTOR_ENVS.keys() - {"ray"})
 NOTICE = "Ending after this round, and keeping what is whole; once more ends it at once."
-backends = pytest.mark.parametrize("backend", LOCAL)
+SLOW = ("auto", "subproc")
+backends = pytest.mark.parametrize(
+    "backend", [pytest.param(each, marks=[pytest.mark.slow] if each in SLOW else []) for each in LOCAL]
+)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +176,8 @@ class TestFailures:
         ("how", "at", "backend"),
         [
             ("raise", "step", "dummy"),
-            ("raise", "reset", "shmem"),
+            ("raise", "reset", "dummy"),
+            pytest.param("raise", "reset", "shmem", marks=pytest.mark.slow),
             ("nan", "step", "dummy"),
             ("inf", "step", "dummy"),
             ("kill", "step", "shmem"),
@@ -398,8 +402,14 @@ class TestSignals:
         finally:
             signal.signal(signal.SIGINT, previous)
 
-    @pytest.mark.parametrize("backend", [pytest.param("subproc", marks=pytest.mark.slow), "shmem"])
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize(
+        ("backend", "signum"),
+        [
+            ("shmem", signal.SIGINT),
+            pytest.param("shmem", signal.SIGTERM, marks=pytest.mark.slow),
+            pytest.param("subproc", signal.SIGTERM, marks=pytest.mark.slow),
+        ],
+    )
     def test_a_signal_in_mid_run_ends_the_command_cleanly(self, backend: str, signum: int, tmp_path: Path) -> None:
         options = ["--env", "CartPole-v1", "--steps", "100000000", "--backend", backend]
         with process("-m", "collector", "run", *options, "--out", str(tmp_path / "a"), "--no-plot") as running:

@@ -8,6 +8,7 @@ collected is kept, and `resume` goes on.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -54,6 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end(1, str(error))
     except KeyboardInterrupt:
         return _end(130, "stopped at once; episodes committed before are kept")
+
+
+def script() -> int:
+    """`vecenv-collect`: as `python -m collector`, whose modules of jobs may lie in the current folder."""
+    sys.path.insert(0, os.getcwd())
+    return main()
 
 
 def _end(code: int, message: str) -> int:

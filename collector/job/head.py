@@ -75,7 +75,8 @@ def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
 
 def job_head(job: Job, venv: Any, device: str, policy_hash: str | None, repeatable: bool) -> dict[str, Any]:
     """The head of the folder of a job: what another run would need to give the same episodes."""
-    more = {"cpu": cpu_capability(), "device": device_name(device), "policy_hash": policy_hash}
+    more: dict[str, Any] = {"ran_on": {"vector_env": type(venv).__name__, "num_workers": venv.num_workers}}
+    more |= {"cpu": cpu_capability(), "device": device_name(device), "policy_hash": policy_hash}
     head = make_head(venv.observation_space[0], venv.action_space[0], as_record(job), **more, repeatable=repeatable)
     return {**head, "versions": {**head["versions"], **versions()}}
 

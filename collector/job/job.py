@@ -73,7 +73,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     retries: int = 1
     """How often an episode is played again."""
     max_failed: int = 10
-    """How many episodes may be skipped: with one more the job ends."""
+    """How many episodes may be skipped, those of earlier runs included: with one more the job ends."""
     step_timeout: float | None = None
     """Seconds after which an env that does not return has failed; None: it is waited for."""
     shard_bytes: int = 64 * 2**20

@@ -61,6 +61,8 @@ class Player:
         """How often an episode broke off, or had a reward that is no number; those that share a worker all count."""
         self.retried = 0
         """How often an episode was played again alone."""
+        self.skipped_before = 0
+        """Episodes that earlier runs of the job have given up."""
         self.skipped: dict[int, str] = {}
         """Episodes that were given up, with the last error of each."""
 
@@ -137,9 +139,9 @@ class Player:
     def _skip(self, number: int, reason: str) -> None:
         self._suspects.discard(number)
         self.skipped[number] = reason
-        if len(self.skipped) > self._job.max_failed:
+        if (count := self.skipped_before + len(self.skipped)) > self._job.max_failed:
             raise JobFailedError(
-                f"{len(self.skipped)} episodes failed, and max_failed is {self._job.max_failed}; episode {number}, "
+                f"{count} episodes failed, and max_failed is {self._job.max_failed}; episode {number}, "
                 f"played {self._job.retries + 1} times, failed with {reason}"
             )
         self._plan.finished(number, 0)

@@ -200,6 +200,7 @@ class _Run:
         with ExitStack() as files, Stopping() as stop:
             self._open_writer, self._files = open_writer, files
             self._player = Player(self._job, plan, stop, self._make_policy, self._take)
+            self._player.skipped_before = len(self._skipped_before)
             self._began = time.monotonic()
             with ExitStack() as self._commits:  # on leaving it, all that was collected is committed
                 try:
