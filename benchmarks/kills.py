@@ -13,58 +13,56 @@ killed again, until it is complete. Then it must equal, bit for bit, the same jo
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from collector import Dataset, DatasetError
+from collector import Dataset, DatasetError, Job, resume_job, run_job
+from collector.store.files import system_calls
 from vecenv import nest
 
-ROOT = Path(__file__).resolve().parent.parent
 CALLS = ("write", "fsync", "rename")
 """Of `collector.store.files.system_calls`: what a commit consists of."""
-PROGRAM = """
-import os, signal, sys
-from collector.job.job import Job
-from collector.job.run import resume_job, run_job
-from collector.store.files import system_calls
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["collector.job.run", "gymnasium.envs.classic_control"])
+"""Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
 
-out, backend, episodes, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-at, _, when = kill_at.partition(":")
-count = 0
 
-def watched(call):
-    def and_killed(*args):
-        global count
-        count += 1
-        here = at and count == int(at)
-        if here and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if here and when == "within" and call.__name__ == "write":
-            os.write(args[0], memoryview(args[1]).cast("B")[: len(args[1]) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = call(*args)
-        if here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-    return and_killed
+def job_process(out: str, backend: str, episodes: str, kill_at: str) -> None:
+    """Run or resume the job in this process, which kills itself before, within or after a system call of a commit."""
+    at, _, when = kill_at.partition(":")
+    count = 0
 
-for name in ("write", "fsync", "rename"):
-    setattr(system_calls, name, watched(getattr(system_calls, name)))
-job = Job(env="CartPole-v1", episodes=episodes, num_envs=4, backend=backend, seed=5, shard_bytes=6000)
-if os.path.exists(os.path.join(out, "dataset.json")):
-    resume_job(out, job)
-else:
-    run_job(job, out)
-"""
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def and_killed(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            here = bool(at) and count == int(at)
+            if here and when == "within" and call.__name__ == "write":
+                os.write(args[0], memoryview(args[1]).cast("B")[: len(args[1]) // 2])
+            if here and when != "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*args)
+            if here:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return and_killed
+
+    for name in CALLS:
+        setattr(system_calls, name, watched(getattr(system_calls, name)))
+    job = Job(env="CartPole-v1", episodes=int(episodes), num_envs=4, backend=backend, seed=5, shard_bytes=3000)
+    if os.path.exists(os.path.join(out, "dataset.json")):
+        resume_job(out, job)
+    else:
+        run_job(job, out)
 
 
 class Tally(NamedTuple):
@@ -76,14 +74,14 @@ class Tally(NamedTuple):
     """That were complete, and equal to the one that nobody disturbed."""
 
 
-def start(out: Path, backend: str, episodes: int, kill_at: str = "") -> subprocess.Popen[bytes]:
+def start(out: Path, backend: str, episodes: int, kill_at: str = "") -> Any:
     """The job in a process of its own: new, or resumed. `kill_at`: "17:before", "17:after" or "17:within"."""
-    arguments = [sys.executable, "-c", PROGRAM, str(out), backend, str(episodes), kill_at]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(arguments, cwd=ROOT, env=env, stderr=subprocess.PIPE)
+    running = _context.Process(target=job_process, args=(str(out), backend, str(episodes), kill_at))
+    running.start()
+    return running
 
 
-def kill_jobs(folder: Path, backend: str, kills: int, seed: int, episodes: int = 300) -> Tally:
+def kill_jobs(folder: Path, backend: str, kills: int, seed: int, episodes: int = 150) -> Tally:
     """Kill and resume jobs in `folder` until they were killed so often. AssertionError where anything is lost."""
     rng = random.Random(seed)
     whole = folder / "whole"
@@ -108,27 +106,24 @@ def kill_until_complete(out: Path, backend: str, episodes: int, rng: random.Rand
     while True:
         inject = rng.random() < 2 / 3
         # A commit is about seven calls; the first ones of a new job write the head.
-        at = f"{rng.randrange(1, 60)}:{rng.choice(['before', 'within', 'after'])}" if inject else ""
-        with start(out, backend, episodes, at) as running:
-            if not inject:
-                wait_for_growth(out, running)
-                time.sleep(rng.random() * 0.2)
-                running.kill()
-            assert running.stderr is not None
-            error = running.stderr.read().decode()
-            code = running.wait(timeout=120)
-        assert code in (0, -signal.SIGKILL), error
+        at = f"{rng.randrange(1, 30)}:{rng.choice(['before', 'within', 'after'])}" if inject else ""
+        running = start(out, backend, episodes, at)
+        if not inject:
+            wait_for_growth(out, running)
+            time.sleep(rng.random() * 0.2)
+            running.kill()
+        code = finish(running, (0, -signal.SIGKILL))
         committed = check(out, committed)
         if code == 0:
             return
         yield inject
 
 
-def wait_for_growth(out: Path, running: subprocess.Popen[bytes]) -> None:
+def wait_for_growth(out: Path, running: Any) -> None:
     """Wait until the job has committed something, or has ended."""
     manifest = out / "manifest.jsonl"
     before = manifest.stat().st_size if manifest.exists() else 0
-    while running.poll() is None and not (manifest.exists() and manifest.stat().st_size > before):
+    while running.exitcode is None and not (manifest.exists() and manifest.stat().st_size > before):
         time.sleep(0.005)
 
 
@@ -147,10 +142,15 @@ def check(out: Path, before: set[int]) -> set[int]:
     return numbers
 
 
-def finish(running: subprocess.Popen[bytes]) -> None:
-    """Let a job come to its end."""
-    _, error = running.communicate(timeout=300)
-    assert running.returncode == 0, error.decode()
+def finish(running: Any, codes: tuple[int, ...] = (0,)) -> int:
+    """Let a job come to its end, and return its exit code, which must be one of `codes`."""
+    running.join(timeout=300)
+    code = running.exitcode
+    running.kill()
+    running.join()
+    running.close()
+    assert code in codes, f"the job ended with {code}; its traceback is above"
+    return int(code)
 
 
 def assert_same(one: Dataset, two: Dataset) -> None:
@@ -168,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200, help="in all [%(default)s]")
     parser.add_argument("--backend", default="dummy,shmem", help="backends that share the kills [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
     backends = options.backend.split(",")
     begin = time.perf_counter()
