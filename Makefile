@@ -16,8 +16,8 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-demo  ## collect 50,000 steps of CartPole-v1 from 8 environments into data/cartpole
-	$(BIN)/python -m collector --env CartPole-v1 --num-envs 8 --steps 50000 --out data/cartpole --overwrite
+demo: $(VENV)/.installed-demo  ## run a job: 50,000 steps of CartPole-v1 from 8 envs into data/cartpole
+	$(BIN)/python -m collector run examples/jobs/cartpole.toml --out data/cartpole --overwrite
 
 test: $(VENV)/.installed-dev  ## run the default tier of tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)

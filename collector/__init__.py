@@ -11,11 +11,16 @@ from collector.episodes.episode import Episode, EpisodeCutter
 from collector.episodes.seeds import EpisodeSeeds, episode_seed
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
-from collector.job.store import DatasetError, load_episodes
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.keyed.random_policy import KeyedRandomPolicy
 from collector.policy.random_policy import RandomPolicy
 from collector.rollouts import rollout
+from collector.store.dataset import Dataset, load_episodes
+from collector.store.errors import DatasetError
+from collector.store.head import make_head
+from collector.store.record.record_episodes import RecordEpisodes
+from collector.store.sampling import Transitions
+from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
@@ -23,7 +28,12 @@ if TYPE_CHECKING:
     from collector.cluster.cluster_stats import ClusterStats
     from collector.cluster.ray_collector import RayCollector
     from collector.device.torch_vector_env import TorchVectorEnv
+    from collector.job.job import Job, JobError
+    from collector.job.job_files import load_job
+    from collector.job.run import resume_job, run_job
     from collector.policy.mlp import MLPPolicy
+    from collector.store.export.minari_datasets import import_minari
+    from collector.store.export.targets import export
 
 Collector = SyncDataCollector
 
@@ -33,6 +43,7 @@ __all__ = [
     "CollectStats",
     "Collector",
     "CollectorStats",
+    "Dataset",
     "DatasetError",
     "Episode",
     "EpisodeCutter",
@@ -40,28 +51,47 @@ __all__ = [
     "ExplorationType",
     "FlatRollout",
     "Interruptor",
+    "Job",
+    "JobError",
     "KeyedRandomPolicy",
     "MLPPolicy",
     "MultiStep",
     "RandomPolicy",
     "RayCollector",
+    "RecordEpisodes",
     "Rollout",
     "SequenceSummaryStats",
     "StepBatch",
+    "StoreWriter",
     "SyncDataCollector",
     "TorchVectorEnv",
+    "Transitions",
     "episode_seed",
     "exploration_type",
+    "export",
+    "import_minari",
     "load_episodes",
+    "load_job",
+    "make_head",
+    "resume_job",
     "rollout",
+    "run_job",
     "set_exploration_type",
 ]
 
-# What few programs need, with the module of each: torch takes seconds to import, and Ray's collector has many modules.
+# What few programs need, with the module of each: torch takes seconds to import, Ray's collector has
+# many modules, and jobs need libraries beyond the core.
 _LOADED_WHEN_USED = {
     "ClusterStats": "collector.cluster.cluster_stats",
+    "Job": "collector.job.job",
+    "JobError": "collector.job.job",
     "MLPPolicy": "collector.policy.mlp",
+    "export": "collector.store.export.targets",
+    "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
+    "load_job": "collector.job.job_files",
+    "resume_job": "collector.job.run",
+    "run_job": "collector.job.run",
     "TorchVectorEnv": "collector.device.torch_vector_env",
 }
 

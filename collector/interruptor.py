@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+Stop = TypeVar("Stop", bound="StopSignals")
 
 
 class Interruptor:
@@ -48,7 +50,7 @@ class StopSignals(Interruptor):
         self.signum = 0
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self: Stop) -> Stop:
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(signum) != signal.SIG_IGN:

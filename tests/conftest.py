@@ -88,6 +88,14 @@ def waiting_backend(request: pytest.FixtureRequest) -> type:
     return request.param
 
 
+@pytest.fixture(scope="module")
+def no_fsync() -> Iterator[None]:
+    """Files go to the disk when the system likes: no test can cut the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
@@ -122,6 +130,19 @@ def local_ray(ray_address: str) -> Iterator[None]:
     local_ray_of_the_run.connect(ray_address)
     yield
     sys.modules["ray"].shutdown()
+
+
+@pytest.fixture(scope="session")
+def fonts() -> None:
+    """matplotlib keeps the font files open that it has once used; that is no leak of the test that draws first."""
+    pytest.importorskip("matplotlib")
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().set(title="fonts", xlabel="1,000")
+    figure.savefig(io.BytesIO(), format="png")
 
 
 @pytest.fixture(autouse=True)

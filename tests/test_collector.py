@@ -30,7 +30,6 @@ from countdown import Breaks, BreaksOnce, Countdown, DictObs, Empty, Stops
 
 from collector import AsyncDataCollector, Interruptor, SyncDataCollector
 from collector.batch.concatenate import concatenate
-from collector.job.cli import make_parser
 from vecenv import (
     AECVectorEnv,
     DummyVectorEnv,
@@ -415,20 +414,6 @@ class TestFrames:
         assert [batch.frames for batch in batches] == [10, 10, 10]
         assert [batch.random.all() for batch in batches] == [True, False, False]
         assert batches[0].step_count[0].tolist() == [0, 1, 2, 3, 0]
-
-    @pytest.mark.parametrize(
-        ("text", "steps"), [("1e3", 1000), ("2.0", 2), ("1,000", 1000), ("9007199254740993", 2**53 + 1)]
-    )
-    def test_whole_floats_are_numbers_in_the_shell_too(self, text: str, steps: int) -> None:
-        options = make_parser().parse_args(["--env", "CartPole-v1", "--steps", text, "--num-envs", text])
-        assert (options.steps, options.num_envs) == (steps, steps)
-        assert type(options.steps) is int
-
-    @pytest.mark.parametrize("text", ["1.5", "1e-3", "nan", "inf", "1e999", "0x10", ""])
-    def test_other_floats_are_not(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            make_parser().parse_args(["--env", "CartPole-v1", "--steps", text])
-        assert f"--steps: must be a whole number, got {text!r}" in capsys.readouterr().err
 
     def test_frames_per_batch_is_rounded_up_to_the_envs_with_a_warning(self) -> None:
         with pytest.warns(UserWarning, match="frames_per_batch=10 .* 3 envs: .* 4 steps of each, 12 frames"):

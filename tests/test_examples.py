@@ -107,6 +107,48 @@ def test_dm_control_pixels(tmp_path):
         assert numbers(done.stdout)[-1] > 0
 
 
+def test_record_agents(tmp_path):
+    output = run(str(ROOT / "examples/record_agents.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ episodes of \d+ rounds, mean return -?\d+\.\d+\n", output)
+    assert numbers(output)[0] >= 8
+
+
+JOBS = {
+    "cartpole": ["steps=200", "num_envs=2", "device=cpu"],
+    "atari": ["episodes=2", "num_envs=2", "max_episode_steps=40"],
+    "dm_control_pixels": ["steps=20", "num_envs=2", "max_episode_steps=10"],
+    "ray": ["episodes=4"],
+}
+MARKS = {"atari": [pytest.mark.slow], "dm_control_pixels": [pytest.mark.slow], "ray": [pytest.mark.ray]}
+
+
+@pytest.mark.parametrize("job", [pytest.param(job, marks=MARKS.get(job, [])) for job in JOBS])
+def test_job(job, tmp_path):
+    """With small numbers. Where the machine has no OpenGL, that of dm_control ends with what to install."""
+    settings = [f"--set={setting}" for setting in JOBS[job]]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "collector",
+        "run",
+        str(ROOT / f"examples/jobs/{job}.toml"),
+        *settings,
+    ]
+    done = subprocess.run([*command, "--no-plot"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    if job == "dm_control_pixels" and done.returncode:
+        assert "libegl1" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert "Collected:" in done.stdout
+    assert (tmp_path / "data" / job / "manifest.jsonl").is_file()
+
+
+def test_every_job_has_a_test():
+    assert {path.stem for path in (ROOT / "examples/jobs").iterdir()} == set(JOBS)
+
+
 @pytest.mark.ray
 def test_ray_rollouts(tmp_path):
     output = run(str(ROOT / "examples/ray_rollouts.py"), "--fast", cwd=tmp_path)

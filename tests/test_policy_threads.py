@@ -19,7 +19,8 @@ from ctrl_c import interrupt_at_random
 
 from collector import AsyncDataCollector, SyncDataCollector
 from collector.job.cli import main
-from collector.job.run import JobConfig, run_job
+from collector.job.job import Job
+from collector.job.run import run_job
 from vecenv import DummyVectorEnv
 
 torch = pytest.importorskip("torch")
@@ -205,18 +206,17 @@ class TestArguments:
             return forward(self, *args, **kwargs)
 
         monkeypatch.setattr(MLPPolicy, "forward", watched)
-        job = JobConfig("CartPole-v1", tmp_path / "a", steps=20, num_envs=2, backend="dummy", device="cpu", plot=False)
-        run_job(job, lambda state: between.append(torch.get_num_threads()))
+        job = Job(env="CartPole-v1", steps=20, num_envs=2, backend="dummy", policy="mlp", device="cpu")
+        run_job(job, tmp_path / "a", on_progress=lambda state: between.append(torch.get_num_threads()))
         assert (set(seen), set(between)) == ({1}, {CALLER})
         seen.clear()
-        arguments = "--env CartPole-v1 --steps 20 --num-envs 2 --backend dummy --device cpu --no-plot"
+        arguments = "run --env CartPole-v1 --steps 20 --num-envs 2 --backend dummy --policy mlp --device cpu --no-plot"
         assert main([*arguments.split(), "--policy-threads", "2", "--out", str(tmp_path / "b")]) == 0
         assert set(seen) == {2}
 
     def test_the_command_line_refuses_what_is_no_count(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            main(["--env", "CartPole-v1", "--policy-threads", "0"])
-        assert "argument --policy-threads: must be at least 1, got 0" in capsys.readouterr().err
+        assert main(["run", "--env", "CartPole-v1", "--steps", "9", "--policy-threads", "0"]) == 2
+        assert "policy_threads must be at least 1, got 0" in capsys.readouterr().err
 
 
 def tasks() -> set[str]:

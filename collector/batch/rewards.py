@@ -7,6 +7,13 @@ import numpy as np
 from collector.batch.rollout import FlatRollout, Rollout
 
 
+class RewardError(ValueError):
+    """A reward is NaN. Attributes: `traj_id` of its episode, and whether the `policy` is to blame, which returned NaN."""
+
+    traj_id = -1
+    policy = False
+
+
 class RewardShape:
     """The reward shape of a vector env: `(m,)` once an env has returned a vector, `()` before."""
 
@@ -25,14 +32,17 @@ class RewardShape:
 
 
 def check_rewards(batch: Rollout | FlatRollout) -> None:
-    """Raise `ValueError` where a reward is NaN."""
+    """Raise `RewardError`, a `ValueError`, where a reward is NaN."""
     reward = batch.reward
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
     action = batch.action[at]
-    cause = " (the policy returned NaN)" if action.dtype.kind == "f" and np.isnan(action).any() else ""
-    raise ValueError(
+    by_policy = action.dtype.kind == "f" and bool(np.isnan(action).any())
+    cause = " (the policy returned NaN)" if by_policy else ""
+    error = RewardError(
         f"env {batch.env_ids[at[0]]} returned a reward of NaN in step {batch.step_count[at]} of its episode "
         f"{batch.traj_ids[at]}, for the action {action}{cause}"
     )
+    error.traj_id, error.policy = int(batch.traj_ids[at]), by_policy
+    raise error

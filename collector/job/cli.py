@@ -1,115 +1,68 @@
-"""The command line of collection jobs: `python -m collector --env CartPole-v1 --steps 50000 --out data/cartpole`."""
+"""The command line of collection jobs: `python -m collector run cartpole.toml --out data/cartpole`.
+
+Exit codes: 0: done. 1: the job failed or is not complete, the data are damaged, or a folder cannot be used. 2: wrong
+arguments, or a job that cannot run with its settings. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was
+collected is kept, and `resume` goes on.
+"""
 
 from __future__ import annotations
 
-import argparse
-import re
+import difflib
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from collector.arguments import whole
-from collector.job.run import DEVICES, POLICIES, JobConfig, JobError, run_job
-from collector.job.store import DatasetError
-from vecenv.tuning.auto_backend import VECTOR_ENVS
+PROG = "python -m collector"
+EPILOG = (
+    "Ctrl-C and SIGTERM end a job cleanly; `resume` goes on. Read the episodes with collector.Dataset(folder). Exit "
+    "codes: 0 done, 1 failed or damaged, 2 wrong arguments or settings, 130 and 143 ended by a signal."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job of a command line, and return the exit code.
-
-    0: collected. 1: it failed, or the folder cannot be used. 2: it cannot run with these arguments. 130, 143: ended by
-    Ctrl-C (SIGINT), by SIGTERM; what was collected is kept.
-    """
-    parser = make_parser()
-    options = vars(parser.parse_args(argv))
-    options.setdefault("out", Path("data") / re.sub(r"[/:]", "-", options["env"]))
-    workers = options.get("workers")
-    if workers is not None and options["backend"] == "dummy":
-        parser.error("argument --workers: the dummy backend has none; use --backend shmem or subproc")
-    if workers is not None and workers > options["num_envs"]:
-        parser.error(f"argument --workers: {workers} workers for {options['num_envs']} envs; one each is the most")
+    """Run a command line, and return the exit code. SystemExit with 2 for wrong arguments, with 0 after --help."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(parser, options)
-    except KeyboardInterrupt:
-        print(f"\nstopped at once; episodes committed before are in {options['out']}", file=sys.stderr)
-        return 130
+        import tyro
 
-
-def _run(parser: argparse.ArgumentParser, options: dict[str, Any]) -> int:
-    try:
-        # Imported here, so that --help and wrong arguments are answered without it.
-        from collector.job.progress_report import Report, make_console, summary
+        from collector.job.commands import COMMANDS
+        from collector.job.job import JobError
+        from collector.job.playing import JobFailedError
+        from collector.store.errors import DatasetError
     except ImportError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    console, config = make_console(), JobConfig(**options)
+        return _end(2, f"the command line needs {error.name}: pip install 'vecenv[job]'")
+    if not arguments:
+        arguments = ["--help"]
+    command = arguments[0]
+    if command not in COMMANDS and command not in ("-h", "--help"):
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"begin with one of {', '.join(COMMANDS)}"
+        return _end(2, f"{command!r} is no command; {hint}")
     try:
-        with Report(console, config) as report:
-            state = run_job(config, report)
-    except JobError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+        code: int = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog=PROG,
+            description=f"Collect whole episodes into a folder, and look at them. {EPILOG}",
+            args=arguments,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+        return code
+    except JobFailedError as error:
+        return _end(1, str(error))
+    except (JobError, ImportError) as error:
+        return _end(2, str(error))
     except DatasetError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
-    except Exception:
-        print(f"{parser.prog}: the job failed; whole episodes until then are kept in {config.out}", file=sys.stderr)
-        raise
-    console.print(summary(state))
-    return 128 + state.signum if state.signum else 0
+        return _end(1, str(error))
+    except KeyboardInterrupt:
+        return _end(130, "stopped at once; episodes committed before are kept")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the arguments; their names are those of `JobConfig`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m collector",
-        description="Collect whole episodes of a gymnasium env into a folder.",
-        epilog="Ctrl-C and SIGTERM end a job cleanly: whole episodes so far are kept. Read them with "
-        "collector.load_episodes(folder), or with np.load. Exit status: 0 all collected, 1 failed, 2 wrong arguments, "
-        "130 and 143 ended by a signal.",
-    )
-
-    def add(name: str, help: str, **options: Any) -> None:
-        default = getattr(JobConfig, name, None)
-        if default is None:  # not passed, so that `JobConfig` has the default
-            default = argparse.SUPPRESS
-        else:
-            help += " [%(default)s]"
-        parser.add_argument(f"--{name.replace('_', '-')}", default=default, help=help, **options)
-
-    count = {"type": _count, "metavar": "N"}
-    add("env", "gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0", required=True, metavar="ID")
-    add("steps", "stop once whole episodes have this many steps", **count)
-    add("out", "folder for the episodes [data/ID]", type=Path, metavar="FOLDER")
-    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier job wrote there")
-    add("num_envs", "envs side by side", **count)
-    add(
-        "backend",
-        "where envs run; dummy: in this process; auto: what is faster",
-        choices=VECTOR_ENVS,
-    )
-    add("workers", "worker processes [one for each CPU]", **count)
-    add("policy", "mlp: a network with random weights", choices=POLICIES)
-    add("device", "where the network runs", choices=DEVICES)
-    add("policy_threads", "threads for the network on the CPU", **count)
-    add("seed", "the same seed, the same episodes", type=_seed, metavar="N")
-    add("max_episode_steps", "truncate episodes after this many steps [the limit of the env]", **count)
-    parser.add_argument("--no-plot", dest="plot", action="store_false", help="draw no picture of the returns")
-    return parser
+def script() -> int:
+    """`vecenv-collect`: as `python -m collector`, whose modules of jobs may lie in the current folder."""
+    sys.path.insert(0, os.getcwd())
+    return main()
 
 
-def _count(text: str) -> int:
-    return _whole_number(text, 1)
-
-
-def _seed(text: str) -> int:
-    return _whole_number(text, 0)
-
-
-def _whole_number(text: str, least: int) -> int:
-    try:
-        digits = text.replace(",", "")
-        number = whole(text, float(digits) if set("eE.") & set(digits) else int(digits))
-    except (TypeError, ValueError):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-    if number < least:
-        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
-    return number
+def _end(code: int, message: str) -> int:
+    print(f"{PROG}: {message}", file=sys.stderr)
+    return code

@@ -1,38 +1,42 @@
-"""The output of a job: progress while it runs, a table when it ends.
+"""The output of a job: progress while it runs, tables when it ends and for `info`.
 
 On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and then, without control characters.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from collector.job.run import POLICIES, JobConfig, JobState
+from collector.job.job import Job
+from collector.job.look.info import spread
+from collector.job.policies import describe
+from collector.job.run import JobState
 
 try:
     from rich.console import Console, Group
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
 except ImportError as error:
-    raise ImportError("the command line needs rich: pip install vecenv[job]") from error
-
-RECENT = 100
+    raise ImportError("the command line needs rich: pip install 'vecenv[job]'") from error
 
 
-def make_console() -> Console:
-    """Standard output."""
-    return Console()
+def make_console(stderr: bool = False) -> Console:
+    """Standard output, or standard error where output is for a program."""
+    return Console(stderr=stderr)
+
+
+def wanted(job: Job) -> str:
+    """How much a job is to collect, in words."""
+    return f"{job.episodes:,} episodes" if job.episodes is not None else f"{job.steps:,} steps"
 
 
 class Report:
     """Shows the progress of one job: pass it to `run_job` as `on_progress`, inside `with`."""
 
-    def __init__(self, console: Console, config: JobConfig) -> None:
-        self._console = console
-        self._steps = config.steps
-        self._heading = (
-            f"Collecting {config.steps:,} steps of {config.env} from {config.num_envs} envs into {config.out}"
-        )
+    def __init__(self, console: Console, job: Job, heading: str) -> None:
+        self._console, self._job, self._heading = console, job, heading
         self._next_line = 1.0
         self._warned = False
         self._bar = Progress(
@@ -43,7 +47,7 @@ class Report:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=config.steps)
+        self._task = self._bar.add_task("", total=1.0)
 
     def __enter__(self) -> Report:
         self._say(self._heading)
@@ -55,58 +59,97 @@ class Report:
 
     def __call__(self, state: JobState) -> None:
         """Show the progress of the job."""
-        self._bar.update(self._task, completed=min(state.steps, self._steps), description=_figures(state))
+        self._bar.update(self._task, completed=state.done, description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
             # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
-            self._say(f"{state.steps:,} of {self._steps:,} steps  {_figures(state)}")
-        if not state.returns and state.unfinished_steps >= self._steps and not self._warned:
+            self._say(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
+        if not state.returns and not self._warned and state.frames >= (self._job.steps or 100_000):
             self._warned = True
             self._say(
-                f"note: no episode has ended in {state.unfinished_steps:,} steps, and only whole episodes are stored; "
+                f"note: no episode has ended in {state.frames:,} steps, and only whole episodes are stored; "
                 "--max-episode-steps ends them"
             )
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _figures(state: JobState) -> str:
-    mean = f"mean return {np.mean(state.returns[-RECENT:]):,.1f}" if state.returns else "no episode ended yet"
-    figures = f"{state.steps_per_second:,.0f} steps/s  {len(state.returns):,} episodes  {mean}"
+    mean = f"mean return {state.recent_return:,.1f}" if state.returns else "no episode ended yet"
+    figures = f"{state.steps_per_second:,.0f} steps/s  {state.episodes:,} episodes  {mean}"
+    if state.retried or state.skipped:
+        figures += f"  {state.retried} played again, {len(state.skipped)} skipped"
     return f"{figures}  {state.bottleneck}" if state.bottleneck else figures
 
 
 def summary(state: JobState) -> Group:
     """The last output of a job: a line on how it ended, and a table."""
-    config = state.config
-    heading = "Collected:" if state.status == "complete" else "Interrupted; collected until then, and kept:"
+    job = state.job
+    where = f"{state.workers} workers" if state.workers else "this process"
+    rows = [
+        ("env", f"{job.env}, {job.num_envs} in {where} ({job.backend})"),
+        ("policy", describe(job) + ("" if job.policy == "random" else f", on {state.device}") + f"; seed {job.seed}"),
+        ("episodes", f"{state.episodes:,} whole ones" + (f" ({job.episodes:,} requested)" if job.episodes else "")),
+        ("steps", f"{state.steps:,}" + (f" ({job.steps:,} requested)" if job.steps else "")),
+        ("return", spread_of(spread(np.array(state.returns)))),
+        ("length", spread_of(spread(np.array(state.lengths)))),
+        ("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s"),
+    ]
+    if state.retried or state.skipped:
+        rows.append(
+            ("failures", f"{state.retried} times an episode was played again, {len(state.skipped)} are left out")
+        )
+        rows += [(f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]]
+    rows += [("note", note) for note in state.notes]
+    rows.append(("data", str(state.out)))
+    ways = {"complete": "Collected:", "interrupted": "Interrupted; collected until then, and kept:"}
+    return Group(ways[state.status], table_of(rows), *([_how_to_resume(state)] if state.status != "complete" else []))
+
+
+def _how_to_resume(state: JobState) -> str:
+    return f"Go on with: python -m collector resume {state.out}"
+
+
+def info_table(info: dict[str, Any]) -> Table:
+    """What `dataset_info` returns, as a table."""
+    job = info["job"] or {}
+    how_many = {name: job[name] for name in ("episodes", "steps") if job.get(name)}
+    asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
+    rows = [
+        ("folder", info["folder"]),
+        ("status", info["status"]),
+        ("env", str(job.get("env", "written by a program, not a job"))),
+        ("policy", f"{job.get('policy', '?')}; seed {job.get('seed', '?')}"),
+        ("repeatable", {True: "yes", False: "no"}.get(info["repeatable"], "?")),
+        ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
+        ("steps", f"{info['steps']:,}"),
+        ("return", spread_of(info["returns"])),
+        ("length", spread_of(info["lengths"])),
+        ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
+        (
+            "speed",
+            "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run",
+        ),
+        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {info['bytes'] / 2**20:,.1f} MiB"),
+        ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
+    ]
+    return table_of(rows)
+
+
+def table_of(rows: list[tuple[str, str]]) -> Table:
+    """A table of names and values."""
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    where = f"{state.workers} worker processes" if state.workers else "this process"
-    table.add_row("env", f"{config.env}, {config.num_envs} in {where} ({config.backend})")
-    policy = POLICIES[config.policy] + ("" if config.policy == "random" else f", on {state.device}")
-    table.add_row("policy", f"{policy}; seed {config.seed}")
-    table.add_row("episodes", f"{len(state.returns):,} whole ones")
-    table.add_row("steps", f"{state.steps:,} ({config.steps:,} requested)")
-    table.add_row("left out", f"{state.unfinished_steps:,} steps of episodes that had not ended")
-    table.add_row("return", _spread(state.returns))
-    table.add_row("length", _spread(state.lengths))
-    table.add_row("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s")
-    table.add_row("data", f"{config.out} ({_size(state)})")
-    if state.picture is not None:
-        table.add_row("picture", str(state.picture))
-    return Group(heading, table)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
 
 
-def _spread(values: list[float] | list[int]) -> str:
-    if not values:
+def spread_of(values: dict[str, float] | None) -> str:
+    """Mean, deviation, min and max in words."""
+    if values is None:
         return "-"
-    return f"mean {np.mean(values):,.1f}, deviation {np.std(values):,.1f}, from {min(values):,g} to {max(values):,g}"
-
-
-def _size(state: JobState) -> str:
-    shards = state.manifest["shards"]
-    size = sum(shard["bytes"] for shard in shards)
-    return f"{len(shards)} shard{'s' * (len(shards) != 1)}, {size / 2**20:,.1f} MiB"
+    mean, std, low, high = (values[name] for name in ("mean", "std", "min", "max"))
+    return f"mean {mean:,.1f}, deviation {std:,.1f}, from {low:g} to {high:g}"

@@ -1,266 +1,285 @@
-"""A collection job: whole episodes of one env, written to a folder until there are enough steps.
-
-What is stored are whole episodes only: each ends with `terminated` or `truncated` in its last row. Episodes that are
-in progress when the job ends are counted and left out; their length would depend on when the job stopped.
-"""
+"""Running a job: from its settings to whole episodes in a folder, as often as it takes."""
 
 from __future__ import annotations
 
-import platform
+import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 
-from collector.episodes.episode import EpisodeCutter
-from collector.interruptor import Interruptor, StopSignals
-from collector.job.store import PICTURE, DatasetWriter, check_folder, check_storable, prepare_folder
-from collector.policy.random_policy import RandomPolicy
+from collector.episodes.episode import Episode
+from collector.job.committing import Committer
+from collector.job.head import check_folder, check_unchanged, job_head, job_of, notes_on, stored_job
+from collector.job.job import ANYWHERE, Job, JobError, as_record
+from collector.job.job_files import with_settings
+from collector.job.look.metrics import Metrics
+from collector.job.make_envs import check_env, with_statistics
+from collector.job.plan import Plan
+from collector.job.playing import Player
+from collector.job.policies import declares_repeatable, hash_of, make_policy, resolve_device
+from collector.job.stopping import Stopping
+from collector.store.head import read_head
+from collector.store.manifest import Manifest, read_manifest
+from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
-from vecenv.envs.gym_env import find_spec
-from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.venvs import DummyVectorEnv
 
-BATCH_BYTES = 64 * 2**20
-POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
-DEVICES = ("auto", "cpu", "cuda")
-
-
-class JobError(RuntimeError):
-    """A job cannot run with its settings; the message has the reason, and what to change."""
-
-
-@dataclass(frozen=True)
-class JobConfig:
-    """What to collect, how, and where to."""
-
-    env: str
-    """A gymnasium id, such as "CartPole-v1" or "my_module:MyEnv-v0"."""
-    out: Path
-    """The folder for the episodes; made if it does not exist."""
-    steps: int = 50_000
-    """End once whole episodes with this many steps are collected."""
-    num_envs: int = 8
-    backend: str = "shmem"
-    """"dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes); "auto": "dummy"
-    or "shmem", whichever is faster, for which one env more is made in a worker."""
-    workers: int | None = None
-    """Worker processes; None: the backend's own choice."""
-    policy: str = "mlp"
-    """"mlp": a small network with random weights, which does not learn. "random": uniform random actions."""
-    device: str = "auto"
-    """Where the network runs: "auto" (CUDA where there is one), "cpu" or "cuda"."""
-    policy_threads: int | None = 1
-    """Threads of torch for the network on the CPU; None: as many as torch uses elsewhere. Its actions may depend on the
-    number, because sums are added up in another order."""
-    seed: int = 0
-    max_episode_steps: int | None = None
-    """Truncate episodes at this length; None: at the limit of the env."""
-    plot: bool = True
-    """Draw the returns over time."""
-    overwrite: bool = False
-    """Replace what an earlier job wrote to `out`."""
-    shard_bytes: int = 64 * 2**20
-    """Commit a shard when its episodes are this large,"""
-    shard_seconds: float = 30.0
-    """or when the last one is this old. A job that is killed loses what it has not committed."""
+SAME = ("observation_space", "action_space", "policy_hash")
+"""Entries of the head that are to be the same when a job goes on, besides the job itself."""
+RECENT = 100
+"""Episodes in a mean that is shown while a job runs."""
 
 
 @dataclass
 class JobState:
     """The progress of a job, passed to `on_progress` and returned at its end."""
 
-    config: JobConfig
+    job: Job
+    out: Path
     steps: int = 0
-    """Steps of the whole episodes so far."""
+    """Steps of the whole episodes, those of earlier runs included."""
+    episodes: int = 0
+    """Whole episodes, those of earlier runs included."""
     returns: list[float] = field(default_factory=list)
-    """The return of each episode, in the order of their ends."""
+    """The return of each episode of this run, in the order of their ends."""
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    """Since the first step."""
-    unfinished_steps: int = 0
-    """Steps of episodes that have begun and not ended: not stored."""
+    """Since the first step of this run."""
+    frames: int = 0
+    """Steps that were taken in this run, those of episodes that are not whole too."""
     bottleneck: str = ""
-    """What most of the time goes to, and its share: "envs 80 %"; "idle" is the writing of episodes."""
+    """What most of the time goes to, and its share: "envs 80 %"; "idle" is what the job does with the episodes."""
     workers: int = 1
     device: str = "cpu"
     status: str = "failed"
     """"complete" or "interrupted" once the job has ended so; "failed" before."""
     signum: int = 0
     """The signal that ended the job; 0: none did."""
-    manifest: dict[str, Any] = field(default_factory=dict)
-    picture: Path | None = None
+    retried: int = 0
+    """How often an episode whose env had failed was played again in this run."""
+    skipped: dict[int, str] = field(default_factory=dict)
+    """Numbers of the episodes that were given up in this run, with the last error of each."""
+    repeatable: bool = False
+    """Whether another run of the job gives the same bits."""
+    notes: list[str] = field(default_factory=list)
+    """What there is to know about a run that was resumed."""
 
     @property
     def steps_per_second(self) -> float:
-        """Steps collected a second, those of unfinished episodes too."""
-        return (self.steps + self.unfinished_steps) / self.seconds if self.seconds else 0.0
+        """Steps collected a second in this run."""
+        return self.frames / self.seconds if self.seconds else 0.0
+
+    @property
+    def done(self) -> float:
+        """The share of the job that is done."""
+        if self.job.episodes is not None:
+            return min(1.0, self.episodes / self.job.episodes)
+        return min(1.0, self.steps / (self.job.steps or 1))
+
+    @property
+    def recent_return(self) -> float:
+        """The mean return of the last 100 episodes; NaN where there are none."""
+        return float(np.mean(self.returns[-RECENT:])) if self.returns else float("nan")
 
 
-def run_job(config: JobConfig, on_progress: Callable[[JobState], None] = lambda state: None) -> JobState:
-    """Collect, write, draw; return what was done. Signals end it cleanly only in the main thread.
+Progress = Callable[[JobState], None]
 
-    `on_progress` is called after every batch. A signal, or an exception while collecting, still commits the whole
-    episodes so far. Raises `DatasetError` where the folder cannot be used, `JobError` where the settings or the env do
-    not allow the job or a library is missing, and whatever the env raises.
+
+def run_job(
+    job: Job,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    tensorboard: bool = False,
+    on_progress: Progress = lambda state: None,
+) -> JobState:
+    """Collect the episodes of a job into the folder `out`, and return what was done.
+
+    `overwrite`: replace what an earlier job wrote there. `on_progress` is called after every batch. A signal (handled
+    in the main thread only) or an exception commits the whole episodes so far; `resume_job` goes on from them. Raises
+    `DatasetError` where the folder cannot be used or written to, `JobError` where the settings or the env do not allow
+    the job, `JobFailedError` where too many episodes failed, and what the policy raises.
 
     Example::
 
-        state = run_job(JobConfig("CartPole-v1", Path("data/cartpole"), steps=10_000))
-        print(len(state.returns), "episodes", state.status)
+        state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
+        print(state.status, state.steps)
     """
-    _check_libraries(config)
-    _check_env(config.env)
-    state = JobState(config, device=_device(config))
-    check_folder(config.out, config.overwrite)
-    with StopSignals() as stop, _make_env(config) as env:
-        state.workers = 0 if isinstance(env, DummyVectorEnv) else env.num_workers
-        policy = _make_policy(config, env, state.device)
-        frames = env.env_num * _steps_per_batch(config, env)
-        with SyncDataCollector(
-            env, policy, frames_per_batch=frames, interruptor=stop, policy_threads=config.policy_threads
-        ) as batches:
-            batches.set_seed(config.seed)
-            # Now that the job can run: this is the end of the old episodes.
-            prepare_folder(config.out, config.overwrite)
-            writer = DatasetWriter(config.out, _config_record(state))
-            try:
-                _collect(state, batches, writer, stop, on_progress)
-                state.status = "complete"
-                if state.steps < config.steps:
-                    state.status, state.signum = "interrupted", stop.signum
-            except KeyboardInterrupt:
-                state.status = "interrupted"
-                raise
-            finally:
-                writer.close(state.status)
-                state.manifest = writer.manifest
-    if config.plot and state.returns:
-        state.picture = _draw(state)
-    return state
+    return _Run(job, Path(out), tensorboard, on_progress).start(overwrite)
 
 
-def _collect(
-    state: JobState,
-    batches: SyncDataCollector,
-    writer: DatasetWriter,
-    stop: Interruptor,
-    on_progress: Callable[[JobState], None],
-) -> None:
-    """Collect until there are enough steps or a signal came; commit a shard whenever it is due."""
-    config, cutter = state.config, EpisodeCutter()
-    began = committed = time.monotonic()
-    frames = 0
-    while state.steps < config.steps and not stop.collection_stopped():
-        batch = batches.rollout()
-        if not frames:
-            check_storable((batch.all_obs, batch.action))
-        episodes = cutter.cut(batch)
-        writer.add(episodes)
+def resume_job(
+    out: str | os.PathLike[str],
+    job: Job | None = None,
+    settings: Iterable[str] = (),
+    *,
+    allow_import: Iterable[str] = (),
+    tensorboard: bool = False,
+    on_progress: Progress = lambda state: None,
+) -> JobState:
+    """Go on with the job of a folder, where it was: nothing that was committed is lost or played again.
+
+    `job`: what it should be; `JobError` says what differs from what is stored. None: the stored one, and then modules
+    that it names must be in `allow_import` (see `job_of`). `settings` as in `load_job`; they may only change where
+    episodes are played and how they are stored (`backend`, `num_workers`, ...). Raises as `run_job` does.
+
+    Example::
+
+        state = resume_job("data/cartpole", settings=["backend=dummy"])
+    """
+    folder = Path(out)
+    stored = job_of(folder, allow_import) if job is None else stored_job(folder)
+    wanted = with_settings(stored if job is None else job, settings)
+    check_unchanged(folder, as_record(stored), as_record(wanted), ANYWHERE)
+    return _Run(wanted, folder, tensorboard, on_progress).resume()
+
+
+class _Run:
+    """One run of a job."""
+
+    def __init__(self, job: Job, out: Path, tensorboard: bool, on_progress: Progress) -> None:
+        check_env(job)
+        self._job, self._out, self._tensorboard, self._on_progress = job, out, tensorboard, on_progress
+        self.state = JobState(job, out, device=resolve_device(job))
+        self._plan = Plan(job.seed, job.episodes, job.steps)
+        self._policy: Any = None
+        # These three from the first batch on.
+        self._writer: StoreWriter | None = None
+        self._metrics: Metrics | None = None
+        self._committer: Committer | None = None
+        self._skipped_before: set[int] = set()
+        """Numbers of the episodes that were given up, in earlier runs too."""
+        self._began = 0.0
+
+    def start(self, overwrite: bool) -> JobState:
+        """Run it in a folder that is new, or whose content is replaced once the job has seen its first batch."""
+        check_folder(self._out, overwrite)
+        compress = self._job.compress
+        return self._run(lambda head: StoreWriter(self._out, head, overwrite=overwrite, compress=compress))
+
+    def resume(self) -> JobState:
+        """Run what is left of it."""
+        if names := with_statistics(self._job):
+            raise JobError(
+                f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
+                "run it again, with --overwrite"
+            )
+        stored, manifest = read_head(self._out), read_manifest(self._out)
+        if manifest.end is not None:
+            self._restore(manifest)
+            self.state.notes.append("it was complete already")
+            return self._completed()
+        with closing(StoreWriter(self._out, stored, resume=True, compress=self._job.compress)) as writer:
+            self._restore(read_manifest(self._out))  # once more: now nobody else writes
+            self._writer = writer
+
+            def go_on(head: dict[str, Any]) -> StoreWriter:
+                check_unchanged(self._out, *({name: each[name] for name in SAME} for each in (stored, head)))
+                self.state.notes += notes_on(stored, head)
+                return writer
+
+            return self._run(go_on)
+
+    def _restore(self, manifest: Manifest) -> None:
+        index = manifest.index
+        self._plan.restore(index.number, index.length)
+        state = manifest.state if isinstance(manifest.state, dict) else {}
+        self._skipped_before = {int(number) for number in state.get("skipped", [])}
+        self._plan.restore(
+            np.array(sorted(self._skipped_before), np.int64), np.zeros(len(self._skipped_before), np.int64)
+        )
+        self.state.steps, self.state.episodes = int(index.length.sum()), len(index)
+
+    def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
+        state, plan = self.state, self._plan
+        with ExitStack() as files, Stopping() as stop:
+            self._open_writer, self._files = open_writer, files
+            self._player = Player(self._job, plan, stop, self._make_policy, self._take)
+            self._player.skipped_before = len(self._skipped_before)
+            self._began = time.monotonic()
+            with ExitStack() as self._commits:  # on leaving it, all that was collected is committed
+                try:
+                    self._player.play()
+                finally:
+                    self._note_failures()
+            if plan.is_complete and self._writer is not None:
+                self._writer.end("complete", episodes=plan.end)
+                self._completed()
+            else:
+                state.status, state.signum = "interrupted", stop.signum
+            if self._metrics is not None:
+                self._metrics.write(self._numbers, now=True)
+        return state
+
+    def _completed(self) -> JobState:
+        plan, state = self._plan, self.state
+        state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
+        return state
+
+    def _make_policy(self, env: Any) -> Any:
+        spaces = env.observation_space[0], env.action_space[0]
+        self._policy = make_policy(self._job, *spaces, self.state.device)
+        return self._policy
+
+    def _take(self, batches: SyncDataCollector, episodes: list[Episode]) -> None:
+        """Take what has ended in a batch."""
+        state = self.state
+        if self._committer is None:
+            self._begin(batches)
+        assert self._committer is not None
+        assert self._metrics is not None
+        self._committer.add(episodes)
+        lengths = [len(episode) for episode in episodes]
         state.returns += [episode.total_reward for episode in episodes]
-        state.lengths += [len(episode) for episode in episodes]
-        state.steps += sum(len(episode) for episode in episodes)
-        frames += batch.frames
-        state.unfinished_steps = frames - state.steps
-        now = time.monotonic()
-        state.seconds = now - began
+        state.lengths += lengths
+        state.episodes += len(episodes)
+        state.steps += sum(lengths)
+        state.frames, state.seconds = self._player.frames, time.monotonic() - self._began
+        if self._player.retried > state.retried or len(self._player.skipped) > len(state.skipped):
+            self._note_failures()
         state.bottleneck = batches.stats().bottleneck_share
-        if writer.waiting_bytes >= config.shard_bytes or now - committed >= config.shard_seconds:
-            writer.commit()
-            committed = now
-        on_progress(state)
+        self._metrics.write(self._numbers)
+        self._on_progress(state)
 
+    def _note_failures(self) -> None:
+        state, player = self.state, self._player
+        found = {"retried": player.retried - state.retried, "skipped": len(player.skipped) - len(state.skipped)}
+        state.retried, state.skipped = player.retried, dict(player.skipped)
+        self._skipped_before.update(player.skipped)
+        if self._committer is not None and any(found.values()):
+            self._committer.note(found, {"skipped": sorted(self._skipped_before)})
 
-def _check_libraries(config: JobConfig) -> None:
-    """Raise `JobError` with what to install, rather than at the end of an hour's collection."""
-    try:
-        if config.plot:
-            import collector.job.plot
-        if config.policy == "mlp":
-            import collector.policy.mlp  # noqa: F401
-    except ImportError as error:
-        raise JobError(str(error)) from None
+    def _begin(self, batches: SyncDataCollector) -> None:
+        """Open the folder: now that there is a batch, it is known what it will hold."""
+        state, venv = self.state, batches.env
+        state.workers = 0 if isinstance(venv, DummyVectorEnv) else venv.num_workers
+        state.repeatable = not with_statistics(self._job) and (
+            declares_repeatable(self._policy) or batches.everything_keyed
+        )
+        head = job_head(self._job, venv, state.device, hash_of(self._policy), state.repeatable)
+        self._writer = self._open_writer(head)
+        self._files.enter_context(closing(self._writer))
+        self._metrics = self._files.enter_context(closing(Metrics(self._out, self._tensorboard)))
+        committer = Committer(self._writer, self._job.shard_bytes, self._job.shard_seconds)
+        self._committer = self._commits.enter_context(committer)
 
-
-def _check_env(env: str) -> None:
-    if ":" in env:
-        return  # what is behind a module name is known once that is imported, in the workers
-    try:
-        find_spec(env)
-    except gymnasium.error.Error as error:
-        raise JobError(f"there is no env {env}: {error}") from None
-
-
-def _device(config: JobConfig) -> str:
-    """The device that the policy runs on."""
-    if config.policy == "random":
-        return "cpu"
-    from collector.device.tensors import resolve_device
-
-    try:
-        return str(resolve_device(config.device))
-    except ValueError as error:
-        raise JobError(str(error)) from None
-
-
-def _make_env(config: JobConfig) -> Any:
-    make = partial(gymnasium.make, config.env, max_episode_steps=config.max_episode_steps)
-    workers = {} if config.backend == "dummy" else {"num_workers": config.workers}
-    try:
-        return VECTOR_ENVS[config.backend]([make] * config.num_envs, **workers)
-    except (gymnasium.error.Error, ImportError) as error:
-        raise JobError(f"{config.env} cannot be made: {error}") from None
-
-
-def _make_policy(config: JobConfig, env: Any, device: str) -> Any:
-    """The policy for the collector; None for random actions."""
-    try:
-        if config.policy == "random":
-            RandomPolicy(env.action_space)  # which refuses the spaces that it cannot draw from
-            return None
-        import torch
-
-        from collector.policy.mlp import MLPPolicy
-
-        torch.manual_seed(config.seed)
-        return MLPPolicy(env.observation_space[0], env.action_space[0]).to(device)
-    except TypeError as error:
-        hint = "" if config.policy == "random" else "; the random policy may do"
-        raise JobError(f"{config.env}: {error}{hint}") from None
-
-
-def _steps_per_batch(config: JobConfig, env: Any) -> int:
-    """64, or fewer where a batch would be large for the memory or the job."""
-    rows = config.num_envs * max(1, _bytes_of(env.observation_space[0]))
-    return max(1, min(64, BATCH_BYTES // rows, -(-config.steps // config.num_envs)))
-
-
-def _bytes_of(space: gymnasium.Space[Any]) -> int:
-    """Size of one observation, roughly where the space has no fixed one."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return sum(_bytes_of(part) for part in space.values())
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return sum(_bytes_of(part) for part in space.spaces)
-    return int(np.prod(space.shape)) * np.dtype(space.dtype).itemsize if space.shape is not None else 8
-
-
-def _config_record(state: JobState) -> dict[str, Any]:
-    """The settings and versions that another run would need."""
-    config = {**asdict(state.config), "out": str(state.config.out), "workers": state.workers, "device": state.device}
-    for name in ("plot", "overwrite", "shard_bytes", "shard_seconds"):
-        del config[name]
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "gymnasium": gymnasium.__version__}
-    return {**config, "versions": versions}
-
-
-def _draw(state: JobState) -> Path:
-    from collector.job.plot import draw_returns
-
-    path = state.config.out / PICTURE
-    draw_returns(path, state.returns, state.lengths, f"{state.config.env}, {POLICIES[state.config.policy]}")
-    return path
+    def _numbers(self) -> dict[str, Any]:
+        """What `metrics.jsonl` gets."""
+        state = self.state
+        recent: dict[str, float] = {}
+        if state.returns:
+            recent = {"mean_return": state.recent_return, "mean_length": float(np.mean(state.lengths[-RECENT:]))}
+        return {
+            "seconds": round(state.seconds, 3),
+            "steps": state.steps,
+            "episodes": state.episodes,
+            "steps_per_second": round(state.steps_per_second, 1),
+            **recent,
+            "skipped": len(state.skipped),
+            "bottleneck": state.bottleneck,
+        }

@@ -1,0 +1,183 @@
+"""Data sets: opening a million episodes, random batches from more than memory, and what recording costs a loop.
+
+    python -m benchmarks.datasets [--gigabytes 5] [--folder DIR] [--only open,batches,record] [--rounds 15]
+
+- open: a manifest of 10^6 episodes, in a process of its own: seconds until `Dataset(DIR)` is there, and the most memory
+  that the process has had, imports included. The target is 2 s and 300 MB.
+- batches: random batches of 256 transitions from `--gigabytes` of plain shards (episodes of 1000 steps with
+  observations of 84 x 84 bytes), in a process of its own, after each shard was opened once and its hash checked.
+  Printed are transitions a second, and the most memory of the process. The target is 20,000 a second within 1 GB. With
+  `--compressed` also of compressed shards.
+- record: steps a second of CartPole x 64 with and without `RecordEpisodes`, in turn; the median of the ratios, and the
+  same of CPU time of this process, which other programs disturb less. The target is at most 10 % slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from collector import Dataset, Episode, RecordEpisodes, StoreWriter, make_head
+from vecenv import AsyncVectorEnv, DummyVectorEnv, ShmemVectorEnv
+
+EPISODES = 10**6
+A_LINE = 2000
+PIXELS = (84, 84)
+
+OPEN = """
+import resource, sys, time
+begun = time.perf_counter()
+from collector import Dataset
+imported, cpu = time.perf_counter(), time.process_time()
+data = Dataset(sys.argv[1])
+opened, cpu = time.perf_counter(), time.process_time() - cpu
+assert len(data) == int(sys.argv[2])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(f"{opened - imported:.2f} s ({cpu:.2f} s of CPU time) for {len(data):,} episodes, {peak:.0f} MB at most")
+"""
+BATCHES = """
+import resource, sys, time
+from collector import Dataset
+data = Dataset(sys.argv[1])
+begun = time.perf_counter()
+for which in range(len(data._shards.records)):
+    data._shards[which]
+checked = time.perf_counter() - begun
+batches, count = data.batches(256, seed=0), 0
+for _ in range(20):
+    next(batches)
+begun = time.perf_counter()
+while time.perf_counter() - begun < float(sys.argv[2]):
+    count += len(next(batches))
+rate = count / (time.perf_counter() - begun)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(f"{rate:,.0f} transitions/s from {data.nbytes / 2**30:.1f} GB, {peak:.0f} MB at most")
+print(f"the first look at all shards, with their hashes: {checked:.1f} s")
+"""
+
+
+def run(program: str, *arguments: str) -> str:
+    """What a program prints, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def measure_open(folder: Path) -> None:
+    """A data set whose manifest names shards that need not be there to open it."""
+    with StoreWriter(folder, make_head()):
+        pass
+    columns = {"obs": ["<f4", [4]], "action": ["<i8", []], "reward": ["<f8", []]}
+    columns |= {"terminated": ["|b1", []], "truncated": ["|b1", []]}
+    rng = np.random.default_rng(0)
+    with open(folder / "manifest.jsonl", "w") as file:
+        file.write(json.dumps({"layout": {"obs": "obs", "action": "action", "arrays": columns}}) + "\n")
+        for shard, first in enumerate(range(0, EPISODES, A_LINE)):
+            lengths = rng.integers(8, 60, A_LINE)
+            numbers = first + rng.permutation(A_LINE)  # they end in another order than they begin
+            line = {"file": f"shards/w000/{shard:06d}.npz", "bytes": 60 * int(lengths.sum()), "sha256": "0" * 64}
+            line |= {"compressed": False, "steps": int(lengths.sum()), "episodes": numbers.tolist()}
+            line |= {"lengths": lengths.tolist(), "returns": lengths.astype(float).tolist()}
+            file.write(json.dumps(line) + "\n")
+    print("open:", run(OPEN, str(folder), str(EPISODES)), end="")
+
+
+def write_pixels(folder: Path, gigabytes: float, compress: bool) -> None:
+    """Episodes of 1000 steps of noise, of which a shard has nine."""
+    space = gymnasium.spaces.Box(0, 255, PIXELS, np.uint8)
+    rng = np.random.default_rng(0)
+    with StoreWriter(folder, make_head(space, gymnasium.spaces.Discrete(6)), compress=compress) as writer:
+        last = np.arange(1000) == 999
+        while writer.steps * np.prod(PIXELS) < gigabytes * 2**30:
+            noise = rng.integers(0, 256, (1001, *PIXELS), np.uint8)
+            if compress:
+                noise[:, 8:] = 0  # as of pictures, some is left
+            action = rng.integers(0, 6, 1000)
+            writer.add(Episode(noise, action, rng.random(1000), last, np.zeros(1000, np.bool_), 0))
+            if writer.waiting_bytes >= 2**26:
+                writer.commit()
+        writer.end()
+
+
+def measure_batches(folder: Path, gigabytes: float, compress: bool) -> None:
+    """Write the data set, and sample it."""
+    write_pixels(folder, gigabytes, compress)
+    print("batches, compressed:" if compress else "batches:", run(BATCHES, str(folder), "8"), end="")
+
+
+def drive(step: Any, actions: np.ndarray, calls: int) -> tuple[float, float]:
+    """Seconds, and CPU seconds of this process."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(calls):
+        step(actions)
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+VECTOR_ENVS: dict[str, Any] = {
+    "gymnasium's SyncVectorEnv": gymnasium.vector.SyncVectorEnv,
+    "AsyncVectorEnv": AsyncVectorEnv,
+    "AsyncVectorEnv, SAME_STEP": partial(AsyncVectorEnv, autoreset_mode="SameStep"),
+    "DummyVectorEnv, autoreset": DummyVectorEnv,
+    "ShmemVectorEnv, autoreset": ShmemVectorEnv,
+}
+
+
+def measure_record(folder: Path, rounds: int, calls: int = 400) -> None:
+    """Steps a second of CartPole x 64, with and without a recorder."""
+    actions = np.random.default_rng(0).integers(0, 2, 64)
+    for name, kind in VECTOR_ENVS.items():
+        make = [partial(gymnasium.make, "CartPole-v1")] * 64
+        plain, recorded = kind(make), RecordEpisodes(kind(make), folder / name.replace(" ", "-"))
+        steps = []
+        for envs in (plain, recorded):
+            envs.reset(seed=0)
+            steps.append(partial(envs.step, autoreset=True) if "autoreset" in name else envs.step)
+            drive(steps[-1], actions, 100)
+        pairs = [[drive(step, actions, calls) for step in steps] for _ in range(rounds)]
+        wall, cpu = ([(with_[i] / without[i] - 1) * 100 for without, with_ in pairs] for i in (0, 1))
+        rate = 64 * calls / median(without[0] for without, _ in pairs)
+        plain.close()
+        recorded.close()
+        size = Dataset(folder / name.replace(" ", "-")).steps
+        low, high = np.percentile(wall, [10, 90])
+        print(
+            f"record, {name}: {median(wall):+.1f} % time a step [{low:+.1f} .. {high:+.1f}], {median(cpu):+.1f} % CPU "
+            f"({rate:,.0f} steps/s without; {size:,} stored)",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Parse arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=5.0)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--only", default="open,batches,record")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--compressed", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        if "open" in options.only:
+            measure_open(folder / "open")
+        if "batches" in options.only:
+            measure_batches(folder / "batches", options.gigabytes, False)
+        if options.compressed:
+            measure_batches(folder / "compressed", options.gigabytes / 5, True)
+        if "record" in options.only:
+            measure_record(folder / "record", options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""The commands of `python -m collector`: a function each, whose arguments and docstring tyro reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from collector.job.job import Job, JobError, as_record
+from collector.job.job_files import job_of_settings, load_job, with_settings
+from collector.job.job_flags import DEFAULTS, JobFlags, as_settings
+from collector.store.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collector.job.run import JobState, Progress
+
+MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
+Settings = Annotated[
+    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
+]
+Modules = Annotated[
+    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
+]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+Folder = Annotated[Path, tyro.conf.Positional]
+
+
+def run(
+    job: Annotated[OptionalPath, tyro.conf.Positional] = None,
+    *,
+    out: OptionalPath = None,
+    set: Settings = [],  # noqa: B006
+    resume: bool = False,
+    overwrite: bool = False,
+    plot: bool = True,
+    tensorboard: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+    flags: Annotated[Any, tyro.conf.arg(name="")] = JobFlags(),  # noqa: B008
+) -> int:
+    """Collect the episodes of a job into a folder.
+
+    Args:
+        job: a job file: JSON, TOML or YAML. Without one, flags say what the job is: --env and --episodes or --steps.
+        out: the folder for the episodes [data/NAME, of the job file or the env].
+        set: NAME=VALUE or NAME.KEY=VALUE, in the place of what the file has.
+        resume: go on where an earlier run of the same job in this folder has ended, if there was one.
+        overwrite: replace what an earlier job wrote there.
+        plot: draw the returns when the job ends.
+        tensorboard: write metrics for TensorBoard too.
+        dry_run: print the job as it would run, and do nothing.
+        json: print the result as one object of JSON; progress goes to standard error.
+        flags: settings of the job.
+    """
+    settings = [*set, *as_settings(flags)]
+    wanted = load_job(job, settings) if job is not None else job_of_settings(settings)
+    folder = out or Path("data") / (job.stem if job is not None else re.sub(r"[/:]", "-", wanted.env))
+    if dry_run:
+        sys.stdout.write(_as_json({"out": str(folder), "job": as_record(wanted)}))
+        return 0
+    from collector.job.run import resume_job, run_job  # here, so that --help is answered without it
+    from collector.store.head import HEAD
+
+    if resume and overwrite:
+        raise JobError("--resume goes on with what --overwrite would replace: pass one of them")
+    goes_on = resume and (folder / HEAD).exists()
+
+    def collect(report: Progress) -> JobState:
+        if goes_on:
+            return resume_job(folder, wanted, tensorboard=tensorboard, on_progress=report)
+        return run_job(wanted, folder, overwrite=overwrite, tensorboard=tensorboard, on_progress=report)
+
+    return _collect(wanted, folder, json, plot, collect)
+
+
+def resume(
+    folder: Folder,
+    *,
+    set: Settings = [],  # noqa: B006
+    allow_import: Modules = [],  # noqa: B006
+    plot: bool = True,
+    tensorboard: bool = False,
+    json: bool = False,
+) -> int:
+    """Go on with the job of a folder where it was.
+
+    Args:
+        folder: what `run` wrote.
+        set: NAME=VALUE, for settings that only say where episodes are played: backend, num_workers, step_timeout, ...
+        allow_import: a module that the stored job may import; none but those of gymnasium and vecenv otherwise.
+        plot: draw the returns when the job ends.
+        tensorboard: write metrics for TensorBoard too.
+        json: print the result as one object of JSON; progress goes to standard error.
+    """
+    from collector.job.head import job_of
+    from collector.job.run import resume_job
+
+    job = with_settings(job_of(folder, allow_import), set)
+    options: dict[str, Any] = {"settings": set, "allow_import": allow_import, "tensorboard": tensorboard}
+    return _collect(job, folder, json, plot, lambda report: resume_job(folder, on_progress=report, **options))
+
+
+def info(folder: Folder, *, json: bool = False) -> int:
+    """Print what a folder holds: episodes, steps, returns, lengths, failures, speed and size.
+
+    Args:
+        folder: a data set.
+        json: print it as one object of JSON.
+    """
+    from collector.job.look.info import dataset_info
+
+    found = dataset_info(folder)
+    if json:
+        sys.stdout.write(_as_json(found))
+        return 0
+    from collector.job.progress_report import info_table, make_console
+
+    make_console().print(info_table(found))
+    return 0
+
+
+def verify(
+    folder: Folder,
+    *,
+    replay: int = 0,
+    allow_import: Modules = [],  # noqa: B006
+    json: bool = False,
+) -> int:
+    """Check the data of a folder: sizes, hashes and all that is in the shards.
+
+    Args:
+        folder: a data set.
+        replay: also play so many episodes again, and compare them bit for bit. Where the job is not repeatable, the
+            stored actions are repeated.
+        allow_import: a module that the stored job may import, to play it again.
+        json: print the result as one object of JSON.
+    """
+    from collector.job.look.replay import replay_episodes
+    from collector.store.dataset import Dataset
+
+    data = Dataset(folder)
+    problems = data.verify()
+    replayed = replay_episodes(folder, replay, allow_import) if replay and not problems else {}
+    differences = {number: text for number, text in replayed.items() if text}
+    if json:
+        result = {"episodes": len(data), "problems": problems, "replayed": len(replayed), "differences": differences}
+        sys.stdout.write(_as_json(result))
+    else:
+        lines = [*problems, *(f"episode {number}, played again: {text}" for number, text in differences.items())]
+        same = len(replayed) - len(differences)
+        lines.append(f"{len(data):,} episodes in {len(data.shard_files)} shards: {'damaged' if problems else 'whole'}")
+        if replayed:
+            how = "with the policy" if data.head.get("repeatable") else "with the stored actions"
+            lines.append(f"{same} of {len(replayed)} episodes, played again {how}, are the same bit for bit")
+        sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if problems or differences else 0
+
+
+def plot(folder: Folder, *, out: OptionalPath = None) -> int:
+    """Draw returns, lengths and speed.
+
+    Args:
+        folder: a data set.
+        out: the PNG file [returns.png in the folder].
+    """
+    from collector.job.look.plot import plot_dataset
+
+    sys.stdout.write(f"{plot_dataset(folder, out)}\n")
+    return 0
+
+
+def video(
+    folder: Folder,
+    *,
+    episodes: list[int] | None = None,
+    out: OptionalPath = None,
+    num_workers: int = 2,
+    allow_import: Modules = [],  # noqa: B006
+) -> int:
+    """Render episodes as videos, by playing their seeds and actions again.
+
+    Args:
+        folder: what a job wrote.
+        episodes: numbers of the episodes [that with the highest return].
+        out: the folder for the videos [videos in the folder].
+        num_workers: processes that render.
+        allow_import: a module that the stored job may import.
+    """
+    from collector.job.look.video import make_videos
+
+    videos = make_videos(folder, episodes, out, num_workers=num_workers, allow_import=allow_import)
+    for each in videos:
+        note = f"  (not as it was stored: {each.difference})" if each.difference else ""
+        sys.stdout.write(f"{each.path}{note}\n")
+    return 0
+
+
+def export(
+    folder: Folder,
+    *,
+    to: Literal["minari", "lerobot", "hdf5", "parquet", "npz"],
+    out: str | None = None,
+) -> int:
+    """Write the episodes of a folder in the format of another tool.
+
+    Args:
+        folder: a data set.
+        to: the format.
+        out: the file or folder [FOLDER-FORMAT]; for Minari also an id by which it finds it, such as mine/cartpole-v0.
+    """
+    from collector.store.export.targets import export as export_dataset
+
+    where = export_dataset(folder, to, target_of(folder, to, out))
+    sys.stdout.write(f"{where}\n")
+    return 0
+
+
+def tune(
+    job: Annotated[OptionalPath, tyro.conf.Positional] = None,
+    *,
+    set: Settings = [],  # noqa: B006
+    policy_ms: float = 0.3,
+    seconds: float = 2.0,
+    flags: Annotated[Any, tyro.conf.arg(name="")] = JobFlags(),  # noqa: B008
+) -> int:
+    """Measure which backend and how many workers are the fastest for a job, and print the lines for its file.
+
+    Args:
+        job: a job file; or flags, as in `run`.
+        set: NAME=VALUE or NAME.KEY=VALUE, in the place of what the file has.
+        policy_ms: milliseconds that the policy computes in each round.
+        seconds: how long to measure.
+        flags: settings of the job.
+    """
+    from collector.job.make_envs import check_env, env_fn
+    from vecenv.tuning.tune import tune as tune_envs
+
+    settings = [*set, *as_settings(flags)]
+    wanted = load_job(job, settings) if job is not None else job_of_settings(settings)
+    check_env(wanted)
+    result = tune_envs([env_fn(wanted)] * wanted.num_envs, pause=policy_ms / 1e3, seconds=seconds)
+    lines = [f'backend = "{result.best.backend}"', *(f"{name} = {value}" for name, value in result.kwargs.items())]
+    sys.stdout.write(f"{result}\n\nFor the job file:\n" + "\n".join(lines) + "\n")
+    return 0
+
+
+COMMANDS = {each.__name__: each for each in (run, resume, info, verify, export, plot, video, tune)}
+
+
+def _collect(job: Job, folder: Path, as_json: bool, plot: bool, collect: Callable[[Progress], JobState]) -> int:
+    """Run a job, show how it goes and what came of it, and return the exit code."""
+    from collector.job.look.info import dataset_info
+    from collector.job.progress_report import Report, make_console, summary, wanted
+
+    if plot:
+        import collector.job.look.plot as picture  # before an hour of collection
+    console = make_console(stderr=as_json)
+    if not as_json:
+        line = f"Job: {json.dumps(changed(job))}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs into {folder}"
+    try:
+        with Report(console, job, heading) as report:
+            state = collect(report)
+    except (JobError, DatasetError, KeyboardInterrupt):
+        raise
+    except Exception:
+        sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")
+        raise
+    if plot and state.episodes:
+        picture.plot_dataset(folder)
+    console.print(summary(state))
+    if as_json:
+        found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried}
+        if state.episodes:  # otherwise the folder may not have been begun
+            found |= dataset_info(folder)
+        sys.stdout.write(_as_json({"interrupted": state.status == "interrupted", **found}))
+    return 128 + state.signum if state.signum else 0
+
+
+def changed(job: Job) -> dict[str, Any]:
+    """The settings of a job that are not the defaults."""
+    record = as_record(job).items()
+    return {name: value for name, value in record if value != DEFAULTS.get(name) and value not in ([], {})}
+
+
+def target_of(folder: Path, to: str, out: str | None) -> Path:
+    """Where `export` writes: an id of Minari is a place below its own folder."""
+    name = folder.resolve().name
+    if to == "minari":
+        dataset_id = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
+        root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+        return root / dataset_id if MINARI_ID.fullmatch(dataset_id) else Path(dataset_id)
+    suffix = {"hdf5": ".hdf5", "npz": ".npz"}.get(to, "")
+    return Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}{suffix}")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"

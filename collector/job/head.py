@@ -1,0 +1,141 @@
+"""What a folder holds about the job that made it, and whether a job is still the same."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import vecenv
+from collector.job.job import Job, JobError, as_record
+from collector.job.job_files import make_job
+from collector.job.make_envs import imported_names
+from collector.store.errors import DatasetError
+from collector.store.files.lock import FolderLock
+from collector.store.head import HEAD, make_head, read_head
+from collector.store.writer import LOCK, check_files, contents
+
+TRUSTED = ("gymnasium.envs", "gymnasium.wrappers", "vecenv", "ale_py")
+"""Modules that a stored job may name."""
+UNTRUSTED = ("gymnasium.wrappers:Record", "gymnasium.wrappers.rendering")
+"""What writes files there."""
+OTHER_FOLDER = "choose another folder, or replace what is there with --overwrite"
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Make a folder, with its parents, and see that a new job may write there. Raises `DatasetError`.
+
+    The same is asked when the job begins to write; this is early, before envs are made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_files(folder)
+        FolderLock(folder / LOCK).release()
+    except OSError as error:
+        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+    if (folder / HEAD).exists() and not overwrite:
+        raise DatasetError(
+            f"{folder} already holds {contents(folder)}: go on with it by `resume {folder}`, choose another folder, or "
+            "replace it with --overwrite"
+        )
+
+
+def stored_job(folder: Path) -> Job:
+    """The job that a folder says it belongs to, to be compared or shown: not to be run, for it names code.
+
+    Raises `JobError` where no job wrote the folder, `DatasetError` where it is no data set.
+    """
+    record = read_head(folder).get("job")
+    if not isinstance(record, dict):
+        raise JobError(f"no job wrote {folder}: it has episodes, but nothing says how to play them")
+    return make_job(record, str(folder))
+
+
+def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
+    """The job that a folder belongs to, which may be run.
+
+    A folder may come from anywhere, and a job names code: only modules of gymnasium and of this library, and those in
+    `allow_import` with what is inside them, may be named. Raises `JobError` for another one, and as `stored_job`.
+    """
+    job = stored_job(folder)
+    allowed = [*TRUSTED, *allow_import]
+    for name in imported_names(job):
+        module = name.partition(":")[0]
+        if name.startswith(UNTRUSTED) or not any(module == each or module.startswith(f"{each}.") for each in allowed):
+            raise JobError(
+                f"the job that is stored in {folder} names {name!r}, which is code: where you trust the folder, pass "
+                f"--allow-import {module} (in a program: allow_import=[{module!r}])"
+            )
+    return job
+
+
+def job_head(job: Job, venv: Any, device: str, policy_hash: str | None, repeatable: bool) -> dict[str, Any]:
+    """The head of the folder of a job: what another run would need to give the same episodes."""
+    more: dict[str, Any] = {"ran_on": {"vector_env": type(venv).__name__, "num_workers": venv.num_workers}}
+    more |= {"cpu": cpu_capability(), "device": device_name(device), "policy_hash": policy_hash}
+    head = make_head(venv.observation_space[0], venv.action_space[0], as_record(job), **more, repeatable=repeatable)
+    return {**head, "versions": {**head["versions"], **versions()}}
+
+
+def versions() -> dict[str, str]:
+    """Of this library, and torch where it is used: those that decide about bits beside numpy and gymnasium."""
+    found = {"vecenv": vecenv.__version__}
+    if "torch" in sys.modules:
+        found["torch"] = str(sys.modules["torch"].__version__)
+    return found
+
+
+def cpu_capability() -> str:
+    """The instructions of this CPU that numpy and torch choose by.
+
+    >>> cpu_capability().startswith(platform.machine())
+    True
+    """
+    config: Any = np.show_config(mode="dicts")
+    found = config.get("SIMD Extensions", {}).get("found", [])
+    torch = sys.modules.get("torch")
+    more = [] if torch is None else [f"torch:{torch.backends.cpu.get_cpu_capability()}"]
+    return " ".join([platform.machine(), *found, *more])
+
+
+def device_name(device: str) -> str:
+    """The device, and which one it is where it is a GPU."""
+    if not device.startswith("cuda"):
+        return device
+    return f"{device} ({sys.modules['torch'].cuda.get_device_name(device)})"
+
+
+def check_unchanged(
+    folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any], may_differ: Collection[str] = ()
+) -> None:
+    """Raise `JobError` with what differs, where anything does but `may_differ`."""
+    changes = [
+        f"{name} was {_short(stored.get(name))}, and is {_short(wanted.get(name))}"
+        for name in {**stored, **wanted}
+        if stored.get(name) != wanted.get(name) and name not in may_differ
+    ]
+    if changes:
+        raise JobError(f"the job of {folder} has changed: {'; '.join(changes)}; {OTHER_FOLDER}")
+
+
+def notes_on(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What has changed since a repeatable job began that may change bits, though not what the job is."""
+    if not stored.get("repeatable"):
+        return []
+    old, new = (
+        {**head.get("versions", {}), "cpu": head.get("cpu"), "device": head.get("device")} for head in (stored, now)
+    )
+    return [
+        f"{name} was {old.get(name)} when the job began, and is {new[name]}: the same bits are not promised"
+        for name in new
+        if old.get(name) != new[name]
+    ]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,255 @@
+"""Dataset: the episodes of a folder, by number, from shards that are opened when they are needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from collector.episodes.episode import Episode
+from collector.store.errors import DatasetError
+from collector.store.first_form import FIRST_MANIFEST, read_first_form
+from collector.store.head import HEAD, read_head
+from collector.store.layout import Layout
+from collector.store.manifest import Index, read_manifest
+from collector.store.packed import PackedEpisodes, concatenate, cut_episode, pack
+from collector.store.sampling import Transitions, gather, random_orders, transitions_of
+from collector.store.shards import Shards
+from collector.store.space_json import space_from_json
+from vecenv import nest
+
+MEMORY = 2**28
+
+
+class Dataset:
+    """The committed episodes of a folder, in the order of their numbers; also of a job that is running or was killed.
+
+    Opening reads the manifest only. A shard is opened when an episode of it is needed, and its size, its hash and all
+    that is in it are checked then, once. Nothing in the folder is trusted: no file outside it is opened, nothing is
+    unpickled, and no more is allocated than the files can hold; what does not fit together raises `DatasetError`.
+
+    Args:
+        folder: what a job, `StoreWriter`, `RecordEpisodes` or `import_minari` wrote, or a job of an earlier version.
+        memory: bytes of shards to keep in memory, besides one shard; what is returned is not counted.
+
+    Raises `DatasetError` where the folder holds no data set, or one that is damaged.
+
+    >>> import tempfile, gymnasium
+    >>> from collector import RecordEpisodes
+    >>> folder = tempfile.mkdtemp()
+    >>> with RecordEpisodes(gymnasium.make_vec("CartPole-v1", 2), folder) as envs:
+    ...     _ = envs.reset(seed=0)
+    ...     for _ in range(100):
+    ...         _ = envs.step(envs.action_space.sample())
+    >>> episodes = Dataset(folder)
+    >>> len(episodes) > 2, episodes[0].obs.shape[0] == len(episodes[0].action) + 1
+    (True, True)
+    >>> batch = next(episodes.batches(32, seed=0))
+    >>> batch.obs.shape, batch.next_obs.shape, batch.reward.dtype
+    ((32, 4), (32, 4), dtype('float64'))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, memory: int = MEMORY) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        self.head: dict[str, Any]
+        """What the writer noted of the data set: spaces, versions, the job (docs/datasets.md)."""
+        if not (self.folder / HEAD).exists() and (self.folder / FIRST_MANIFEST).exists():
+            self.head, manifest = read_first_form(self.folder)
+            structure = self.head["obs"]
+        else:
+            if not (self.folder / HEAD).exists():
+                raise DatasetError(f"{self.folder} holds no collected episodes: there is no manifest and no {HEAD}")
+            self.head, manifest, structure = read_head(self.folder), read_manifest(self.folder), None
+        self.end = manifest.end
+        """The number of the episode before which a complete data set ends; None: it is not complete."""
+        self.failed = manifest.failed
+        """Failures that the writer counted, by name."""
+        self.state = manifest.state
+        """What the writer left for the next one."""
+        self.layout: Layout | None = manifest.layout
+        """The arrays of a shard; None where there is none yet."""
+        self._shards = Shards(self.folder, manifest.shards, manifest.index, manifest.layout, memory, structure)
+        self._set_index(manifest.index.by_number())
+        if self.end is not None:
+            self._set_index(self._index.take(slice(int(np.searchsorted(self._index.number, self.end)))))
+
+    def _set_index(self, index: Index) -> None:
+        self._index = index
+        self._starts = np.concatenate([[0], np.cumsum(index.length)]).astype(np.int64)
+
+    # What is known without opening a shard
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "not complete"
+        return f"Dataset({str(self.folder)!r}: {len(self):,} episodes, {self.steps:,} steps, {state})"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the writer has ended it."""
+        return self.end is not None or self.head.get("status") == "complete"
+
+    @property
+    def steps(self) -> int:
+        """Steps of all episodes."""
+        return int(self._starts[-1])
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """int64 `(episodes,)`: the numbers, which grow."""
+        return self._index.number.copy()
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 `(episodes,)`: steps of each."""
+        return self._index.length.copy()
+
+    @property
+    def returns(self) -> np.ndarray:
+        """float64 `(episodes,)`: the sum of the rewards of each."""
+        return self._index.returns.copy()
+
+    @property
+    def observation_space(self) -> Any:
+        """The space of one env; None where the head has none that can be made again."""
+        return space_from_json(self.head.get("observation_space"))
+
+    @property
+    def action_space(self) -> Any:
+        """As `observation_space`, of the actions."""
+        return space_from_json(self.head.get("action_space"))
+
+    @property
+    def shard_files(self) -> list[str]:
+        """The shards, in the order of their commits."""
+        return [record.file for record in self._shards.records]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the shards on the disk."""
+        return sum(record.bytes for record in self._shards.records)
+
+    # Episodes
+
+    @overload
+    def __getitem__(self, which: int) -> Episode: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> Dataset: ...
+
+    def __getitem__(self, which: int | slice) -> Episode | Dataset:
+        """The episode at a place in the order of numbers, as arrays of your own; of a slice, a data set of fewer.
+
+        Raises IndexError, and `DatasetError` where its shard is damaged.
+        """
+        if isinstance(which, slice):
+            part = object.__new__(Dataset)
+            part.__dict__.update(vars(self))
+            part._set_index(self._index.take(which).by_number())
+            return part
+        place = range(len(self))[which]
+        shard, position, first, length = (
+            int(column[place])
+            for column in (self._index.shard, self._index.position, self._index.first, self._index.length)
+        )
+        view = cut_episode(self._shards[shard], first, length, position)
+        self._shards.touch(1 + len(view) * 64 // 2**16)
+        names = ("obs", "action", "reward", "terminated", "truncated")
+        copies = {name: nest.map(np.array, getattr(view, name)) for name in names}
+        return Episode(**copies, env_id=view.env_id, number=view.number, seed=view.seed)
+
+    def __iter__(self) -> Iterator[Episode]:
+        return (self[place] for place in range(len(self)))
+
+    def blocks(self, nbytes: int = 2**26) -> Iterator[PackedEpisodes]:
+        """All episodes in order, several at a time as one set of arrays of about `nbytes` (at least one episode)."""
+        waiting: list[Episode] = []
+        size = 0
+        for episode in self:
+            waiting.append(episode)
+            size += episode.nbytes
+            if size >= nbytes:
+                yield pack(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield pack(waiting)
+
+    # Transitions
+
+    def transitions(self) -> Transitions:
+        """All transitions in memory, episode after episode; of a part: `dataset[:100].transitions()`.
+
+        Raises `DatasetError` where there is none.
+        """
+        if not len(self):
+            raise DatasetError(f"{self.folder} has no episodes yet")
+        return transitions_of(concatenate(list(self.blocks())))
+
+    def take(self, steps: Any) -> Transitions:
+        """The transitions with these numbers, of `0..self.steps - 1` in the order of `transitions()`: int array `(k,)`.
+
+        Raises IndexError.
+        """
+        return gather(self._shards, self._index, self._starts, np.asarray(steps))
+
+    def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
+        """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
+
+        The same seed gives the same batches. Memory stays below that of the constructor, and a few batches: plain
+        shards are mapped, and any transition may be next; compressed ones are shuffled, and then the transitions of as
+        many as fit into memory. The last batch of a pass is smaller where `batch_size` does not divide the steps.
+        Raises `DatasetError` where there are no episodes, ValueError for a `batch_size` below 1.
+        """
+        return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
+
+    def batch_order(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[np.ndarray]:
+        """The numbers of the transitions of each batch of `batches`: int64 `(batch_size,)`; raises as it does."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not len(self):
+            raise DatasetError(f"{self.folder} has no episodes yet")
+        return random_orders(self._shards, self._index, self._starts, batch_size, seed, passes)
+
+    def as_torch(self, of: str = "transitions", *, batch_size: int = 256, seed: int = 0, passes: int | None = 1) -> Any:
+        """A `torch.utils.data` view, which works with the workers of a DataLoader.
+
+        `of="transitions"`: by number, each a dict of tensors. `of="episodes"`: likewise. `of="batches"`: an iterable of
+        what `batches(batch_size, seed, passes)` gives, for `DataLoader(view, batch_size=None, num_workers=2)`, whose
+        workers share the batches out. Raises ValueError for another name.
+        """
+        from collector.store.torch_view import torch_view
+
+        return torch_view(self, of, batch_size=batch_size, seed=seed, passes=passes)
+
+    # Checks
+
+    def verify(self) -> list[str]:
+        """Read every shard and check it against the manifest, again; what is wrong, a line for each. None: [].
+
+        Also where the episodes of a part are few, all shards are read.
+        """
+        problems = []
+        for which in range(len(self._shards.records)):
+            try:
+                self._shards.check(which)
+            except DatasetError as error:
+                problems.append(str(error))
+        return problems
+
+
+def load_episodes(folder: str | os.PathLike[str]) -> list[Episode]:
+    """All committed episodes of a folder, in memory and by number (see `Dataset`, which opens them one by one).
+
+    Raises `DatasetError` where the folder holds no data set, or one that is damaged.
+
+    Example::
+
+        episodes = load_episodes("data/cartpole")
+        print(len(episodes), sum(e.total_reward for e in episodes) / len(episodes))
+    """
+    return list(Dataset(folder))

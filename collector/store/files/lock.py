@@ -1,0 +1,58 @@
+"""The lock of a folder: one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from collector.store.errors import DatasetError
+
+
+class FolderLock:
+    """Holds `path` locked, until `release` or the end of the process, however it ends.
+
+    Raises `DatasetError` at once where another writer has it; the file says which. A child that is forked does not
+    keep the lock: a job that is killed leaves its folder free, even while its workers are still ending.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
+            self.release()
+            raise DatasetError(
+                f"{path.parent} is being written by {holder}: wait for its end, or choose another folder"
+            ) from None
+        except BaseException:
+            self.release()
+            raise
+        _HELD.add(self)
+
+    def release(self) -> None:
+        """Let others have it; once more does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.release()
+
+
+_HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    for lock in list(_HELD):
+        lock.release()
+
+
+# The lock belongs to the open file, which a forked child shares: it closes its own descriptors of it.
+os.register_at_fork(after_in_child=_release_all)

@@ -1,0 +1,1 @@
+"""Recording the episodes of any loop."""

@@ -1,0 +1,485 @@
+"""StoreWriter: fills a folder with episodes, so that what is committed is never lost, whenever the process ends.
+
+A commit writes a shard under another name, flushes it to the disk, renames it, flushes the folder, and then adds a line
+to the manifest and flushes that. A reader believes the manifest only, so that
+
+- before the line there is no shard, and its episodes have to be collected again;
+- half a line, without its end, is none, and is cut off when the next writer comes;
+- after the line the shard is on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collector.episodes.episode import Episode
+from collector.store.errors import DatasetError
+from collector.store.files import strict_json, system_calls
+from collector.store.files.lock import FolderLock
+from collector.store.head import HEAD, changes, head_bytes, read_head
+from collector.store.layout import Layout
+from collector.store.manifest import MANIFEST, read_manifest
+from collector.store.packed import PackedEpisodes, concatenate, pack
+from collector.store.shard_file import shard_bytes
+
+LOCK = "writer.lock"
+SHARDS = "shards"
+FIRST_FORM = "manifest.json"
+OURS = re.compile(
+    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
+)
+"""What stands in the folder of a data set; other files are of others, and such a folder is never written to."""
+_INTERRUPTED = "a commit was interrupted"
+_SHARD = re.compile(r"(\d{6,12})\.npz(\.partial)?")
+
+
+class StoreWriter:
+    """Writes episodes to a folder, shard by shard.
+
+    Args:
+        folder: made if it does not exist, with its parents.
+        head: what `make_head` returns; None: that of the folder, with `resume`.
+        writer: number of this writer; its shards are in `shards/w000/` and so on. Writers other than 0 lock that folder
+            only, and need `commit_line`.
+        resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
+            without a line, and half a line.
+        overwrite: remove the data set that is there.
+        compress: deflate the shards: smaller, slower to write and to read at random.
+        commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
+            keeps the manifest: it passes them to `record` of its own writer.
+
+    Raises `DatasetError` where the folder is locked by another writer, holds files of others or another data set, or
+    cannot be written; nothing is changed then.
+
+    Example::
+
+        with StoreWriter(folder, make_head(space, space)) as writer:
+            writer.add(episodes)
+            writer.commit()                 # these are now safe
+            writer.end("complete")
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        head: dict[str, Any] | None,
+        *,
+        writer: int = 0,
+        resume: bool = False,
+        overwrite: bool = False,
+        compress: bool = False,
+        commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
+    ) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        self.compress = compress
+        self.layout: Layout | None = None
+        """That of the data set; None before the first commit."""
+        self.ended: int | None = None
+        """The number of episodes of a data set that is complete."""
+        self.state: Any = None
+        """What the last commit with a `state` left."""
+        self.failed: dict[str, int] = {}
+        """Failures so far, by name."""
+        self.waiting_episodes = 0
+        """Episodes that are not committed yet,"""
+        self.waiting_bytes = 0
+        """and their size."""
+        self.steps = 0
+        """Steps of the committed episodes."""
+        self.bytes = 0
+        """Size of the committed shards."""
+        self._own = self.folder / SHARDS / f"w{writer:03d}"
+        self._commit_line = commit_line
+        self._waiting: list[PackedEpisodes] = []
+        self._numbers: list[np.ndarray] = []
+        self._seen: set[int] = set()
+        self._next_number = 0
+        self._manifest = -1
+        self._size = 0
+        self._broken = ""
+        self._waiting_since: float | None = None
+        if (writer == 0) is (commit_line is not None):
+            raise ValueError("writer 0 keeps the manifest; the others need commit_line, by which they report to it")
+        with _writing(self.folder, "choose another folder"):
+            self._lock = self._open(head, resume, overwrite)
+        self._next_shard = self._first_free_shard()
+
+    # Begin
+
+    def _open(self, head: dict[str, Any] | None, resume: bool, overwrite: bool) -> FolderLock:
+        if self._commit_line is not None:
+            _make_folders(self._own)
+            lock = FolderLock(self._own / LOCK)
+            self._remove_partial(self._own)
+            return lock
+        if head is None and not resume:
+            raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
+        content = None if head is None else head_bytes(head)
+        _make_folders(self.folder)
+        check_files(self.folder)
+        lock = FolderLock(self.folder / LOCK)
+        try:
+            if resume and (self.folder / HEAD).exists():
+                self._resume(head)
+            elif resume and head is None:
+                read_head(self.folder)  # which says that there is none
+            else:
+                self._begin(content or b"", overwrite)
+            self._manifest = os.open(self.folder / MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def _begin(self, head: bytes, overwrite: bool) -> None:
+        present = [
+            path.name for path in self.folder.iterdir() if path.name != LOCK and not path.name.endswith(".partial")
+        ]
+        if present and not overwrite:
+            raise DatasetError(
+                f"{self.folder} already holds {contents(self.folder)}; resume it, choose another folder, or "
+                "overwrite it"
+            )
+        remove_data(self.folder)
+        system_calls.write_atomically(self.folder / HEAD, head)
+        system_calls.write_atomically(self.folder / MANIFEST, b"")
+
+    def _resume(self, head: dict[str, Any] | None) -> None:
+        before = read_head(self.folder)
+        if head is not None and (found := changes(head, before)):
+            raise DatasetError(
+                f"{self.folder} was begun with other settings ({'; '.join(found)}); resume it with those, or choose "
+                "another folder"
+            )
+        manifest = read_manifest(self.folder)
+        for shard in manifest.shards:
+            path = self.folder / shard.file
+            if not path.is_file() or path.stat().st_size != shard.bytes:
+                raise DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")
+        path = self.folder / MANIFEST
+        if not path.exists():
+            system_calls.write_atomically(path, b"")
+        elif path.stat().st_size > manifest.good_bytes:
+            fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                system_calls.truncate(fd, manifest.good_bytes)
+                system_calls.fsync(fd)
+            finally:
+                os.close(fd)
+        committed = {shard.file for shard in manifest.shards}
+        for folder in sorted((self.folder / SHARDS).glob("w*")):
+            self._remove_partial(folder, committed)
+        for name in (HEAD, MANIFEST):
+            with suppress(FileNotFoundError):
+                system_calls.unlink(self.folder / f"{name}{system_calls.PARTIAL}")
+        self.layout, self.ended, self.state = manifest.layout, manifest.end, manifest.state
+        self.failed, self._size = manifest.failed, manifest.good_bytes
+        self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.bytes for shard in manifest.shards)
+        self._note(manifest.index.number)
+
+    def _remove_partial(self, folder: Path, committed: set[str] | None = None) -> None:
+        """Remove what is half written; of a writer that keeps the manifest, also shards that are not in it."""
+        for path in sorted(folder.iterdir()):
+            found = _SHARD.fullmatch(path.name)
+            listed = committed is None or f"{SHARDS}/{folder.name}/{path.name}" in committed
+            if found and (found[2] or not listed):
+                system_calls.unlink(path)
+
+    def _first_free_shard(self) -> int:
+        names = [path.name for path in self._own.iterdir()] if self._own.is_dir() else []
+        return 1 + max((int(found[1]) for found in map(_SHARD.fullmatch, names) if found), default=-1)
+
+    # Episodes
+
+    @property
+    def committed(self) -> np.ndarray:
+        """int64: the numbers of the episodes that are committed, in the order of their commits."""
+        self._numbers = [np.concatenate([np.zeros(0, np.int64), *self._numbers])]
+        return self._numbers[0]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._manifest < 0 and self._commit_line is None
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds since the first of the episodes came that are not committed yet."""
+        return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+
+    def add(self, episodes: Episode | Sequence[Episode]) -> None:
+        """Take episodes for the next shard; those without a number get the next free one.
+
+        Raises `DatasetError` for one that is not whole, has rewards that are not finite, does not fit to those before,
+        or has a number that was taken; then none of them is taken.
+        """
+        several = [episodes] if isinstance(episodes, Episode) else list(episodes)
+        if several:
+            self.add_packed(pack(several))
+
+    def add_packed(self, episodes: PackedEpisodes) -> None:
+        """As `add`, of episodes that are one set of arrays already."""
+        self._check_open()
+        if not len(episodes):
+            return
+        episodes = self._numbered(episodes)
+        episodes.check()
+        layout = episodes.layout()
+        expected = self.layout or (self._waiting[0].layout() if self._waiting else layout)
+        if layout != expected:
+            raise DatasetError(
+                f"these episodes have the arrays {layout.as_json()}, and those of {self.folder} have "
+                f"{expected.as_json()}"
+            )
+        self._seen.update(episodes.episode.tolist())
+        self._next_number = max(self._next_number, int(episodes.episode.max()) + 1)
+        self._waiting.append(episodes)
+        self.waiting_episodes += len(episodes)
+        self.waiting_bytes += episodes.nbytes
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+
+    def _numbered(self, episodes: PackedEpisodes) -> PackedEpisodes:
+        numbers = episodes.episode
+        if (numbers < 0).any():
+            free = max(self._next_number, int(numbers.max()) + 1)
+            numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
+            episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
+        fresh = set(numbers.tolist())
+        if len(fresh) < len(numbers) or not fresh.isdisjoint(self._seen):
+            twice = sorted(fresh & self._seen)[:5] or numbers[:5].tolist()
+            raise DatasetError(f"episodes {twice} are in {self.folder} already; each number is stored once")
+        return episodes
+
+    def commit(self, *, failed: dict[str, int] | None = None, state: Any = None) -> None:
+        """Write what was added since the last commit as one shard, and then its line in the manifest.
+
+        `failed` counts failures since the last commit by name; `state` is any JSON that the next writer wants to find.
+        Raises `DatasetError` where the disk refuses them; what was committed before is unchanged, and the same
+        episodes wait for another attempt.
+        """
+        self._check_open()
+        notes = {key: value for key, value in (("failed", failed), ("state", state)) if value}
+        if not self._waiting and not notes:
+            return
+        with self._changing():
+            if self._waiting:
+                self._commit_shard(notes)
+            else:
+                self._append([notes])
+            self._count(failed or {}, state)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What is on the disk and what this writer knows of it change together, or it does not go on.
+
+        An OSError leaves both as they were. What else ends the block, such as Ctrl-C, may come between the two.
+        """
+        self._broken = _INTERRUPTED
+        try:
+            with _writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
+                yield
+        except DatasetError:
+            self._broken = "" if self._broken == _INTERRUPTED else self._broken
+            raise
+        self._broken = ""
+
+    def _commit_shard(self, notes: dict[str, Any]) -> None:
+        episodes = concatenate(self._waiting)
+        self._waiting = [episodes]
+        layout = episodes.layout()
+        _make_folders(self._own)
+        # A number is used once: a line that may be on the disk or not never names a file that is written again.
+        path = self._own / f"{self._next_shard:06d}.npz"
+        self._next_shard += 1
+        data = shard_bytes(episodes.arrays(), compress=self.compress).getbuffer()
+        try:
+            system_calls.write_atomically(path, data)
+        except OSError:
+            with suppress(OSError):
+                system_calls.unlink(path.with_name(path.name + system_calls.PARTIAL))
+            with suppress(OSError):
+                system_calls.unlink(path)
+            raise
+        line = {
+            "file": f"{SHARDS}/{self._own.name}/{path.name}",
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "compressed": self.compress,
+            "steps": episodes.steps,
+            "episodes": episodes.episode.tolist(),
+            "lengths": episodes.lengths.tolist(),
+            "returns": episodes.returns().tolist(),
+            **notes,
+        }
+        lines = [line] if self.layout is not None else [{"layout": layout.as_json()}, line]
+        try:
+            self._append(lines)
+        except OSError:
+            if self._broken == _INTERRUPTED:  # the manifest is as it was, so the shard is none
+                with suppress(OSError):
+                    system_calls.unlink(path)
+            raise
+        self.layout = layout
+        self._waiting, self.waiting_episodes, self.waiting_bytes, self._waiting_since = [], 0, 0, None
+        self.steps += episodes.steps
+        self.bytes += len(data)
+        self._numbers.append(episodes.episode)
+
+    def record(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Add the lines that another writer passed to its `commit_line`; its shard is on the disk."""
+        self._check_open()
+        fresh: list[dict[str, Any]] = []
+        for line in lines:
+            if "layout" in line:
+                if self.layout is None:
+                    self.layout = Layout.from_json(line["layout"])
+                    fresh.append(line)
+                elif Layout.from_json(line["layout"]) != self.layout:
+                    raise DatasetError(f"a writer has episodes of another layout than {self.folder}: {line['layout']}")
+                continue
+            numbers = np.array(line.get("episodes", []), np.int64)
+            if not self._seen.isdisjoint(numbers.tolist()):
+                raise DatasetError(f"a writer has episodes that are in {self.folder} already: {numbers[:5].tolist()}")
+            fresh.append(line)
+        with self._changing():
+            self._append(fresh)
+            for line in fresh:
+                self._note(np.array(line.get("episodes", []), np.int64))
+                self.steps += line.get("steps", 0)
+                self.bytes += line.get("bytes", 0)
+                self._count(line.get("failed", {}), line.get("state"))
+
+    def _note(self, numbers: np.ndarray) -> None:
+        self._numbers.append(numbers)
+        self._seen.update(numbers.tolist())
+        self._next_number = max(self._next_number, int(numbers.max(initial=-1)) + 1)
+
+    def _count(self, failed: dict[str, int], state: Any) -> None:
+        for name, count in failed.items():
+            self.failed[name] = self.failed.get(name, 0) + count
+        self.state = self.state if state is None else state
+
+    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Add whole lines to the manifest, on the disk, or none."""
+        if self._commit_line is not None:
+            self._commit_line(list(lines))
+            return
+        data = b"".join(strict_json.dump(line) + b"\n" for line in lines)
+        try:
+            system_calls.write(self._manifest, data)
+            system_calls.fsync(self._manifest)
+        except OSError as error:
+            # Whether the line is on the disk is not known. Without it the shard is none; if it cannot be removed, only
+            # another writer can find out what is there.
+            try:
+                system_calls.truncate(self._manifest, self._size)
+                system_calls.fsync(self._manifest)
+            except OSError:
+                self._broken = str(error)
+            raise
+        self._size += len(data)
+
+    # End
+
+    def end(self, status: str = "complete", *, episodes: int | None = None) -> None:
+        """Commit what waits, and end the data set: those of its episodes count whose number is below `episodes`.
+
+        `episodes`: None: all. Nothing can be added afterwards.
+        """
+        if status != "complete":
+            raise ValueError(
+                f"status must be 'complete', got {status!r}; a data set that is not has no end: call close()"
+            )
+        self.commit()
+        count = self._next_number if episodes is None else episodes
+        with self._changing():
+            self._append([{"end": status, "episodes": count}])
+            self.ended = count
+
+    def close(self) -> None:
+        """Give the folder back, without committing; once more does nothing."""
+        fd, self._manifest = self._manifest, -1
+        if fd >= 0:
+            os.close(fd)
+        self._lock.release()
+        self._broken = self._broken or "it is closed"
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_manifest", -1) >= 0:
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._broken:
+            raise DatasetError(f"the writer of {self.folder} cannot go on: {self._broken}; resume with another one")
+        if self.ended is not None:
+            raise DatasetError(f"{self.folder} is complete, with {self.ended:,} episodes; choose another folder")
+
+
+def check_files(folder: Path) -> None:
+    """Raise `DatasetError` where a folder holds what no writer of this form put there."""
+    names = {path.name for path in folder.iterdir()}
+    if FIRST_FORM in names:
+        raise DatasetError(
+            f"{folder} holds episodes of the first form ({FIRST_FORM}): Dataset and load_episodes read them, and no "
+            "job goes on with them; choose another folder"
+        )
+    foreign = sorted(name for name in names if not OURS.fullmatch(name))
+    if foreign:
+        raise DatasetError(f"{folder} is not empty: no job wrote {foreign[0]} there; choose another folder")
+
+
+def contents(folder: Path) -> str:
+    """What a folder holds, for a message."""
+    try:
+        head, count = read_head(folder), len(read_manifest(folder).index)
+    except DatasetError:
+        return "files of an earlier job"
+    job = head["job"]
+    return f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
+
+
+def remove_data(folder: Path) -> None:
+    """Remove a data set; the manifest goes first, so that no reader finds one whose shards are missing."""
+    order = {MANIFEST: 0, HEAD: 1}
+    for path in sorted(folder.iterdir(), key=lambda path: (order.get(path.name, 2), path.name)):
+        if path.name == LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            system_calls.unlink(path)
+    system_calls.fsync_folder(folder)
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and its parents, on the disk."""
+    missing = [folder, *folder.parents]
+    for each in reversed([path for path in missing if not path.exists()]):
+        with suppress(FileExistsError):
+            system_calls.mkdir(each)
+
+
+@contextmanager
+def _writing(folder: Path, advice: str) -> Iterator[None]:
+    """Raise an OSError inside the `with` block as a `DatasetError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error

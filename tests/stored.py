@@ -1,0 +1,77 @@
+"""Small data sets for tests of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from collector import Episode, StoreWriter, make_head
+from vecenv import nest
+
+OBS = spaces.Box(-9, 9, (3,))
+ACTION = spaces.Discrete(5)
+LENGTHS = (5, 1, 3, 8, 2, 4)
+
+
+def episode(number: int, /, length: int | None = None, **changes: Any) -> Episode:
+    """Observations that hold the number and the step; half of them terminated, half truncated."""
+    length = LENGTHS[number % len(LENGTHS)] if length is None else length
+    steps = np.arange(length + 1)
+    last = np.arange(length) == length - 1
+    columns = {
+        "obs": np.stack([np.full(length + 1, number), steps, steps * 0.5], 1).astype(np.float32),
+        "action": (steps[:-1] + number) % 5,
+        "reward": steps[:-1] * 0.25 + number,
+        "terminated": last if number % 2 else np.zeros(length, np.bool_),
+        "truncated": np.zeros(length, np.bool_) if number % 2 else last,
+    }
+    return Episode(**{**columns, "env_id": number % 3, "number": number, "seed": 1000 + number, **changes})
+
+
+def tree_episode(number: int, /, **changes: Any) -> Episode:
+    """Dict and Tuple observations and actions, a picture among them, and vector rewards."""
+    plain = episode(number)
+    pixels = np.random.default_rng(number).integers(0, 256, (len(plain) + 1, 36, 40, 3), np.uint8)
+    obs = {"pixels": pixels, "pose": (plain.obs, np.arange(len(plain) + 1, dtype=np.int64))}
+    action = {"move": plain.obs[:-1, :2].copy(), "press": plain.action}
+    return episode(number, **{"obs": obs, "action": action, **changes})
+
+
+TREE_OBS = spaces.Dict(
+    {
+        "pixels": spaces.Box(0, 255, (36, 40, 3), np.uint8),
+        "pose": spaces.Tuple([spaces.Box(-99, 99, (3,)), spaces.Discrete(99)]),
+    }
+)
+TREE_ACTION = spaces.Dict({"move": spaces.Box(-99, 99, (2,)), "press": ACTION})
+
+
+def head(**more: Any) -> dict[str, Any]:
+    return make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 0}, **more)
+
+
+def write(
+    folder: Path, shards: Iterable[Iterable[int]] = ((0, 2), (3, 1), (5, 4)), make: Any = episode, **options: Any
+) -> Path:
+    """A complete data set with these numbers in its shards."""
+    spaces_of = (OBS, ACTION) if make is episode else (TREE_OBS, TREE_ACTION)
+    with StoreWriter(folder, make_head(*spaces_of, job={"env": "Numbers-v0", "seed": 0}), **options) as writer:
+        for numbers in shards:
+            writer.add([make(number) for number in numbers])
+            writer.commit()
+        writer.end()
+    return folder
+
+
+def assert_same(ours: Episode, theirs: Episode) -> None:
+    """Equal in every bit."""
+    for name in ("obs", "action", "reward", "terminated", "truncated"):
+        pairs = zip(nest.leaves(getattr(ours, name)), nest.leaves(getattr(theirs, name)), strict=True)
+        for mine, other in pairs:
+            assert mine.dtype == other.dtype, name
+            np.testing.assert_array_equal(mine, other, name)
+    assert (ours.number, ours.seed, ours.env_id) == (theirs.number, theirs.seed, theirs.env_id)

@@ -1,0 +1,230 @@
+"""Each export is read back by the library of its format, and has every bit of the episodes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from collector import Dataset, DatasetError, StoreWriter, export, make_head
+from tests.stored import OBS, assert_same, episode, tree_episode, write
+from vecenv import nest
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+FORMATS = ["npz", "hdf5", "parquet", "lerobot", "minari"]
+made = pytest.mark.parametrize("make", [episode, tree_episode])
+
+
+@pytest.fixture
+def minari() -> Any:
+    return pytest.importorskip("minari")
+
+
+def expected_arrays(data: Dataset) -> dict[str, np.ndarray]:
+    """All episodes as the arrays of one shard."""
+    (block,) = data.blocks(2**40)
+    return block.arrays()
+
+
+@made
+@pytest.mark.parametrize("compress", [False, True])
+def test_npz(make: Any, compress: bool, tmp_path: Path) -> None:
+    data = Dataset(write(tmp_path / "a", make=make))
+    out = export(data, "npz", tmp_path / "out.npz", compress=compress)
+    with np.load(out, allow_pickle=False) as arrays:
+        for name, expected in expected_arrays(data).items():
+            assert arrays[name].dtype == expected.dtype
+            np.testing.assert_array_equal(arrays[name], expected)
+        assert len(arrays.files) == len(expected_arrays(data))
+
+
+@made
+@pytest.mark.parametrize("compress", [False, True])
+def test_hdf5(make: Any, compress: bool, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    data = Dataset(write(tmp_path / "a", make=make))
+    out = export(str(tmp_path / "a"), "hdf5", tmp_path / "out.h5", compress=compress)
+    with h5py.File(out) as file:
+        for name, expected in expected_arrays(data).items():
+            assert file[name].dtype == expected.dtype
+            np.testing.assert_array_equal(file[name][()], expected)
+        assert json.loads(file.attrs["head"]) == data.head
+
+
+def array_of(column: Any, field: Any) -> np.ndarray:
+    """A column of Parquet as the array that its metadata describe."""
+    dtype, shape = field.metadata[b"dtype"].decode(), json.loads(field.metadata[b"shape"])
+    if str(column.type).startswith("fixed_size_binary"):
+        return np.frombuffer(b"".join(column.to_pylist()), dtype).reshape(-1, *shape)
+    return np.array(column.to_pylist(), dtype).reshape(-1, *shape)
+
+
+@made
+def test_parquet(make: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data = Dataset(write(tmp_path / "a", make=make))
+    out = export(data, "parquet", tmp_path / "out")
+    steps, episodes = parquet.read_table(out / "steps.parquet"), parquet.read_table(out / "episodes.parquet")
+    last = np.array(steps["is_last"])
+    assert data.layout is not None
+    for name in data.layout.columns:
+        found, expected = array_of(steps[name].combine_chunks(), steps.schema.field(name)), expected_arrays(data)[name]
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found if data.layout.is_of_obs(name) else found[~last], expected)
+    assert np.array(steps["step"])[last].tolist() == data.lengths.tolist()
+    assert np.flatnonzero(steps["is_first"]).tolist() == (np.cumsum(data.lengths + 1) - data.lengths - 1).tolist()
+    assert episodes["seed"].to_pylist() == [1000 + n for n in range(6)]
+    assert episodes["return"].to_pylist() == data.returns.tolist()
+
+
+@made
+def test_minari(make: Any, minari: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from collector import import_minari
+
+    data = Dataset(write(tmp_path / "a", make=make))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    export(data, "minari", tmp_path / "minari/vecenv/numbers-v0", description="numbers")
+    found = minari.load_dataset("vecenv/numbers-v0")
+    assert (found.total_episodes, found.total_steps) == (6, data.steps)
+    assert found.observation_space == data.observation_space
+    assert found.storage.metadata["description"] == "numbers"
+    assert [note["seed"] for note in found.storage.get_episode_metadata(range(6))] == [1000 + n for n in range(6)]
+    for ours, theirs in zip(data, found.iterate_episodes(), strict=True):
+        nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [ours.obs, theirs.observations])
+        nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [ours.action, theirs.actions])
+        np.testing.assert_array_equal(ours.reward, theirs.rewards)
+        np.testing.assert_array_equal(ours.terminated, theirs.terminations)
+    back = import_minari("vecenv/numbers-v0", tmp_path / "back")
+    assert back.complete
+    assert back.observation_space == data.observation_space
+    for ours, theirs in zip(back, data, strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(84, 84), (84, 84, 1), (84, 84, 3), (84, 84, 4), (3, 64, 64)])
+def test_pictures_are_lossless_in_minari(shape: tuple[int, ...], minari: Any, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, *shape), np.uint8)
+    with StoreWriter(tmp_path / "a", make_head(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(5))) as writer:
+        writer.add(episode(0, obs=pixels))
+        writer.end()
+    export(tmp_path / "a", "minari", tmp_path / "out")
+    (found,) = minari.MinariDataset(tmp_path / "out/data").iterate_episodes()
+    np.testing.assert_array_equal(found.observations, pixels)
+
+
+def test_minari_keeps_the_spec_of_an_env_that_is_known(minari: Any, tmp_path: Path) -> None:
+    for env, expected in (("CartPole-v1", "CartPole-v1"), ("antigravity:Fly-v0", None)):
+        folder = tmp_path / env.replace(":", "-")
+        space = gymnasium.spec("CartPole-v1").make().unwrapped
+        with StoreWriter(folder / "a", make_head(space.observation_space, space.action_space, {"env": env})) as writer:
+            writer.add(episode(0, obs=np.zeros((6, 4), np.float32), action=np.zeros(5, np.int64)))
+            writer.end()
+        export(folder / "a", "minari", folder / "out")
+        spec = minari.MinariDataset(folder / "out/data").env_spec
+        assert (spec and spec.id) == expected
+    assert "antigravity" not in sys.modules
+
+
+@made
+def test_lerobot(make: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pictures = pytest.importorskip("PIL.Image")
+    data = Dataset(write(tmp_path / "a", make=make))
+    out = export(data, "lerobot", tmp_path / "out", fps=10, task="count")
+    info = json.loads((out / "meta/info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    assert (info["total_episodes"], info["total_frames"], info["fps"]) == (6, data.steps, 10)
+    table = parquet.read_table(out / info["data_path"].format(chunk_index=0, file_index=0))
+    assert set(table.column_names) == info["features"].keys()
+    every = data.transitions()
+    if make is episode:
+        np.testing.assert_array_equal(np.stack(table["observation.state"].to_pylist()), every.obs)
+        np.testing.assert_array_equal(table["action"].to_pylist(), every.action)
+    else:
+        decoded = [
+            np.array(pictures.open(io.BytesIO(cell["bytes"]))) for cell in table["observation.pixels"].to_pylist()
+        ]
+        np.testing.assert_array_equal(decoded, every.obs["pixels"])
+        np.testing.assert_array_equal(table["observation.pose.1"].to_pylist(), every.obs["pose"][1])
+        np.testing.assert_array_equal(np.stack(table["action.move"].to_pylist()), every.action["move"])
+    np.testing.assert_array_equal(table["next.reward"].to_pylist(), every.reward)
+    np.testing.assert_array_equal(table["next.done"].to_pylist(), every.terminated | every.truncated)
+    assert table["frame_index"].to_pylist() == every.step.tolist()
+    assert table["episode_index"].to_pylist() == every.episode.tolist()
+    np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10)
+    episodes = parquet.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [each["dataset_to_index"] for each in episodes] == np.cumsum(data.lengths).tolist()
+    stats = json.loads((out / "meta/stats.json").read_text())
+    np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()])
+    np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()])
+
+
+READ_BY_LEROBOT = """
+import sys, json, numpy as np
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+data = LeRobotDataset("vecenv/numbers", root=sys.argv[1])
+rows = [data[i] for i in range(len(data))]
+print(json.dumps({key: np.asarray([row[key].tolist() for row in rows]).tolist() for key in sys.argv[2:]}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_lerobot_reads_it_in_a_venv_of_its_own(tmp_path: Path) -> None:
+    """LEROBOT_PYTHON: a Python that has it; its hundred packages are no dependency of the tests."""
+    python = os.environ.get("LEROBOT_PYTHON")
+    if python is None:
+        pytest.skip("set LEROBOT_PYTHON to the python of a venv with lerobot")
+    data = Dataset(write(tmp_path / "a"))
+    out = export(data, "lerobot", tmp_path / "out")
+    columns = ["observation.state", "action", "next.reward", "episode_index", "frame_index"]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    command = [python, "-c", READ_BY_LEROBOT, str(out), *columns]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout)
+    every = data.transitions()
+    expected = (every.obs, every.action, every.reward, every.episode, every.step)
+    for key, column in zip(columns, expected, strict=True):
+        np.testing.assert_allclose(found[key], column, rtol=1e-6)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(
+        {"hdf5": "h5py", "parquet": "pyarrow", "lerobot": "pyarrow", "minari": "minari"}.get(to, "numpy")
+    )
+    data = Dataset(write(tmp_path / "a"))
+    first = next(data.blocks())
+
+    def fails(self: Dataset, nbytes: int = 0) -> Any:
+        yield first
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dataset, "blocks", fails)
+        with pytest.raises(DatasetError, match="No space left on device"):
+            export(data, to, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+    export(data[1:3], to, tmp_path / "out")
+    with pytest.raises(DatasetError, match=r"out exists; choose another place"):
+        export(data, to, tmp_path / "out")
+    with pytest.raises(DatasetError, match="no episodes yet"):
+        export(data[:0], to, tmp_path / "other")
+
+
+def test_what_minari_cannot_know_is_an_error(minari: Any, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a", make_head(OBS, None)) as writer:
+        writer.add(episode(0))
+        writer.end()
+    with pytest.raises(DatasetError, match="no spaces in its head"):
+        export(tmp_path / "a", "minari", tmp_path / "out")
+    with pytest.raises(ValueError, match="to must be one of npz, hdf5, parquet, lerobot, minari, got 'zarr'"):
+        export(tmp_path / "a", "zarr", tmp_path / "out")

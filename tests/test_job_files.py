@@ -1,0 +1,262 @@
+"""Jobs as files and as command lines: what they may say, and what is said where they cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collector import Dataset, Job, load_job
+from collector.job.cli import main
+from collector.job.job import JobError
+from collector.job.job_files import with_settings
+from tests.job_envs import HERE, ROOT
+
+TOML = """
+env = "CartPole-v1"
+num_envs = 4
+backend = "dummy"
+episodes = 12
+seed = 3
+wrappers = ["gymnasium.wrappers:FlattenObservation"]
+
+[env_kwargs]
+sutton_barto_reward = true
+"""
+YAML = """
+env: CartPole-v1
+num_envs: 4
+backend: dummy
+episodes: 12
+seed: 3
+wrappers: ["gymnasium.wrappers:FlattenObservation"]
+env_kwargs: {sutton_barto_reward: true}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "cartpole.toml"
+    path.write_text(TOML)
+    return path
+
+
+class TestFiles:
+    def test_toml_json_and_yaml_say_the_same(self, file: Path, tmp_path: Path) -> None:
+        job = load_job(file)
+        assert (job.env, job.episodes, job.steps, job.seed) == ("CartPole-v1", 12, None, 3)
+        assert job.env_kwargs == {"sutton_barto_reward": True}
+        (tmp_path / "a.yaml").write_text(YAML)
+        assert load_job(tmp_path / "a.yaml") == job
+        content = {**job.env_kwargs}
+        (tmp_path / "a.json").write_text(
+            json.dumps(
+                {
+                    "env": "CartPole-v1",
+                    "num_envs": 4,
+                    "backend": "dummy",
+                    "episodes": 12,
+                    "seed": 3,
+                    "wrappers": list(job.wrappers),
+                    "env_kwargs": content,
+                }
+            )
+        )
+        assert load_job(tmp_path / "a.json") == job
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("episods = 3", "a job has no 'episods'; did you mean 'episodes'?"),
+            ("colour = 3", "a job has no 'colour'; it has env, episodes, steps, "),
+            ("num_workers = 'two'", "num_workers: Expected `int | null`, got `str`"),
+            ("max_failed = 1.5", "max_failed: Expected `int`, got `float`"),
+            ("retries = -1", "retries must be at least 0, got -1"),
+            ("steps = 3", "a job has either episodes = N or steps = N, not both"),
+            ("num_workers = 1", "the dummy backend has none; use backend = "),
+            ("step_timeout = nan", "step_timeout must be a positive number of seconds, got nan"),
+            ("policy = 'clever'", 'policy must be "random", "mlp" or "module:attr", got \'clever\''),
+            ("checkpoint = 'w.pt'", "random actions have no checkpoint"),
+            ("device = 'tpu'", 'device must be "auto", "cpu", "cuda" or "cuda:N", got \'tpu\''),
+            ("env_kwargs.deep = 1", "cannot be read"),
+            ("[[", "cannot be read"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, line: str, message: str, file: Path) -> None:
+        file.write_text(f"{line}\n{TOML}")
+        with pytest.raises(JobError) as error:
+            load_job(file)
+        assert str(file) in str(error.value)
+        assert message in str(error.value)
+
+    def test_files_that_are_none(self, tmp_path: Path) -> None:
+        for name, message in (("job.txt", r"must end in \.toml, \.json"), ("none.toml", "No such file")):
+            with pytest.raises(JobError, match=message):
+                load_job(tmp_path / name)
+        (tmp_path / "list.json").write_text("[1]")
+        with pytest.raises(JobError, match="it holds a list"):
+            load_job(tmp_path / "list.json")
+
+    def test_settings_take_the_place_of_what_is_there(self, file: Path) -> None:
+        job = load_job(file, ["steps=1e3", "env_kwargs.sutton_barto_reward=false", "num_envs=1,000", "policy=mlp"])
+        assert (job.steps, job.episodes, job.num_envs, job.policy) == (1000, None, 1000, "mlp")
+        assert job.env_kwargs == {"sutton_barto_reward": False}
+        assert type(job.steps) is int
+        for setting, message in (
+            ("steps", "takes name=value"),
+            ("step=3", "did you mean 'steps'"),
+            ("seed.a=1", "has no"),
+        ):
+            with pytest.raises(JobError, match=message):
+                with_settings(job, [setting])
+
+    def test_whole_floats_are_numbers_and_others_are_not(self) -> None:
+        job = Job(env="CartPole-v1", steps=1)
+        for text, steps in (("1e3", 1000), ("2.0", 2), ("1,000", 1000), ("9007199254740993", 2**53 + 1)):
+            assert with_settings(job, [f"steps={text}"]).steps == steps
+        for text in ("1.5", "1e-3", "nan", "inf", "1e999", "0x10", "many", "0", "-1"):
+            with pytest.raises(JobError, match="steps"):
+                with_settings(job, [f"steps={text}"])
+
+
+class TestCommandLine:
+    @pytest.mark.usefixtures("fonts")
+    def test_a_job_runs_and_is_looked_at(self, file: Path, tmp_path: Path, capsys: Any) -> None:
+        folder = tmp_path / "a"
+        assert main(["run", str(file), "--set", "seed=4", "--num-envs", "2", "--out", str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith('Job: {"env": "CartPole-v1", "episodes": 12, "seed": 4, "num_envs": 2')
+        assert "Collecting 12 episodes of CartPole-v1 from 2 envs into" in out
+        assert "\x1b" not in out
+        assert (folder / "returns.png").read_bytes().startswith(b"\x89PNG")
+        data = Dataset(folder)
+        assert (len(data), data.head["job"]["seed"]) == (12, 4)
+        assert main(["info", str(folder)]) == 0
+        assert "12 of a job of 12 episodes" in capsys.readouterr().out
+        assert main(["info", str(folder), "--json"]) == 0
+        info = json.loads(capsys.readouterr().out)
+        assert (info["status"], info["episodes"], info["steps"], info["repeatable"]) == (
+            "complete",
+            12,
+            data.steps,
+            True,
+        )
+        assert main(["verify", str(folder), "--replay", "3"]) == 0
+        assert "3 of 3 episodes, played again with the policy, are the same bit for bit" in capsys.readouterr().out
+        assert main(["plot", str(folder), "--out", str(tmp_path / "b.png")]) == 0
+        assert (tmp_path / "b.png").is_file()
+        assert main(["export", str(folder), "--to", "npz", "--out", str(tmp_path / "all.npz")]) == 0
+        with np.load(tmp_path / "all.npz", allow_pickle=False) as arrays:
+            assert len(arrays["reward"]) == data.steps
+        assert main(["resume", str(folder), "--no-plot"]) == 0
+        assert "it was complete already" in capsys.readouterr().out
+        assert main(["run", str(file), "--out", str(folder)]) == 1
+        assert "--overwrite" in capsys.readouterr().err
+        assert main(["run", str(file), "--resume", "--set", "seed=5", "--out", str(folder)]) == 2
+        assert "has changed: seed was 4, and is 5" in capsys.readouterr().err
+
+    def test_json_is_alone_on_standard_output(self, file: Path, tmp_path: Path, capsys: Any) -> None:
+        assert main(["run", str(file), "--no-plot", "--json", "--out", str(tmp_path / "a")]) == 0
+        out, error = capsys.readouterr()
+        found = json.loads(out)
+        assert (found["episodes"], found["status"], found["interrupted"], found["skipped"]) == (
+            12,
+            "complete",
+            False,
+            {},
+        )
+        assert "Collecting 12 episodes" in error
+
+    def test_a_dry_run_says_what_would_be_and_does_nothing(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["run", str(file), "--dry-run", "--backend", "shmem"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["out"] == "data/cartpole"
+        assert found["job"]["backend"] == "shmem"
+        assert not (tmp_path / "data").exists()
+
+    @pytest.mark.filterwarnings("ignore:.*latest versioned env")
+    def test_flags_alone_are_a_job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["run", "--env", "CartPole", "--steps", "1e2", "--backend", "dummy", "--no-plot"]) == 0
+        assert Dataset("data/CartPole").steps >= 100
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["runn", "x.toml"], "'runn' is no command; did you mean run?"),
+            (["--env", "CartPole-v1"], "'--env' is no command; begin with one of run, resume, "),
+            (["run", "--episodes", "3"], "a job has an env"),
+            (["run", "--env", "CartPole-v1"], "a job has either episodes = N or steps = N"),
+            (["run", "--env", "CartPoll-v1", "--steps", "3"], "there is no env CartPoll-v1: "),
+            (["run", "--env", "CartPole-v1", "--steps", "0"], "steps must be at least 1, got 0"),
+            (
+                ["run", "--env", "CartPole-v1", "--steps", "3", "--backend", "ship"],
+                "backend: Invalid enum value 'ship'",
+            ),
+            (["run", "--env", "none:X-v0", "--steps", "3", "--backend", "dummy"], "No module named 'none'"),
+            (["run", "none.toml"], "none.toml cannot be read: No such file"),
+            (["resume", "none"], "none holds no collected episodes"),
+            (["info", "none"], "none holds no collected episodes"),
+        ],
+    )
+    def test_what_cannot_be_is_said_without_a_traceback(
+        self, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main([*arguments, *(["--no-plot"] if arguments[0] == "run" else [])]) in (1, 2)
+        error = capsys.readouterr().err
+        assert message in error
+        assert "Traceback" not in error
+
+    def test_cuda_that_is_not_there_is_an_error(self, file: Path, tmp_path: Path, capsys: Any) -> None:
+        if pytest.importorskip("torch").cuda.is_available():
+            pytest.skip("there is a CUDA device")
+        flags = ["--policy", "mlp", "--device", "cuda", "--no-plot", "--out", str(tmp_path / "a")]
+        assert main(["run", str(file), *flags]) == 2
+        assert "PyTorch sees 0 CUDA devices; use 'cpu' or 'auto'" in capsys.readouterr().err
+
+    def test_an_env_whose_episodes_never_end_is_noted(self, tmp_path: Path, capsys: Any) -> None:
+        options = ["--env", "Pendulum-v1", "--max-episode-steps", "400", "--steps", "100", "--num-envs", "1"]
+        assert main(["run", *options, "--backend", "dummy", "--no-plot", "--out", str(tmp_path / "a")]) == 0
+        assert capsys.readouterr().out.count("note: no episode has ended in 1") == 1
+
+    def test_tune_prints_lines_for_the_file(self, file: Path, capsys: Any) -> None:
+        assert main(["tune", str(file), "--num-envs", "2", "--seconds", "0.2"]) == 0
+        assert '\nFor the job file:\nbackend = "' in capsys.readouterr().out
+
+    def test_help_needs_neither_torch_nor_rich(self) -> None:
+        code = (
+            "import sys; from collector.job.cli import main\n"
+            "try: main(['run', '--help'])\n"
+            "finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        assert done.stdout.splitlines()[-1] == "[]"
+        assert "--num-envs" in done.stdout
+
+    @pytest.mark.parametrize("library", ["msgspec", "tyro", "rich", "matplotlib"])
+    def test_a_missing_library_is_an_error_that_names_what_to_install(self, library: str, tmp_path: Path) -> None:
+        arguments = ["run", "--env", "CartPole-v1", "--steps", "9", "--out", str(tmp_path / "a")]
+        code = (
+            f"import sys; sys.modules[{library!r}] = None\n"
+            f"from collector.job.cli import main; sys.exit(main({arguments}))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "pip install 'vecenv[job]'" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "a").exists()
+
+    def test_a_class_of_a_policy_that_does_not_fit_is_an_error(self, file: Path, tmp_path: Path, capsys: Any) -> None:
+        flags = ["--policy", f"{HERE}:Mean", "--policy-kwargs", '{"size": 3}', "--no-plot"]
+        assert main(["run", str(file), *flags, "--out", str(tmp_path / "a")]) == 2
+        assert "unexpected keyword argument 'size'" in capsys.readouterr().err

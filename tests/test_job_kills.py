@@ -1,0 +1,44 @@
+"""Jobs that are killed by SIGKILL at any moment: nothing committed is lost, nothing comes twice.
+
+`python -m benchmarks.kills` does it 200 times.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kills
+
+
+@pytest.mark.parametrize(
+    ("backend", "count", "seed"),
+    [
+        ("dummy", 3, 1),
+        pytest.param("dummy", 20, 2, marks=pytest.mark.slow),
+        pytest.param("shmem", 10, 3, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(
+    backend: str, count: int, seed: int, tmp_path: Path
+) -> None:
+    tally = kills.kill_jobs(tmp_path, backend, count, seed, episodes=100)
+    assert tally.kills == count
+    assert tally.within_commits > 0
+    assert tally.jobs > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("when", ["before", "within", "after"])
+def test_after_each_system_call_the_folder_is_whole(when: str, tmp_path: Path) -> None:
+    """The first commits of a job, call by call: write, fsync and rename of the head and of a shard, and the line."""
+    kills.finish(kills.start(tmp_path / "whole", "dummy", 20))
+    for call in range(1, 17):
+        out = tmp_path / str(call)
+        kills.finish(kills.start(out, "dummy", 20, f"{call}:{when}"), (0, -9))
+        kills.check(out, set())
+        kills.finish(kills.start(out, "dummy", 20))
+        kills.assert_same(kills.Dataset(out), kills.Dataset(tmp_path / "whole"))

@@ -1,0 +1,124 @@
+"""Looking at what a job has collected: numbers, pictures, videos, and episodes played again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collector import Dataset
+from collector.job.cli import main
+from collector.job.job import JobError
+from collector.job.look.info import dataset_info
+from collector.job.look.metrics import read_metrics
+from collector.job.look.replay import replay_episodes
+from collector.job.look.video import make_videos
+from collector.job.run import run_job
+from tests.job_envs import HERE, counting, job
+
+DRAWN = {"env": f"{HERE}:Drawn", "episodes": 3}
+
+
+class TestReplay:
+    def test_a_repeatable_job_is_played_again_with_its_policy(self, tmp_path: Path) -> None:
+        run_job(job(**counting(), episodes=20), tmp_path)
+        assert replay_episodes(tmp_path, 4, [HERE]) == {0: "", 6: "", 13: "", 19: ""}
+
+    def test_another_policy_would_be_noticed(self, tmp_path: Path) -> None:
+        run_job(job(episodes=5), tmp_path)
+        head = json.loads((tmp_path / "dataset.json").read_text())
+        head["job"]["seed"] = 1
+        (tmp_path / "dataset.json").write_text(json.dumps(head))
+        assert set(replay_episodes(tmp_path, 5).values()) == {"obs differs from step 0 on"}
+
+    @pytest.mark.parametrize("replays", [True, False])
+    def test_of_other_jobs_the_actions_are_repeated(self, replays: bool, tmp_path: Path) -> None:
+        env = "CartPole-v1" if replays else f"{HERE}:Forgetful"
+        run_job(job(env=env, policy=f"{HERE}:Drawing", episodes=8), tmp_path)
+        found = replay_episodes(tmp_path, 3, [HERE])
+        assert list(found) == [0, 4, 7]
+        assert found[7] == ("" if replays else "obs differs from step 0 on")
+
+    def test_the_command_says_what_differs(self, tmp_path: Path, capsys: Any) -> None:
+        run_job(job(env=f"{HERE}:Forgetful", episodes=8, num_envs=1), tmp_path)
+        assert main(["verify", str(tmp_path), "--replay", "8", "--allow-import", HERE]) in (0, 1)
+        out = capsys.readouterr().out
+        assert "8 episodes in 1 shards: whole" in out
+        assert "episodes, played again with the policy" in out
+
+    def test_damage_is_found(self, tmp_path: Path, capsys: Any) -> None:
+        run_job(job(episodes=5), tmp_path)
+        [shard] = tmp_path.glob("shards/w000/*.npz")
+        content = bytearray(shard.read_bytes())
+        content[200] ^= 1
+        shard.write_bytes(content)
+        assert main(["verify", str(tmp_path)]) == 1
+        assert str(shard.name) in capsys.readouterr().out
+
+
+class TestNumbers:
+    def test_info_is_what_is_there(self, tmp_path: Path) -> None:
+        state = run_job(job(**counting(every=13), episodes=40), tmp_path)
+        info, data = dataset_info(tmp_path), Dataset(tmp_path)
+        assert info["lengths"]["max"] == data.lengths.max()
+        assert info["returns"]["mean"] == pytest.approx(data.returns.mean())
+        assert info["failed"]["skipped"] == len(state.skipped)
+        assert info["bytes"] == sum(path.stat().st_size for path in tmp_path.glob("shards/*/*.npz"))
+        assert info["steps_per_second"] > 0
+
+    def test_metrics_are_lines_of_json_and_half_a_line_is_none(self, tmp_path: Path) -> None:
+        run_job(job(), tmp_path)
+        with open(tmp_path / "metrics.jsonl", "a") as file:
+            file.write('{"steps": 1')
+        lines = read_metrics(tmp_path)
+        assert lines
+        assert lines[-1]["steps"] == Dataset(tmp_path).steps
+        assert {"time", "episodes", "steps_per_second", "mean_return", "bottleneck"} <= lines[-1].keys()
+
+
+class TestPictures:
+    @pytest.mark.usefixtures("fonts")
+    def test_the_picture_shows_something(self, tmp_path: Path) -> None:
+        from matplotlib.image import imread
+
+        from collector.job.look.plot import plot_dataset
+
+        run_job(job(episodes=60), tmp_path)
+        pixels = imread(plot_dataset(tmp_path))[..., :3]
+        assert pixels.shape[0] > 500
+        blue, red = (abs(pixels - color).sum(-1) < 0.6 for color in ((0.6, 0.8, 0.9), (0.84, 0.15, 0.16)))
+        assert blue.sum() > 50, "a dot for each episode"
+        assert red.sum() > 200, "the line of the mean"
+
+    def test_a_video_has_all_pictures_in_an_even_size(self, tmp_path: Path) -> None:
+        pytest.importorskip("imageio_ffmpeg")
+        cv2 = pytest.importorskip("cv2")
+        run_job(job(**DRAWN), tmp_path)
+        videos = make_videos(tmp_path, [2, 0], allow_import=[HERE])
+        assert [(video.number, video.difference) for video in videos] == [(0, ""), (2, "")]
+        reader, frames = cv2.VideoCapture(videos[1].path), list[Any]()
+        assert reader.get(cv2.CAP_PROP_FPS) == 10
+        while (read := reader.read())[0]:
+            frames.append(np.asarray(read[1]))
+        reader.release()
+        assert [frame.shape for frame in frames] == [(34, 52, 3)] * 7
+        for step, frame in enumerate(frames):
+            assert abs(frame.astype(int) - 40 * step).max() <= 6
+
+    def test_a_video_says_where_it_is_not_as_it_was(self, tmp_path: Path, capsys: Any) -> None:
+        pytest.importorskip("imageio_ffmpeg")
+        run_job(job(**DRAWN), tmp_path)
+        head = json.loads((tmp_path / "dataset.json").read_text())
+        head["job"]["env_kwargs"] = {"offset": 1}
+        (tmp_path / "dataset.json").write_text(json.dumps(head))
+        assert main(["video", str(tmp_path), "--allow-import", HERE]) == 0
+        assert "(not as it was stored: obs differs from step 0 on)" in capsys.readouterr().out
+
+    def test_what_cannot_be_rendered_is_said(self, tmp_path: Path) -> None:
+        pytest.importorskip("imageio_ffmpeg")
+        run_job(job(episodes=2), tmp_path / "a")
+        with pytest.raises(JobError, match="has no episode 7; it has 2"):
+            make_videos(tmp_path / "a", [7])

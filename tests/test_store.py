@@ -1,0 +1,382 @@
+"""The store: what is written is what is read, by number; one writer at a time; old folders can be read."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from collector import Dataset, DatasetError, Episode, StoreWriter, load_episodes, make_head
+from collector.store.head import read_head
+from collector.store.sampling import RandomOrder
+from collector.store.space_json import space_from_json, space_to_json
+from tests.first_form import DatasetWriter
+from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
+from vecenv import nest
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+compressed = pytest.mark.parametrize("compress", [False, True], ids=["plain", "compressed"])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "writer.lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+class TestReading:
+    @compressed
+    @pytest.mark.parametrize("make", [episode, tree_episode])
+    def test_episodes_are_what_was_written_in_the_order_of_their_numbers(
+        self, make: Any, compress: bool, tmp_path: Path
+    ) -> None:
+        data = Dataset(write(tmp_path / "a", make=make, compress=compress))
+        assert len(data) == 6
+        assert data.complete
+        assert data.numbers.tolist() == list(range(6))
+        assert data.lengths.tolist() == list(LENGTHS)
+        for number, found in enumerate(data):
+            assert_same(found, make(number))
+            assert_same(data[number - 6], found)
+            assert data.returns[number] == found.total_reward
+        assert data.verify() == []
+        with pytest.raises(IndexError):
+            data[6]
+
+    def test_a_shard_is_what_numpy_reads_and_its_arrays_are_aligned(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a") / "shards/w000/000000.npz"
+        with np.load(path, allow_pickle=False) as arrays:
+            assert arrays["obs"].shape == (5 + 3 + 2, 3)
+            assert arrays["offsets"].tolist() == [0, 5, 8]
+            assert arrays["episode"].tolist() == [0, 2]
+            assert arrays["seed"].tolist() == [1000, 1002]
+            assert arrays["slot"].tolist() == [0, 2]
+            for name in ("obs", "reward"):
+                assert path.read_bytes().find(arrays[name].tobytes()) % 64 == 0
+
+    def test_what_is_returned_is_the_callers(self, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a"))
+        data[0].obs[:] = 7
+        data.transitions().reward[:] = 7
+        assert_same(data[0], episode(0))
+
+    def test_a_data_set_that_is_not_complete_has_the_committed_episodes(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as writer:
+            assert len(Dataset(tmp_path)) == 0
+            writer.add([episode(4), episode(1)])
+            assert len(Dataset(tmp_path)) == 0
+            writer.commit(failed={"env": 2}, state={"mean": [1.0]})
+            writer.commit(failed={"env": 1})
+            data = Dataset(tmp_path)
+            assert data.numbers.tolist() == [1, 4]
+            assert not data.complete
+            assert data.failed == {"env": 3}
+            assert data.state == {"mean": [1.0]}
+        with pytest.raises(DatasetError, match="no episodes yet"):
+            data[:0].transitions()
+
+    def test_of_a_complete_one_the_numbers_below_the_end_count(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as writer:
+            writer.add([episode(n) for n in (0, 3, 1)])
+            writer.end(episodes=2)
+            with pytest.raises(DatasetError, match="is complete, with 2 episodes"):
+                writer.add(episode(5))
+        data = Dataset(tmp_path)
+        assert data.numbers.tolist() == [0, 1]
+        assert data.steps == LENGTHS[0] + LENGTHS[1]
+        assert sorted(set(data.transitions().episode.tolist())) == [0, 1]
+        assert sum(map(len, data.batches(2, seed=0, passes=1))) == data.steps
+
+    def test_slices_are_data_sets(self, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a"))
+        part = data[1:5:2]
+        assert [found.number for found in part] == [1, 3]
+        assert part.transitions().episode.tolist() == [1] * LENGTHS[1] + [3] * LENGTHS[3]
+        assert len(data[4:2]) == 0
+
+    def test_half_a_line_is_no_line(self, tmp_path: Path) -> None:
+        write(tmp_path / "a")
+        path = tmp_path / "a/manifest.jsonl"
+        path.write_bytes(path.read_bytes()[:-30])  # in the last line, or before it
+        data = Dataset(tmp_path / "a")
+        assert not data.complete
+        assert len(data) == 6
+
+    def test_spaces_come_back(self, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a"))
+        assert data.observation_space == OBS
+        assert data.action_space == ACTION
+
+    @pytest.mark.parametrize(
+        "space",
+        [
+            spaces.Box(np.array([-1, -np.inf], np.float32), np.array([0.1, np.inf], np.float32)),
+            spaces.Box(0, 255, (4, 4, 3), np.uint8),
+            spaces.Box(-3, 5, (2,), np.int64),
+            spaces.Box(-np.inf, 1, (), np.float64),
+            spaces.Discrete(4, start=-2),
+            spaces.MultiDiscrete([2, 3, 4]),
+            spaces.MultiBinary((2, 3)),
+            spaces.Text(5, charset="abc"),
+            spaces.Dict({"b": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]), "a": spaces.MultiBinary(2)}),
+        ],
+        ids=str,
+    )
+    def test_a_space_survives_json(self, space: Any) -> None:
+        assert space_from_json(json.loads(json.dumps(space_to_json(space)))) == space
+
+    def test_a_space_without_a_form_is_none(self) -> None:
+        graph = spaces.Graph(spaces.Box(0, 1), None)
+        assert space_from_json(space_to_json(spaces.Dict({"a": graph}))) is None
+
+
+class TestTransitions:
+    @compressed
+    def test_each_step_has_its_own_next_observation(self, compress: bool, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a", make=tree_episode, compress=compress))
+        found = data.transitions()
+        assert len(found) == data.steps == sum(LENGTHS)
+        row = 0
+        for number in range(6):
+            whole = tree_episode(number)
+            for step in range(len(whole)):
+                for tree, index in (("obs", step), ("next_obs", step + 1)):
+                    pairs = zip(nest.leaves(getattr(found, tree)), nest.leaves(whole.obs), strict=True)
+                    assert all((ours[row] == theirs[index]).all() for ours, theirs in pairs)
+                assert (found.episode[row], found.step[row]) == (number, step)
+                assert found.terminated[row] == whole.terminated[step]
+                assert (found.action["move"][row] == whole.action["move"][step]).all()
+                row += 1
+        some = data.take([7, 0, 7, 22])
+        assert some.step.tolist() == found.step[[7, 0, 7, 22]].tolist()
+        for ours, theirs in zip(nest.leaves(some.next_obs), nest.leaves(found.next_obs), strict=True):
+            np.testing.assert_array_equal(ours, theirs[[7, 0, 7, 22]])
+        with pytest.raises(IndexError, match="has 23 transitions"):
+            data.take([23])
+
+    @compressed
+    def test_random_batches_have_each_transition_once_a_pass(self, compress: bool, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a", [range(20), range(20, 40), range(40, 60)], compress=compress)
+        data = Dataset(folder, memory=3000)  # less than two shards
+        passes = list(data.batches(16, seed=1, passes=2))
+        rows = [(e, s) for batch in passes for e, s in zip(batch.episode.tolist(), batch.step.tolist(), strict=True)]
+        once = {(number, step) for number in range(60) for step in range(LENGTHS[number % 6])}
+        assert sorted(rows) == sorted([*once, *once])
+        assert set(rows[: len(once)]) == once
+        assert rows[: len(once)] != rows[len(once) :]
+        assert rows[: len(once)] != sorted(once)
+        assert {len(batch) for batch in passes} == {16, data.steps % 16}
+        for batch in passes:
+            assert (batch.obs[:, 0] == batch.episode).all()
+            assert (batch.next_obs[:, 1] == batch.step + 1).all()
+        again = [batch.step.tolist() for batch in data.batches(16, seed=1, passes=2)]
+        assert again == [batch.step.tolist() for batch in passes]
+        other = [batch.step.tolist() for batch in data.batches(16, seed=2, passes=2)]
+        assert other != again
+
+    @pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 1000, 4097])
+    def test_a_random_order_is_one(self, count: int) -> None:
+        order = RandomOrder(count, np.random.default_rng(3))[np.arange(count)]
+        assert sorted(order.tolist()) == list(range(count))
+        if count >= 64:
+            assert abs(np.corrcoef(order, np.arange(count))[0, 1]) < 0.4
+
+    @compressed
+    def test_memory_holds_no_more_than_one_shard_beyond_the_limit(self, compress: bool, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a", [range(n, n + 10) for n in range(0, 80, 10)], tree_episode, compress=compress)
+        data = Dataset(folder, memory=1)
+        for found in data:
+            assert_same(found, tree_episode(found.number))
+            assert len(data._shards._open) == 1 or not compress
+
+    def test_torch_has_views_with_workers(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip("torch")
+        data = Dataset(write(tmp_path / "a"))
+        rows = data.as_torch()
+        assert len(rows) == data.steps
+        assert rows[-1]["obs"].tolist() == data.transitions().obs[-1].tolist()
+        whole = data.as_torch("episodes")
+        assert whole[3]["obs"].shape == (9, 3)
+        for workers in (0, 1):
+            loader = torch.utils.data.DataLoader(rows, batch_size=7, shuffle=True, num_workers=workers)
+            assert (
+                sorted(n for batch in loader for n in batch["episode"].tolist()) == data.transitions().episode.tolist()
+            )
+            view = data.as_torch("batches", batch_size=5, seed=3)
+            loader = torch.utils.data.DataLoader(view, batch_size=None, num_workers=workers)
+            found = sorted((b["episode"].tolist(), b["step"].tolist()) for b in loader)
+            assert found == sorted((b.episode.tolist(), b.step.tolist()) for b in data.batches(5, 3, 1))
+        with pytest.raises(ValueError, match="'transitions', 'episodes' or 'batches'"):
+            data.as_torch("rows")
+
+    def test_a_pickled_data_set_knows_what_it_has_checked(self, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a"))
+        assert_same(pickle.loads(pickle.dumps(data))[3], data[3])
+
+
+class TestWriting:
+    def test_one_writer_at_a_time_and_a_refused_one_harms_nothing(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path / "a", head()) as writer:
+            writer.add(episode(0))
+            writer.commit()
+            before = files(tmp_path / "a")
+            for options in ({}, {"overwrite": True}, {"resume": True}):
+                with pytest.raises(DatasetError, match=f"is being written by pid {os.getpid()} on"):
+                    StoreWriter(tmp_path / "a", head(), **options)
+            assert files(tmp_path / "a") == before
+            writer.end()
+        assert Dataset(tmp_path / "a").complete
+
+    def test_a_forked_child_does_not_keep_the_lock(self, tmp_path: Path) -> None:
+        writer = StoreWriter(tmp_path, head())
+        context = multiprocessing.get_context("fork")
+        done = context.Event()
+        child = context.Process(target=done.wait, args=(60,))
+        child.start()
+        try:
+            writer.close()
+            StoreWriter(tmp_path, head(), resume=True).close()
+        finally:
+            done.set()
+            child.join()
+
+    def test_a_data_set_is_not_written_over(self, tmp_path: Path) -> None:
+        write(tmp_path / "a")
+        with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0; resume it, choose another"):
+            StoreWriter(tmp_path / "a", head())
+        (tmp_path / "a/thesis.tex").write_text("ten years")
+        with pytest.raises(DatasetError, match=r"no job wrote thesis\.tex there"):
+            StoreWriter(tmp_path / "a", head(), overwrite=True)
+        (tmp_path / "a/thesis.tex").unlink()
+        write(tmp_path / "a", [(7,)], overwrite=True)
+        assert Dataset(tmp_path / "a").numbers.tolist() == [7]
+
+    def test_a_resumed_data_set_goes_on_where_it_was(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as writer:
+            writer.add(episode(3))
+            writer.commit(failed={"env": 1}, state=[1])
+            writer.add(episode(1))  # and is not committed
+        shard = tmp_path / "shards/w000/000007.npz"
+        shard.write_bytes(b"not in the manifest")
+        shard.with_name("000008.npz.partial").write_bytes(b"half")
+        with open(tmp_path / "manifest.jsonl", "ab") as file:
+            file.write(b'{"file": "sha')
+        with StoreWriter(tmp_path, head(), resume=True) as writer:
+            assert writer.committed.tolist() == [3]
+            assert (writer.failed, writer.state, writer.steps) == ({"env": 1}, [1], LENGTHS[3])
+            assert [path.name for path in shard.parent.iterdir()] == ["000000.npz"]
+            with pytest.raises(DatasetError, match=r"episodes \[3\] are in .* already"):
+                writer.add([episode(2), episode(3)])
+            writer.add(episode(1))
+            writer.end()
+        assert Dataset(tmp_path).numbers.tolist() == [1, 3]
+        assert Dataset(tmp_path).verify() == []
+
+    def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
+        write(tmp_path / "a")
+        changed = make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 1})
+        with pytest.raises(DatasetError, match=r"begun with other settings \(job\.seed: 0 -> 1\)"):
+            StoreWriter(tmp_path / "a", changed, resume=True)
+        with pytest.raises(DatasetError, match="action_space"):
+            StoreWriter(tmp_path / "a", make_head(OBS, spaces.Discrete(9), job=head()["job"]), resume=True)
+        with pytest.raises(DatasetError, match="there is no dataset"):
+            StoreWriter(tmp_path / "b", None, resume=True)
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"reward": np.array([1.0, np.nan, 1.0])}, "episode 2 of env 2 has the reward nan in step 1"),
+            ({"obs": np.zeros((3, 3), np.float32)}, r"has \[3\] observations and \[3\] actions; expected T \+ 1"),
+            ({"obs": np.array([None] * 4)}, "Python objects"),
+            ({"obs": np.zeros((4, 3), np.complex64)}, "obs is complex64"),
+            ({"obs": np.zeros((4, 2), np.float32)}, "several forms|have the arrays"),
+            ({"action": np.zeros(3, np.float32)}, "several forms|have the arrays"),
+            ({"truncated": np.zeros(3, np.bool_)}, "only whole episodes"),
+            ({"truncated": np.ones(3, np.bool_)}, "only whole episodes"),
+            ({"number": 1}, r"episodes \[1\] are in"),
+        ],
+    )
+    def test_what_cannot_be_stored_is_refused_and_the_rest_is_kept(
+        self, wrong: dict[str, Any], message: str, tmp_path: Path
+    ) -> None:
+        with StoreWriter(tmp_path, head()) as writer:
+            writer.add(episode(1))
+            with pytest.raises(DatasetError, match=message):
+                writer.add(episode(2, **wrong))
+            writer.end()
+        assert Dataset(tmp_path).numbers.tolist() == [1]
+
+    def test_episodes_without_a_number_get_the_next(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as writer:
+            writer.add([episode(7), episode(0, number=-1), episode(1, number=-1)])
+            writer.end()
+        assert Dataset(tmp_path).numbers.tolist() == [7, 8, 9]
+
+    def test_several_writers_share_one_manifest(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as driver:
+            others = [StoreWriter(tmp_path, None, writer=i, commit_line=driver.record) for i in (1, 2)]
+            with pytest.raises(DatasetError, match="is being written by"):
+                StoreWriter(tmp_path, None, writer=1, commit_line=driver.record)
+            for i, other in enumerate(others):
+                other.add([episode(i), episode(i + 2)])
+                other.commit()
+                other.close()
+            driver.end()
+        data = Dataset(tmp_path)
+        assert data.shard_files == ["shards/w001/000000.npz", "shards/w002/000000.npz"]
+        for number, found in enumerate(data):
+            assert_same(found, episode(number))
+
+    def test_the_same_episodes_give_the_same_bytes(self, tmp_path: Path) -> None:
+        assert files(write(tmp_path / "a")) == files(write(tmp_path / "b"))
+
+    def test_the_head_is_what_was_given(self, tmp_path: Path) -> None:
+        write(tmp_path / "a")
+        assert read_head(tmp_path / "a")["job"] == {"env": "Numbers-v0", "seed": 0}
+        with pytest.raises(DatasetError, match="cannot be written"):
+            StoreWriter(tmp_path / "b", make_head(job={"rate": float("nan")}))
+        assert not (tmp_path / "b").exists()
+
+
+class TestTheFirstForm:
+    def write(self, folder: Path) -> list[Episode]:
+        folder.mkdir()
+        episodes = [tree_episode(n, action=episode(n).action, number=n, seed=None) for n in range(5)]
+        writer = DatasetWriter(folder, {"env": "Numbers-v0"})
+        for part in (episodes[:3], episodes[3:]):
+            writer.add(part)
+            writer.commit()
+        writer.close("complete")
+        return episodes
+
+    def test_it_is_read(self, tmp_path: Path) -> None:
+        episodes = self.write(tmp_path / "a")
+        data = Dataset(tmp_path / "a")
+        assert data.complete
+        assert data.verify() == []
+        for ours, theirs in zip(data, episodes, strict=True):
+            assert_same(ours, theirs)
+        for ours, theirs in zip(load_episodes(tmp_path / "a"), episodes, strict=True):
+            assert_same(ours, theirs)
+        assert len(list(data.batches(4, 0, 1))) == -(-data.steps // 4)
+
+    def test_it_is_not_written_to(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "a")
+        before = files(tmp_path / "a")
+        for options in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(DatasetError, match=r"of the first form \(manifest\.json\).*choose another folder"):
+                StoreWriter(tmp_path / "a", head(), **options)
+        assert files(tmp_path / "a") == before
+
+    def test_a_damaged_one_is_refused(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "a")
+        shutil.copy(tmp_path / "a/episodes-000000.npz", tmp_path / "a/episodes-000001.npz")
+        with pytest.raises(DatasetError, match=r"episodes-000001\.npz is missing or does not match manifest\.json"):
+            Dataset(tmp_path / "a")

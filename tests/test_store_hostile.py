@@ -1,0 +1,150 @@
+"""Folders that others have made: refused with a DatasetError, and nothing is run, followed, or allocated before."""
+
+from __future__ import annotations
+
+import shutil
+import tracemalloc
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collector import Dataset, DatasetError
+from tests.first_form import DatasetWriter
+from tests.hostile import CORPUS
+from tests.stored import episode, write
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+MOST = 32 * 2**20
+
+
+def read_all(folder: Path) -> None:
+    """Whatever a data set can be asked for."""
+    data = Dataset(folder)
+    assert (data.observation_space, data.action_space) != (None, None)
+    for _ in data:
+        pass
+    data.transitions()
+    for _ in data.batches(4, seed=0, passes=1):
+        pass
+    if problems := data.verify():
+        raise DatasetError(problems[0])
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(CORPUS) >= 100
+
+
+@pytest.mark.parametrize("name", sorted(CORPUS))
+def test_a_hostile_folder_is_refused(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", [(0, 2), (3, 1, 5, 4)])
+    read_all(folder)
+    CORPUS[name](folder)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetError) as refused:
+            read_all(folder)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # 256 MB is what a line of the manifest may have, and a sparse file of zeros has no line end.
+    assert peak < (MOST if "sparse_manifest" not in name else 2**30)
+    assert not (tmp_path / "canary").exists()
+    assert str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"episodes-000000.npz"', '"../x"'),
+        ('"episodes-000000.npz"', '"/etc/passwd"'),
+        ('"episodes": 2', '"episodes": 3'),
+        ('"steps": 8', '"steps": 9'),
+        ('"steps": 8', '"steps": -8'),
+        ('"bytes": ', '"bytes": 1'),
+        ('"obs": "obs"', '"obs": "../obs"'),
+        ('"sha256": "', '"sha256": "0'),
+        ('"shards": [', '"shards": [7, '),
+        ('"shards": [', '"shards": {}, "more": ['),
+    ],
+)
+def test_so_is_one_of_the_first_form(old: str, new: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    writer = DatasetWriter(folder, {})
+    writer.add([episode(0), episode(2)])
+    writer.close("complete")
+    assert len(Dataset(folder)) == 2
+    text = (folder / "manifest.json").read_text()
+    assert old in text
+    (folder / "manifest.json").write_text(text.replace(old, new, 1))
+    with pytest.raises(DatasetError):
+        list(Dataset(folder))
+
+
+def mutate(folder: Path, draws: list[tuple[int, int, int, bytes]]) -> None:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
+    for which, place, count, data in draws:
+        path = paths[which % len(paths)]
+        content = bytearray(path.read_bytes())
+        at = place % (len(content) + 1)
+        content[at : at + count] = data
+        path.write_bytes(bytes(content))
+
+
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2**16), st.integers(0, 8), st.binary(max_size=8)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def fuzz_once(good: Path, folder: Path, draws: Any, known: bool, compress: bool) -> None:
+    """A mutated data set gives episodes, or DatasetError; `known`: as if its hashes were right."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(good / ("compressed" if compress else "plain"), folder)
+    before = {path: path.read_bytes() for path in (folder / "shards/w000").iterdir()}
+    mutate(folder, draws)
+    if known:
+        manifest = (folder / "manifest.jsonl").read_bytes()
+        for path, old in before.items():
+            new = path.read_bytes()
+            manifest = manifest.replace(sha256(old).hexdigest().encode(), sha256(new).hexdigest().encode())
+            manifest = manifest.replace(b'"bytes": %d' % len(old), b'"bytes": %d' % len(new))
+        (folder / "manifest.jsonl").write_bytes(manifest)
+    try:
+        data = Dataset(folder)
+        for found in data:
+            assert len(found) >= 1
+        data.verify()
+        for _ in data.batches(4, seed=0, passes=1):
+            pass
+    except DatasetError:
+        pass
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    write(folder / "plain", [(0, 2), (3, 1)])
+    write(folder / "compressed", [(0, 2), (3, 1)], compress=True)
+    return folder
+
+
+FUZZ = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
+
+
+@given(CHANGES, st.booleans(), st.booleans())
+@settings(max_examples=60, **FUZZ)
+def test_a_mutated_folder_is_read_or_refused(good: Path, draws: Any, known: bool, compress: bool) -> None:
+    fuzz_once(good, good / "mutated", draws, known, compress)
+
+
+@pytest.mark.slow
+@given(CHANGES, st.booleans(), st.booleans())
+@settings(max_examples=3000, **FUZZ)
+def test_so_are_many(good: Path, draws: Any, known: bool, compress: bool) -> None:
+    fuzz_once(good, good / "mutated", draws, known, compress)
