@@ -43,7 +43,8 @@ class AsyncDataCollector(BatchCollector):
     Args:
         create_env_fn, backend: as there; a list of callables is put into a `ShmemVectorEnv` by default.
         groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
-            envs of each worker are spread over the groups.
+            envs of each worker are spread over the groups. One that steps all its envs together
+            (`from_gymnasium`) has one group.
         wait_num: for the vector env that is made of a list: the policy is called as soon as so
             many are ready. None: groups that take turns.
         num_workers: for that vector env too.
@@ -86,6 +87,13 @@ class AsyncDataCollector(BatchCollector):
 
     def _prepare(self, policy: Policy | None) -> None:
         check_send_and_recv(self.env, "AsyncDataCollector")
+        if not getattr(self.env, "resets_in_next_step", True):
+            raise ValueError(
+                f"{self.env!r} cannot reset some envs in a step of the others, as an asynchronous collector does: use "
+                "SyncDataCollector, or autoreset_mode NEXT_STEP"
+            )
+        if getattr(self.env, "steps_together", False):
+            self._group_count = 1
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()
         """Groups that are ready for actions."""

@@ -91,6 +91,9 @@ class SyncDataCollector(BatchCollector):
         backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
             or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
             moment (at most 1 s) and closed. Batches are the same.
+        transforms: of observations, rewards and actions (`vecenv.transforms`): one, or a list of several. They work
+            where the policy does: on tensors if that is a CUDA device, to which frames then go as uint8. Batches hold
+            what they make of the rows. `env_state_dict` in the state of the collector is what they have learnt.
 
     Example::
 
@@ -108,6 +111,11 @@ class SyncDataCollector(BatchCollector):
     def _prepare(self, policy: Policy | None) -> None:
         if self.env.is_async:
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
+        if not getattr(self.env, "resets_alone", True):
+            raise ValueError(
+                f"{self.env!r} resets envs only in the next step of the others, which a synchronous collector cannot "
+                "record: use AsyncDataCollector"
+            )
         super()._prepare(policy)
         self._buffer: RolloutBuffer | None = None
         frames = self.frames_per_batch

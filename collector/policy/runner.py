@@ -51,6 +51,8 @@ class PolicyRunner:
         self._needs_cast = False
         self._seconds = self._policy_seconds = 0.0
         self._torch: Any = None
+        self._on_device: Any = None
+        """Returns the tensors of observations that are on the policy's device already."""
         self._state: RecurrentState | None = None
         self._is_random = policy is None or isinstance(policy, RandomPolicy)
         self._random: Any = RandomPolicy(env.action_space) if policy is None else policy if self._is_random else None
@@ -74,6 +76,8 @@ class PolicyRunner:
             memory = memory_of(self._env)
             self._torch = TorchPolicy(policy, device, env_num, self._exploration, memory=memory, **options)
             self.module, self._policy = self._torch.module, self._torch.policy
+            if getattr(self._env, "device", None) == self._torch.device:
+                self._on_device = getattr(self._env, "on_device", None)
         elif any(options.values()):
             raise ValueError(
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
@@ -91,6 +95,8 @@ class PolicyRunner:
         if random or self._is_random:
             return {"action": self._random(obs, env_ids)}
         begin = time.perf_counter()
+        if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
+            obs = tensors
         # Rows are transferred like the observations, to the device of the policy.
         inputs = (obs, self._rows(env_ids)) if self._wants_rows else obs
         if self._torch is not None:

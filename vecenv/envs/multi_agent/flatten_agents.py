@@ -14,7 +14,7 @@ from vecenv.envs.multi_agent.pettingzoo_vector import ParallelVectorEnv
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 
 
-def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
+def flatten_agents(env: ParallelVectorEnv, *, mask_in_obs: bool = False) -> AgentRows:
     """`env` as a gymnasium VectorEnv with a row for each agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
 
     Row `i * len(env.agents) + j` is agent j of env i. For code that trains one policy for all agents. Its autoreset
@@ -24,7 +24,9 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
     zeros with the reward 0, whose action is ignored, until no agent is alive; then its row is terminated or truncated,
     as the agent was (terminated if it never appeared). So returns and value targets are right without a mask.
     `infos["active"]`, bool (num_envs,): the row holds a step of an agent that was alive. `infos["alive"]`: its agent
-    acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete.
+    acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete. With
+    `mask_in_obs` the observation is a dict of `observation` and `action_mask`, as a policy and the collector need them:
+    random actions of the collector are legal then. ValueError where the actions are not Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -37,19 +39,26 @@ def flatten_agents(env: ParallelVectorEnv) -> AgentRows:
         raise TypeError(f"flatten_agents takes a ParallelVectorEnv, whose agents act at the same time; got {env!r}")
     if env.venv.is_async:
         raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num and timeout")
-    return AgentRows(env)
+    if mask_in_obs and not env.agent_spaces.mask_size:
+        raise ValueError(f"mask_in_obs needs Discrete actions, the agents have {env.agent_spaces.action}")
+    return AgentRows(env, mask_in_obs)
 
 
 class AgentRows(VectorEnv):
     """What `flatten_agents` returns."""
 
-    def __init__(self, env: ParallelVectorEnv) -> None:
+    def __init__(self, env: ParallelVectorEnv, mask_in_obs: bool = False) -> None:
         self.env = env
+        self._mask_in_obs = mask_in_obs
         self._agents = env.agents
         self._shape = (env.num_envs, len(env.agents))
         self.num_envs = env.num_envs * len(env.agents)
         self.single_observation_space = env.agent_spaces.shared("observation", "rows need one for all")
         self.single_action_space = env.agent_spaces.shared("action", "rows need one for all")
+        if mask_in_obs:
+            self._choices = env.agent_spaces.mask_size[env.agents[0]]
+            parts = {"observation": self.single_observation_space, "action_mask": spaces.MultiBinary(self._choices)}
+            self.single_observation_space = spaces.Dict(parts)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
@@ -128,6 +137,8 @@ class AgentRows(VectorEnv):
         rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
         by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
         new = {name: self._as_rows(part) for name, part in by_agent.items() if part}
+        if self._mask_in_obs:
+            new["obs"] = {"observation": new["obs"], "action_mask": new["action_mask"].astype(np.int8)}
         if len(ids) == self._shape[0]:
             self._last = new
         else:
@@ -147,6 +158,8 @@ class AgentRows(VectorEnv):
                 found = self._info_of(infos["info"][at], j)
                 if final[at]:
                     last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
+                    if self._mask_in_obs:  # that of an agent that acts no more
+                        last = {"observation": last, "action_mask": np.ones(self._choices, np.int8)}
                     found |= {"final_obs": last, "final_info": self._info_of(infos["final_info"][at], j)}
                 self._add_info(row_infos, found, i * self._shape[1] + j)
 
