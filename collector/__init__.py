@@ -20,11 +20,13 @@ from collector.timing import CollectorStats
 if TYPE_CHECKING:
     from collector.cluster.cluster_stats import ClusterStats
     from collector.cluster.ray_collector import RayCollector
+    from collector.device.to_torchrl import to_torchrl as to_torchrl
     from collector.device.torch_vector_env import TorchVectorEnv
     from collector.policy.mlp import MLPPolicy
 
 Collector = SyncDataCollector
 
+# `from collector import *` loads every name that stands here: `to_torchrl` needs TorchRL.
 __all__ = [
     "AsyncDataCollector",
     "ClusterStats",
@@ -57,6 +59,7 @@ _LOADED_WHEN_USED = {
     "MLPPolicy": "collector.policy.mlp",
     "RayCollector": "collector.cluster.ray_collector",
     "TorchVectorEnv": "collector.device.torch_vector_env",
+    "to_torchrl": "collector.device.to_torchrl",
 }
 
 
@@ -69,4 +72,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return sorted({*__all__, *_LOADED_WHEN_USED})
