@@ -112,9 +112,10 @@ class SyncDataCollector(BatchCollector):
         if self.env.is_async:
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
         if not getattr(self.env, "resets_alone", True):
+            later = getattr(self.env, "resets_in_next_step", False)
             raise ValueError(
-                f"{self.env!r} resets envs only in the next step of the others, which a synchronous collector cannot "
-                "record: use AsyncDataCollector"
+                f"{self.env!r} cannot reset an env before the others step again, as a synchronous collector does: "
+                + ("use AsyncDataCollector" if later else "make it with autoreset_mode SAME_STEP")
             )
         super()._prepare(policy)
         self._buffer: RolloutBuffer | None = None

@@ -11,10 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("array_api_compat")
 
+from device_double import LateCopier  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 from transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
+from collector.device.transfer import PinnedTransfer  # noqa: E402
 from collector.device.transformed_on_device import TransformedOnDevice  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv, nest  # noqa: E402
 from vecenv.transforms import (  # noqa: E402
@@ -28,6 +30,7 @@ from vecenv.transforms import (  # noqa: E402
     StepCounter,
     TimeLimit,
     ToTensorImage,
+    Transform,
     VecNorm,
 )
 
@@ -191,3 +194,37 @@ def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
     with pytest.raises(ValueError, match="transform"):
         SyncDataCollector(make, frames_per_batch=30, transforms=transform)
     assert made[0].is_closed
+
+
+class Launch(Transform):
+    """Sees what a kernel would: all copies that were queued before it have run."""
+
+    copier: Any = None
+
+    def observe(self, obs: Any) -> Any:
+        self.copier.kernel()
+        return obs
+
+
+@kinds
+@chains
+@pytest.mark.parametrize("copy", [True, False])
+def test_copies_that_run_late_change_nothing(
+    kind: type, chain: str, copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
+    space, make = CHAINS[chain]
+    copier = LateCopier()
+
+    def late(device: Any, rows: int, **options: Any) -> Any:
+        return PinnedTransfer(device, rows, copier=copier, **options)
+
+    monkeypatch.setattr("collector.device.transformed_on_device.make_transfer", late)
+    monkeypatch.setattr(Launch, "copier", copier)
+    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=copy), [Launch(), make()], "cpu")
+    with (
+        kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
+        kind(venv, Linear(), frames_per_batch=30) as others,
+    ):
+        assert_same(batches(others), batches(ours), 1e-5)
+    assert "copy" in copier.log

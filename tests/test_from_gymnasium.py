@@ -356,6 +356,9 @@ def test_each_collector_says_which_vector_envs_it_takes() -> None:
     with pytest.raises(ValueError, match="use AsyncDataCollector"):
         SyncDataCollector(envs, frames_per_batch=9)
     assert envs.reset(seed=0)[0].shape == (3, 4)  # it is still the caller's
+    with native("Disabled", resets_by_id=False) as venv:
+        with pytest.raises(ValueError, match="make it with autoreset_mode SAME_STEP"):
+            SyncDataCollector(venv, frames_per_batch=8)
     with pytest.raises(ValueError, match="use SyncDataCollector, or autoreset_mode NEXT_STEP"):
         AsyncDataCollector(SyncVectorEnv(counting(), autoreset_mode="SameStep"), frames_per_batch=9)
 
