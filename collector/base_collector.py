@@ -105,6 +105,8 @@ class BatchCollector(ABC):
         except BaseException:
             # A vector env that was passed is the caller's until there is a collector.
             self._close(env_too=is_own)
+            if isinstance(create_env_fn, VectorEnv):
+                self.env.release()
             raise
 
     def _prepare(self, policy: Policy | None) -> None:

@@ -77,7 +77,13 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
     if isinstance(source, VectorEnv):
         from vecenv.envs.pools.native_vector_env import from_gymnasium
 
-        source = from_gymnasium(source)
+        given = source
+        try:
+            source = from_gymnasium(given)
+        except BaseException:
+            if made_here:
+                given.close()
+            raise
     if getattr(source, "lazy", False):
         source.start()
     return source if hasattr(source, "env_num") else make([lambda: source])

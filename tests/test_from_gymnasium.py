@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -352,15 +353,27 @@ def test_the_async_collector_takes_native_vector_envs() -> None:
 
 
 def test_each_collector_says_which_vector_envs_it_takes() -> None:
-    envs = cartpoles()
     with pytest.raises(ValueError, match="use AsyncDataCollector"):
-        SyncDataCollector(envs, frames_per_batch=9)
-    assert envs.reset(seed=0)[0].shape == (3, 4)  # it is still the caller's
-    with native("Disabled", resets_by_id=False) as venv:
-        with pytest.raises(ValueError, match="make it with autoreset_mode SAME_STEP"):
-            SyncDataCollector(venv, frames_per_batch=8)
+        SyncDataCollector(cartpoles(), frames_per_batch=9)
+    message = "make it with autoreset_mode SAME_STEP"
+    with native("Disabled", resets_by_id=False) as venv, pytest.raises(ValueError, match=message):
+        SyncDataCollector(venv, frames_per_batch=8)
     with pytest.raises(ValueError, match="use SyncDataCollector, or autoreset_mode NEXT_STEP"):
         AsyncDataCollector(SyncVectorEnv(counting(), autoreset_mode="SameStep"), frames_per_batch=9)
+
+
+def test_a_vector_env_that_a_collector_refuses_is_still_the_callers() -> None:
+    envs, made = Odd(None, {}, mode=AutoresetMode.NEXT_STEP), Odd(None, {}, mode=None)
+    with pytest.raises(ValueError, match="use AsyncDataCollector"):
+        SyncDataCollector(envs, frames_per_batch=9, transforms=StepCounter())
+    with pytest.raises(ValueError, match="have no autoreset_mode"):
+        SyncDataCollector(lambda: made, frames_per_batch=9)
+    gc.collect()
+    assert envs.closed_with is None
+    assert made.closed_with == {}
+    with AsyncDataCollector(envs, frames_per_batch=9):
+        assert envs.closed_with is None
+    assert envs.closed_with == {}
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

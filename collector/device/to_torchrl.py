@@ -151,8 +151,8 @@ def _spec(space: Any, n: int, device: Any, path: str) -> Any:
     shape = (n, *space.shape)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         return Unbounded(shape, device=device, dtype=_dtype(space))
-    low, high = (torch.as_tensor(np.broadcast_to(end, shape).astype(space.dtype)) for end in (low, high))
-    return Bounded(low, high, shape, device=device, dtype=_dtype(space))
+    ends = [torch.as_tensor(np.broadcast_to(end, shape).astype(space.dtype)) for end in (low, high)]
+    return Bounded(*ends, shape, device=device, dtype=_dtype(space))
 
 
 def _dtype(space: Any) -> torch.dtype:

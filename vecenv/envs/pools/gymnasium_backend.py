@@ -243,6 +243,10 @@ class GymnasiumBackend(Backend):
         self._answers.take(ids)
         return [True] * len(ids)
 
+    def release(self) -> None:
+        """Leave the VectorEnv to the caller: `close` does not close it any more."""
+        self._envs = None
+
     def close(self, timeout: float) -> list[str]:
         envs, self._envs = self._envs, None
         if envs is not None:

@@ -82,8 +82,9 @@ def from_gymnasium(
             "ShmemVectorEnv, which takes others too"
         )
     mode = AutoresetMode(mode)
-    classes = {f"{each.__module__}.{each.__qualname__}" for each in type(envs.unwrapped).__mro__}
-    if _ASYNC in classes and not envs.unwrapped.shared_memory and mode is AutoresetMode.NEXT_STEP:
+    inner: Any = envs.unwrapped
+    classes = {f"{each.__module__}.{each.__qualname__}" for each in type(inner).__mro__}
+    if _ASYNC in classes and not inner.shared_memory and mode is AutoresetMode.NEXT_STEP:
         raise ValueError(
             "an AsyncVectorEnv of gymnasium with shared_memory=False and autoreset_mode NEXT_STEP resets an env again "
             "in the step after its reset: make it with shared_memory=True or another mode"
@@ -107,8 +108,13 @@ class NativeVectorEnv(BaseVectorEnv):
         """Whether envs whose episodes ended can be reset before the next step."""
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
         """Whether they can be reset in the next step of the others."""
-        backend = GymnasiumBackend(envs, mode, resets_by_id)
+        self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
         super().__init__([_in_the_vector_env] * backend.env_num, backend=backend, strict=True)
+
+    def release(self) -> None:
+        """Close this object, and leave the VectorEnv open, which is the caller's again."""
+        self._backend.release()
+        self.close()
 
     def __repr__(self) -> str:
         return f"NativeVectorEnv({self._name}, {self.env_num} envs{', closed' if self.is_closed else ''})"
