@@ -24,6 +24,7 @@ from collector.batch.concatenate import by_env
 from collector.batch.request import BatchRequest
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
+from collector.env_source import check_rounds
 from collector.episodes.progress import restarted
 from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
@@ -87,11 +88,7 @@ class AsyncDataCollector(BatchCollector):
 
     def _prepare(self, policy: Policy | None) -> None:
         check_send_and_recv(self.env, "AsyncDataCollector")
-        if not getattr(self.env, "resets_in_next_step", True):
-            raise ValueError(
-                f"{self.env!r} cannot reset some envs in a step of the others, as an asynchronous collector does: use "
-                "SyncDataCollector, or autoreset_mode NEXT_STEP"
-            )
+        check_rounds(self.env, mixed=True, cuts=self._limit > 0)
         if getattr(self.env, "steps_together", False):
             self._group_count = 1
         super()._prepare(policy)

@@ -105,6 +105,29 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
     return TransformedVectorEnv(env, transforms)
 
 
+def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
+    """ValueError for a vector env that steps its envs together and cannot reset them as a collector does: in a step of
+    the others (`mixed`), or before it; with `cuts`, in the middle of an episode too.
+    """
+    if not getattr(env, "steps_together", False):
+        return
+    if mixed and not env.resets_in_next_step:
+        raise ValueError(
+            f"{env!r} cannot reset some envs in a step of the others, as an asynchronous collector does: use "
+            "SyncDataCollector, or autoreset_mode NEXT_STEP"
+        )
+    if not mixed and not env.resets_alone:
+        instead = "use AsyncDataCollector" if env.resets_in_next_step else "make it with autoreset_mode SAME_STEP"
+        raise ValueError(
+            f"{env!r} cannot reset an env before the others step again, as a synchronous collector does: {instead}"
+        )
+    if cuts and (mixed or not env.resets_by_id):
+        raise ValueError(
+            f"{env!r} cannot reset an env in the middle of an episode, as max_frames_per_traj demands: give its envs a "
+            "time limit"
+        )
+
+
 def _instead_of(source: Any) -> str | None:
     """What to pass in place of a vector env that collectors cannot step; None for all that they can."""
     tensors = sys.modules.get("collector.device.torch_vector_env")

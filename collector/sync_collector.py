@@ -26,6 +26,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rollout import Rollout
 from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.batch.step_extras import StepBatch
+from collector.env_source import check_rounds
 from collector.episodes.progress import Episodes, restarted
 from collector.policy.interface import Policy
 from collector.policy.runner import PolicyRunner
@@ -111,12 +112,7 @@ class SyncDataCollector(BatchCollector):
     def _prepare(self, policy: Policy | None) -> None:
         if self.env.is_async:
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
-        if not getattr(self.env, "resets_alone", True):
-            later = getattr(self.env, "resets_in_next_step", False)
-            raise ValueError(
-                f"{self.env!r} cannot reset an env before the others step again, as a synchronous collector does: "
-                + ("use AsyncDataCollector" if later else "make it with autoreset_mode SAME_STEP")
-            )
+        check_rounds(self.env, mixed=False, cuts=self._limit > 0)
         super()._prepare(policy)
         self._buffer: RolloutBuffer | None = None
         frames = self.frames_per_batch

@@ -376,6 +376,19 @@ def test_a_vector_env_that_a_collector_refuses_is_still_the_callers() -> None:
     assert envs.closed_with == {}
 
 
+def test_episodes_are_cut_where_envs_can_be_reset_in_them() -> None:
+    for source in (cartpoles(), SyncVectorEnv(counting())):
+        with pytest.raises(ValueError, match="in the middle of an episode, as max_frames_per_traj demands"):
+            AsyncDataCollector(source, frames_per_batch=9, max_frames_per_traj=2)
+    with native("SameStep", resets_by_id=False) as venv, pytest.raises(ValueError, match="in the middle of an episode"):
+        SyncDataCollector(venv, frames_per_batch=8, max_frames_per_traj=2)
+    for mode in MODES:
+        with SyncDataCollector(native(mode), frames_per_batch=4 * N, max_frames_per_traj=2) as collector:
+            batch = collector.next()
+            assert batch.obs[:, :, 2].tolist() == [[0, 1, 0, 1]] * N
+            assert batch.truncated.tolist() == [[False, True, False, True]] * N
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_atari_in_the_collector(mode: str) -> None:
     atari = pytest.importorskip("vecenv.envs.atari_env")
