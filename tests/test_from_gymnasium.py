@@ -290,6 +290,33 @@ class Odd(VectorEnv):
         self.closed_with = kwargs
 
 
+class Foreign:
+    """An array of another library, as JAX's: numpy can read it."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.array.astype(self.array.dtype if dtype is None else dtype)
+
+
+class InAnotherLibrary(gym.vector.VectorWrapper):
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = self.env.reset(**kwargs)
+        return Foreign(obs), infos
+
+    def step(self, actions: Any) -> Any:
+        *arrays, infos = self.env.step(actions)
+        return *map(Foreign, arrays), infos
+
+
+@pytest.mark.parametrize("how", ["step", "reset", "autoreset"])
+def test_arrays_of_other_libraries(how: str) -> None:
+    envs = InAnotherLibrary(SyncVectorEnv(counting(infos=False)))
+    with from_gymnasium(envs) as venv, DummyVectorEnv(counting(infos=False)) as plain:
+        assert_same_logs(drive(venv, how), drive(plain, how))
+
+
 def test_odd_vector_envs() -> None:
     with pytest.raises(TypeError, match=r"takes a gymnasium\.vector\.VectorEnv"):
         from_gymnasium(gym.make("CartPole-v1"))
