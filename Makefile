@@ -11,7 +11,7 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-ray check format bench docs clean
+.PHONY: help demo test test-slow test-ray check format bench docs wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +47,11 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 docs: $(VENV)/.installed-docs  ## build the API pages into build/docs
 	$(BIN)/pdoc --output-directory build/docs vecenv vecenv.sb3 vecenv.facades.to_sb3 vecenv.envs.atari_env vecenv.testing collector collector.policy collector.prepare collector.mlp
 
+wheel: $(VENV)/.installed-dev  ## build the wheel into dist/
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:  ## remove what these targets made, except data/
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 EXTRAS_demo := torch,job

@@ -27,6 +27,7 @@ from collector.timing import CollectorStats
 if TYPE_CHECKING:
     from collector.cluster.cluster_stats import ClusterStats
     from collector.cluster.ray_collector import RayCollector
+    from collector.device.to_torchrl import to_torchrl as to_torchrl
     from collector.device.torch_vector_env import TorchVectorEnv
     from collector.job.job import Job, JobError
     from collector.job.job_files import load_job
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 Collector = SyncDataCollector
 
+# `from collector import *` loads every name that stands here: `to_torchrl` needs TorchRL.
 __all__ = [
     "AsyncDataCollector",
     "ClusterStats",
@@ -93,6 +95,7 @@ _LOADED_WHEN_USED = {
     "resume_job": "collector.job.run",
     "run_job": "collector.job.run",
     "TorchVectorEnv": "collector.device.torch_vector_env",
+    "to_torchrl": "collector.device.to_torchrl",
 }
 
 
@@ -105,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return sorted({*__all__, *_LOADED_WHEN_USED})

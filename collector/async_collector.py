@@ -24,6 +24,7 @@ from collector.batch.concatenate import by_env
 from collector.batch.request import BatchRequest
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
+from collector.env_source import check_rounds
 from collector.episodes.progress import restarted
 from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
@@ -43,7 +44,8 @@ class AsyncDataCollector(BatchCollector):
     Args:
         create_env_fn, backend: as there; a list of callables is put into a `ShmemVectorEnv` by default.
         groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
-            envs of each worker are spread over the groups.
+            envs of each worker are spread over the groups. One that steps all its envs together
+            (`from_gymnasium`) has one group.
         wait_num: for the vector env that is made of a list: the policy is called as soon as so
             many are ready. None: groups that take turns.
         num_workers: for that vector env too.
@@ -88,6 +90,9 @@ class AsyncDataCollector(BatchCollector):
         if self._seeds is not None:
             raise ValueError("episode_seeds need a synchronous collector: use SyncDataCollector")
         check_send_and_recv(self.env, "AsyncDataCollector")
+        check_rounds(self.env, mixed=True, cuts=self._limit > 0)
+        if getattr(self.env, "steps_together", False):
+            self._group_count = 1
         super()._prepare(policy)
         self._queue: deque[np.ndarray] = deque()
         """Groups that are ready for actions."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.concatenate import concatenate
@@ -17,7 +18,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards
 from collector.batch.step_extras import CheckedHook, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
-from collector.env_source import VectorEnvMaker, make_vector_env
+from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.episodes.progress import Episodes
 from collector.episodes.seeded import SeededEpisodes
 from collector.episodes.statistics import CollectStats, Ended, EpisodeTracker
@@ -68,6 +69,7 @@ class BatchCollector(ABC):
         policy_threads: int | None = 1,
         backend: str | None = None,
         episode_seeds: Iterable[tuple[int, int]] | None = None,
+        transforms: Any = None,
     ) -> None:
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
@@ -98,14 +100,19 @@ class BatchCollector(ABC):
         make = VectorEnvMaker(backend, self._default_backend, self._env_options)
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
         """The vector env."""
+        is_own = self.env is not create_env_fn and not isinstance(create_env_fn, VectorEnv)
         try:
             make.check_used()
+            if transforms is not None:
+                self.env = with_transforms(self.env, transforms, policy, self.policy_device)
             if self._limit:
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
         except BaseException:
             # A vector env that was passed is the caller's until there is a collector.
-            self._close(env_too=self.env is not create_env_fn)
+            self._close(env_too=is_own)
+            if isinstance(create_env_fn, VectorEnv):
+                self.env.release()
             raise
 
     def _prepare(self, policy: Policy | None) -> None:
@@ -241,6 +248,11 @@ class BatchCollector(ABC):
         if n_episode is not None:
             self._refuse_with_seeds("collect(n_episode=)")
         n_step, n_episode = check_arguments(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
+        if n_episode is not None and getattr(self.env, "steps_together", False):
+            raise ValueError(
+                f"n_episode leaves out envs that have their share, but {self.env!r} steps its envs together: pass "
+                "n_step"
+            )
         hook = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
         begin = time.perf_counter()
         if reset_before_collect:

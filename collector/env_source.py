@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from gymnasium import Env
+from gymnasium.vector import VectorEnv
 
 from vecenv.engine.arguments.checks import own_env_fns
+from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 
@@ -72,9 +74,58 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         if made_here:
             source.close()
         raise TypeError(instead)
+    if isinstance(source, VectorEnv):
+        from vecenv.envs.pools.native_vector_env import from_gymnasium
+
+        given = source
+        try:
+            source = from_gymnasium(given)
+        except BaseException:
+            if made_here:
+                given.close()
+            raise
     if getattr(source, "lazy", False):
         source.start()
     return source if hasattr(source, "env_num") else make([lambda: source])
+
+
+def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
+    """The vector env with transforms around it, which work where the policy does: on its `device`, if one is given, or
+    where its parameters are; on arrays in this process where that is the CPU.
+    """
+    if device is not None or sys.modules.get("torch") is not None:
+        from collector.device.tensors import resolve_device, tensors_of, torch
+
+        home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
+        target = home if device is None else resolve_device(device)
+        if target.type != "cpu":
+            from collector.device.transformed_on_device import TransformedOnDevice
+
+            return TransformedOnDevice(env, transforms, target)
+    return TransformedVectorEnv(env, transforms)
+
+
+def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
+    """ValueError for a vector env that steps its envs together and cannot reset them as a collector does: in a step of
+    the others (`mixed`), or before it; with `cuts`, in the middle of an episode too.
+    """
+    if not getattr(env, "steps_together", False):
+        return
+    if mixed and not env.resets_in_next_step:
+        raise ValueError(
+            f"{env!r} cannot reset some envs in a step of the others, as an asynchronous collector does: use "
+            "SyncDataCollector, or autoreset_mode NEXT_STEP"
+        )
+    if not mixed and not env.resets_alone:
+        instead = "use AsyncDataCollector" if env.resets_in_next_step else "make it with autoreset_mode SAME_STEP"
+        raise ValueError(
+            f"{env!r} cannot reset an env before the others step again, as a synchronous collector does: {instead}"
+        )
+    if cuts and (mixed or not env.resets_by_id):
+        raise ValueError(
+            f"{env!r} cannot reset an env in the middle of an episode, as max_frames_per_traj demands: give its envs a "
+            "time limit"
+        )
 
 
 def _instead_of(source: Any) -> str | None:
@@ -85,15 +136,15 @@ def _instead_of(source: Any) -> str | None:
     if isinstance(source, Env) or hasattr(source, "env_num") or not hasattr(source, "num_envs"):
         return None
     multi_agent = sys.modules.get("vecenv.envs.multi_agent.multi_agent_vector_env")
-    rows = getattr(source, "unwrapped", source)
-    if multi_agent is not None and isinstance(getattr(rows, "env", rows), multi_agent.MultiAgentVectorEnv):
+    if multi_agent is not None and isinstance(source, multi_agent.MultiAgentVectorEnv):
         return (
-            f"{type(source).__name__} steps many agents in each env, and collectors step one agent an "
-            "env: pass a list of functions that make a PettingZooEnv(...) each (of a ParallelEnv: "
-            "PettingZooEnv(pettingzoo.utils.parallel_to_aec(env)))"
+            f"{type(source).__name__} steps many agents in each env, and collectors step one agent an env: pass "
+            "flatten_agents(env) of a ParallelVectorEnv, or a list of functions that make a PettingZooEnv(...) each"
         )
-    inner = getattr(source, "venv", None)
-    instead = "its `.venv`" if hasattr(inner, "env_num") else "a list of callables that make one env each"
+    is_ours = hasattr(getattr(source, "venv", None), "env_num")
+    if isinstance(source, VectorEnv) and not is_ours:
+        return None
+    instead = "its `.venv`" if is_ours else "a list of callables that make one env each"
     return (
         f"{type(source).__name__} is a vector env of another kind (gymnasium's or Stable-Baselines3's), which resets "
         f"by itself: pass {instead}"

@@ -26,6 +26,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rollout import Rollout
 from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.batch.step_extras import EPISODE_SEED, StepBatch
+from collector.env_source import check_rounds
 from collector.episodes.progress import Episodes, restarted
 from collector.episodes.seeded import SeededEpisodes
 from collector.policy.interface import Policy
@@ -103,6 +104,9 @@ class SyncDataCollector(BatchCollector):
             every env in each round. So an episode is the same in any env, on any backend, and after a restart; with
             random actions for any number of envs too. `everything_keyed` says whether that held. Every episode is
             played to its end: `reset`, `set_seed`, `reset_at_each_iter` and `collect(n_episode=)` raise `ValueError`.
+        transforms: of observations, rewards and actions (`vecenv.transforms`): one, or a list of several. They work
+            where the policy does: on tensors if that is a CUDA device, to which frames then go as uint8. Batches hold
+            what they make of the rows. `env_state_dict` in the state of the collector is what they have learnt.
 
     Example::
 
@@ -120,6 +124,7 @@ class SyncDataCollector(BatchCollector):
     def _prepare(self, policy: Policy | None) -> None:
         if self.env.is_async:
             raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
+        check_rounds(self.env, mixed=False, cuts=self._limit > 0)
         super()._prepare(policy)
         self._buffer: RolloutBuffer | None = None
         self._seeded: SeededRounds | None = None

@@ -122,6 +122,21 @@ class Herd(Zoo):
         return {agent: self._see(agent) for agent in acted}, rewards, terminated, truncated, infos
 
 
+class Masked(Herd):
+    """Of each agent's actions some are legal, in turn."""
+
+    def _say(self, agent):
+        return {"action_mask": np.arange(3) != self.t % 3}
+
+    def reset(self, seed=None, options=None):
+        obs, _ = super().reset(seed, options)
+        return obs, {agent: self._say(agent) for agent in obs}
+
+    def step(self, actions):
+        obs, *others, _ = super().step(actions)
+        return obs, *others, {agent: self._say(agent) for agent in obs}
+
+
 class Nameless(Herd):
     """Has no `possible_agents`."""
 

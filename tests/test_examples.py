@@ -1,5 +1,6 @@
 """The programs in examples/ and the Python blocks of the README and the docs run as they stand, without a warning."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+HEADLESS = {**os.environ, "SDL_VIDEODRIVER": "dummy"}  # else pygame complains where there is no display
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 BLOCKS = [
@@ -20,7 +22,7 @@ BLOCKS = [
 def run(*arguments: str, cwd: Path, program: str | None = None) -> str:
     """What a fresh interpreter prints, with warnings as errors; it must end well and say nothing on stderr."""
     command = [sys.executable, "-W", "error", *arguments]
-    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=100, env=HEADLESS)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -147,6 +149,17 @@ def test_job(job, tmp_path):
 
 def test_every_job_has_a_test():
     assert {path.stem for path in (ROOT / "examples/jobs").iterdir()} == set(JOBS)
+@pytest.mark.slow  # the default tier runs each block of the page by itself
+def test_tutorial(tmp_path):
+    output = run(str(ROOT / "examples/tutorial.py"), "pictures", cwd=tmp_path)
+    titles = re.findall(r"^## (.+)$", (ROOT / "docs/tutorial.md").read_text("utf-8"), re.M)
+    assert output.splitlines() == [*titles, "pictures: frames.png returns.png timeline.png"]
+    for picture in (tmp_path / "pictures").iterdir():
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert 1000 < picture.stat().st_size < 40_000
+    assert {path.name for path in (ROOT / "docs/images").iterdir()} == {
+        p.name for p in (tmp_path / "pictures").iterdir()
+    }
 
 
 @pytest.mark.ray

@@ -68,6 +68,7 @@ OPTIONAL_LIBRARIES = {
     "torch": Adapted(("collector/*", "vecenv/openmp.py"), limit=None),
     # One file imports it; one looks whether the program has, to tell a module of tensordict's from others.
     "tensordict": Adapted(("collector/batch/tensordict_form.py", "collector/policy/signature.py"), limit=2),
+    "torchrl": Adapted(("collector/device/to_torchrl.py",)),
     "ray": Adapted(("vecenv/ray_cluster.py",)),
     "pettingzoo": Adapted(("vecenv/envs/*",)),
     "envpool": Adapted(("vecenv/envs/*",)),

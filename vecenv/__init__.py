@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
     from vecenv.envs.parallel_env import ParallelEnv, SerialEnv
     from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv
+    from vecenv.envs.pools.native_vector_env import from_gymnasium
     from vecenv.envs.step_mdp import step_mdp
     from vecenv.envs.truncated_as_terminated import TruncatedAsTerminated
     from vecenv.facades.make_vec import make_vec
@@ -103,6 +104,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerTimeoutError",
     "flatten_agents",
+    "from_gymnasium",
     "make_vec",
     "step_mdp",
     "tune",
@@ -139,6 +141,7 @@ _LOADED_WHEN_USED = {
     "TuneRow": "vecenv.tuning.tune_result",
     "VecNorm": "vecenv.transforms.vec_norm",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
+    "from_gymnasium": "vecenv.envs.pools.native_vector_env",
     "make_vec": "vecenv.facades.make_vec",
     "step_mdp": "vecenv.envs.step_mdp",
     "tune": "vecenv.tuning.tune",

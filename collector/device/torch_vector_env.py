@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from collector.device.tensors import as_tensor, resolve_device, to_device, torch
-from collector.device.transfer import PinnedTransfer, make_transfer, memory_of
+from collector.device.transfer import make_transfer, memory_of, own_arrays
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, common_layout
 from vecenv.errors import Partial
@@ -66,7 +65,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     def __init__(
         self, venv: Any, device: Any, *, reward_dtype: torch.dtype = torch.float32, transforms: Any = None
     ) -> None:
-        _check_vector_env(venv)
+        check_can_be_tensors(venv, type(self).__name__)
         super().__init__(venv)
         self.device = resolve_device(device)
         self.reward_dtype = reward_dtype
@@ -184,14 +183,9 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     def _actions(self, action: Any) -> Any:
         """Actions as arrays; the wait for them is the one of the step."""
-        action = _stacked(action)
-        tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(action)) if isinstance(leaf, torch.Tensor)}
-        arrays = self._transfer.to_numpy(tensors)
+        arrays = own_arrays(self._transfer, _stacked(action))  # own: an env may keep its action
         self._settle()
-        if isinstance(self._transfer, PinnedTransfer):
-            arrays = {name: array.copy() for name, array in arrays.items()}  # an env may keep its action
-        numbers = count()
-        return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), action)
+        return arrays
 
     def _result(self, step: Sequence[Any]) -> TensorStep:
         obs, rew, terminated, truncated, info = step
@@ -212,13 +206,13 @@ class TorchVectorEnv(VectorEnvWrapper):
             ) from error
 
 
-def _check_vector_env(venv: Any) -> None:
+def check_can_be_tensors(venv: Any, user: str) -> None:
     """Raise `TypeError` for what is no vector env, or one whose observations cannot be tensors."""
     if isinstance(venv, TorchVectorEnv):
         raise TypeError("this is a TorchVectorEnv already; use its to(device) for another device")
     if not (hasattr(venv, "step") and (hasattr(venv, "env_num") or hasattr(venv, "num_envs"))):
         raise TypeError(
-            f"TorchVectorEnv wraps a vector env, got {type(venv).__name__}; make one of a single env by "
+            f"{user} wraps a vector env, got {type(venv).__name__}; make one of a single env by "
             "DummyVectorEnv([lambda: env])"
         )
     found = venv.observation_space
@@ -228,7 +222,7 @@ def _check_vector_env(venv: Any) -> None:
             if not isinstance(leaf, Leaf):
                 raise TypeError(
                     f"{leaf.path} of {venv!r} has no fixed shape and dtype that all envs share, so it cannot be a "
-                    "tensor; drop it from the observation, or use the vector env without TorchVectorEnv"
+                    f"tensor; drop it from the observation, or use the vector env without {user}"
                 )
             as_tensor(np.empty(0, leaf.dtype))
 

@@ -40,8 +40,8 @@ class DirectTransfer:
         self._shares = device.type == "cpu"
 
     def to_device(self, tree: Any) -> Any:
-        """A tree of `(k, ...)` arrays as tensors on the device."""
-        return nest.map(as_tensor, tree) if self._shares else to_device(tree, self.device)
+        """A tree of `(k, ...)` arrays as tensors on the device; a leaf that is a tensor is there already."""
+        return nest.map(_shared, tree) if self._shares else to_device(tree, self.device)
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """Tensors (or what numpy reads as arrays) as arrays."""
@@ -94,7 +94,10 @@ class PinnedTransfer:
         return [memory.registration is not None for memory in self._memory]
 
     def to_device(self, tree: Any) -> Any:
-        """A tree of `(k, ...)` arrays as tensors on the device: one copy a leaf, which does not block."""
+        """A tree of `(k, ...)` arrays as tensors on the device: one copy a leaf, which does not block.
+
+        A leaf that is a tensor is there already.
+        """
         self.settle()  # a policy that raised may have left its input in flight
         self._in_flight = True
         numbers = count()
@@ -121,7 +124,9 @@ class PinnedTransfer:
         self._pinned.clear()
         self._on_device.clear()
 
-    def _send(self, array: np.ndarray, number: int) -> torch.Tensor:
+    def _send(self, array: Any, number: int) -> torch.Tensor:
+        if isinstance(array, torch.Tensor):
+            return array
         dtype = _torch_dtype(array.dtype)
         source = next((memory.tensor(array, self._copier) for memory in self._memory if memory.holds(array)), None)
         if source is None:
@@ -180,6 +185,10 @@ class _Memory:
         return None if self.registration is None else as_tensor(array)
 
 
+def _shared(leaf: Any) -> torch.Tensor:
+    return leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf)
+
+
 @lru_cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return as_tensor(np.empty(0, dtype)).dtype
@@ -189,3 +198,13 @@ def memory_of(venv: Any) -> list[np.ndarray]:
     """The arrays in which a vector env keeps its observations; none where it has no such memory."""
     engine = getattr(venv, "engine", None)
     return [] if engine is None else [leaf for leaf in nest.leaves(engine.arena.obs) if leaf.dtype != object]
+
+
+def own_arrays(transfer: Any, tree: Any) -> Any:
+    """The tree with arrays of the caller's own in place of tensors, after one wait; other leaves stay as they are."""
+    tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(tree)) if isinstance(leaf, torch.Tensor)}
+    arrays = transfer.to_numpy(tensors)
+    if isinstance(transfer, PinnedTransfer):
+        arrays = {name: array.copy() for name, array in arrays.items()}
+    numbers = count()
+    return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), tree)

@@ -17,6 +17,9 @@ class RandomPolicy:
     from a copy of the space: the space that was passed in is not advanced. Array spaces only (Box, Discrete,
     MultiDiscrete, MultiBinary); others raise `TypeError`.
 
+    Observations that are a dict with an `action_mask` (or `mask`, as PettingZooEnv has it), bool (k, n), of Discrete
+    actions get one of the legal ones, each as likely as the others; the first action where none is.
+
     Example::
 
         policy = RandomPolicy(venv.action_space)
@@ -46,6 +49,10 @@ class RandomPolicy:
     def __call__(self, obs: Any, env_id: Any = None) -> np.ndarray:
         """One action for each env of `env_id` (None: all of them): `(k, ...)`, of the spaces' dtype."""
         ids = self._ids if env_id is None else np.asarray(env_id)
+        if obs.__class__ is dict and (masks := self._masks(obs, len(ids))) is not None:
+            return np.array(
+                [self._legal(i, mask) for i, mask in zip(ids.tolist(), masks, strict=True)], self._spaces[0].dtype
+            )
         if self._sure == 0:
             for i in np.flatnonzero(self._used == self.BLOCK).tolist():
                 self._refill(i)
@@ -55,6 +62,20 @@ class RandomPolicy:
         actions = self._block[ids, self._used[ids]]
         self._used[ids] += 1
         return actions
+
+    def _masks(self, obs: dict[str, Any], rows: int) -> np.ndarray | None:
+        """The legal actions of each row, where the observations tell them."""
+        found = obs.get("action_mask", obs.get("mask"))
+        space = self._spaces[0]
+        if found is None or not isinstance(space, spaces.Discrete):
+            return None
+        masks = np.asarray(found)
+        return masks.astype(np.bool_) if masks.dtype.kind in "bui" and masks.shape == (rows, space.n) else None
+
+    def _legal(self, env_id: int, mask: np.ndarray) -> int:
+        space, legal = self._spaces[env_id], mask.nonzero()[0]
+        assert isinstance(space, spaces.Discrete)
+        return int(space.start) + (int(legal[space.np_random.integers(len(legal))]) if len(legal) else 0)
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         """Draw from now on what the random streams of these spaces, which have been seeded, would give."""

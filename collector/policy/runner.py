@@ -58,6 +58,8 @@ class PolicyRunner:
         self._needs_cast = False
         self._seconds = self._policy_seconds = 0.0
         self._torch: Any = None
+        self._on_device: Any = None
+        """Returns the tensors of observations that are on the policy's device already."""
         self._state: RecurrentState | None = None
         kinds = (RandomPolicy, KeyedRandomPolicy)
         self._is_random = policy is None or isinstance(policy, kinds)
@@ -98,6 +100,8 @@ class PolicyRunner:
             if self._noise is not None:
                 self._noise.resize(self.rows)
                 self._noise.everything &= rows_are_exact(self.rows, self._torch.device)
+            if getattr(self._env, "device", None) == self._torch.device:
+                self._on_device = getattr(self._env, "on_device", None)
         elif any(options.values()):
             raise ValueError(
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
@@ -115,6 +119,8 @@ class PolicyRunner:
         if random or self._is_random:
             return {"action": self._random(obs, env_ids)}
         begin = time.perf_counter()
+        if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
+            obs = tensors
         # Rows are transferred like the observations, to the device of the policy.
         inputs = (obs, self._rows(env_ids)) if self._wants_rows else obs
         if self._torch is not None:

@@ -4,6 +4,10 @@
 
 needs gymnasium, opencv-python-headless, torchvision and torchrl beside numpy. `made_with` in the file has the versions
 that it was made with. The inputs are in it too, so that no generator of random numbers has to stay the same.
+
+When the file was made, the compiled operators of torchvision (`torch.ops.torchvision`) were stubs, because no build of
+them fitted that torch. What is stored of torchvision is `transforms.v2.functional`, Python over torch, which does not
+call them.
 """
 
 import importlib.metadata

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from vecenv import nest
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.results import Step
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
+from vecenv.facades.to_gymnasium.vector_infos import split_infos
 
 _FINAL = ("final_obs", "final_info")
 
@@ -107,20 +107,3 @@ class SameStepEnvs:
                 f"{self.envs} does this for all its envs only, got {id}; use vecenv.AsyncVectorEnv, or SB3VecEnv over "
                 "ShmemVectorEnv(env_fns), for some envs"
             )
-
-
-def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """gymnasium's dict of arrays, with a mask `_key` for each `key`, as a dict for each of `n` envs.
-
-    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
-    [{'a': np.int64(1)}, {}]
-    """
-    rows: list[dict[str, Any]] = [{} for _ in range(n)]
-    for key, value in infos.items():
-        if key.startswith("_") and key[1:] in infos:
-            continue
-        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
-        mask = infos.get(f"_{key}")
-        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
-            rows[i][key] = values[i]
-    return rows

@@ -14,7 +14,9 @@ from vecenv.envs.multi_agent.pettingzoo_vector import ParallelVectorEnv
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 
 
-def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False) -> FlattenedAgents:
+def flatten_agents(
+    env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False
+) -> FlattenedAgents:
     """`env` as a gymnasium VectorEnv with a row for each agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
 
     Row `i * len(env.agents) + j` is agent j of env i. For code that trains one policy for all agents. Its autoreset
@@ -31,7 +33,9 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False) -> Fla
 
     `infos["active"]`, bool (num_envs,): the row holds a step of an agent that was alive. `infos["alive"]`: its agent
     acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete. In SAME_STEP mode
-    `final_info` has `active` too.
+    `final_info` has `active` too. With `mask_in_obs` the observation is a dict of `observation` and `action_mask`, as a
+    policy and the collector need them: random actions of the collector are legal then. ValueError where the actions are
+    not Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -49,19 +53,26 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False) -> Fla
             "own_episodes=True ends the row of an agent before its env: make the ParallelVectorEnv with "
             'autoreset_mode="next_step" or "same_step", not DISABLED, in which the caller resets whole envs'
         )
-    return FlattenedAgents(env, own_episodes)
+    if mask_in_obs and not env.agent_spaces.mask_size:
+        raise ValueError(f"mask_in_obs needs Discrete actions, the agents have {env.agent_spaces.action}")
+    return FlattenedAgents(env, own_episodes, mask_in_obs)
 
 
 class FlattenedAgents(VectorEnv):
     """What `flatten_agents` returns."""
 
-    def __init__(self, env: ParallelVectorEnv, own_episodes: bool) -> None:
+    def __init__(self, env: ParallelVectorEnv, own_episodes: bool = False, mask_in_obs: bool = False) -> None:
         self.env, self._own_episodes = env, own_episodes
+        self._mask_in_obs = mask_in_obs
         self._agents = env.agents
         self._shape = (env.num_envs, len(env.agents))
         self.num_envs = env.num_envs * len(env.agents)
         self.single_observation_space = env.agent_spaces.shared("observation", "rows need one for all")
         self.single_action_space = env.agent_spaces.shared("action", "rows need one for all")
+        if mask_in_obs:
+            self._choices = env.agent_spaces.mask_size[env.agents[0]]
+            parts = {"observation": self.single_observation_space, "action_mask": spaces.MultiBinary(self._choices)}
+            self.single_observation_space = spaces.Dict(parts)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
@@ -158,6 +169,8 @@ class FlattenedAgents(VectorEnv):
         rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
         by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
         new = {name: self._as_rows(part) for name, part in by_agent.items() if part}
+        if self._mask_in_obs:
+            new["obs"] = {"observation": new["obs"], "action_mask": new["action_mask"].astype(np.int8)}
         if len(ids) == self._shape[0]:
             self._last = new
         else:
@@ -177,6 +190,8 @@ class FlattenedAgents(VectorEnv):
                 found = self._info_of(infos["info"][at], j)
                 if final[at]:
                     last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
+                    if self._mask_in_obs:  # that of an agent that acts no more
+                        last = {"observation": last, "action_mask": np.ones(self._choices, np.int8)}
                     final_info = self._info_of(infos["final_info"][at], j)
                     final_info["active"] = bool(row_infos["active"][i * self._shape[1] + j])
                     found |= {"final_obs": last, "final_info": final_info}

@@ -125,3 +125,20 @@ def _same(stored: Any, value: Any) -> bool:
         return np.array_equal(stored.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc")
     stored, value = (number.item() if isinstance(number, np.generic) else number for number in (stored, value))
     return bool(stored == value or (stored != stored and value != value))
+
+
+def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """gymnasium's dict of arrays, with a mask `_key` for each `key`, as a dict for each of `n` envs.
+
+    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
+    [{'a': np.int64(1)}, {}]
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    for key, value in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
+        mask = infos.get(f"_{key}")
+        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
+            rows[i][key] = values[i]
+    return rows

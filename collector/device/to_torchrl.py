@@ -1,0 +1,168 @@
+"""to_torchrl: any vector env of ours as an env of TorchRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from collector.device.tensors import resolve_device, torch
+from collector.device.torch_vector_env import TorchVectorEnv
+
+try:
+    from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
+    from torchrl.envs import EnvBase
+except ImportError as error:
+    raise ImportError(
+        f"to_torchrl needs TorchRL, which cannot be imported ({error}): pip install 'vecenv[torchrl]'"
+    ) from error
+
+_RESERVED = frozenset({"action", "reward", "done", "terminated", "truncated", "next", "_reset"})
+
+
+def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
+    """`venv`, any vector env of ours, as a `torchrl.envs.EnvBase` with the batch size `(n,)`.
+
+        env = to_torchrl(ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8))
+        batch = env.rollout(100, policy, break_when_any_done=False)     # a TensorDict (8, 100)
+
+    Observations that are arrays have the key `observation`, those of a Dict space their own keys. Actions are those of
+    the env: integers for Discrete. Rewards are float32 (n, 1), or (n, m) where the envs have a `reward_space` of m
+    numbers; `done`, `terminated` and `truncated` are bool (n, 1). Infos are not passed on. TorchRL resets the envs
+    whose episodes are over, by the mask `_reset`; the rows of the others stay. `set_seed` is that of `venv`: a seed for
+    each env, and the next one is returned.
+
+    `venv` belongs to the env, whose `close` closes it; it is `env.venv` with tensors on `device`. Raises TypeError for
+    what is no vector env, for spaces without a spec (Text, Graph, Tuple, a Discrete action space that does not begin at
+    0, ...) and for envs with unequal ones; ValueError for `wait_num` and `timeout`, and for a key of the observation
+    that TorchRL uses itself. ImportError without TorchRL.
+    """
+    return TorchRLVectorEnv(venv, device)
+
+
+class TorchRLVectorEnv(EnvBase):
+    """What `to_torchrl` returns."""
+
+    def __init__(self, venv: Any, device: Any = "cpu") -> None:
+        if not isinstance(venv, TorchVectorEnv):
+            venv = TorchVectorEnv(venv, device)
+        if venv.is_async:
+            raise ValueError(
+                f"an env of TorchRL returns all rows together: make {venv.venv!r} without wait_num, timeout"
+            )
+        n = len(venv)
+        super().__init__(device=resolve_device(device), batch_size=torch.Size([n]))
+        self.venv = venv
+        observation, action = (_common(space, kind) for space, kind in _spaces(venv))
+        self._is_dict = isinstance(observation, spaces.Dict)
+        if self._is_dict and (taken := sorted(_RESERVED & observation.spaces.keys())):
+            raise ValueError(f"TorchRL uses the keys {taken} itself: rename them in the observation (RenameTransform)")
+        parts = observation if self._is_dict else spaces.Dict({"observation": observation})
+        self.observation_spec = _spec(parts, n, self.device, "observation")
+        if isinstance(action, spaces.Discrete) and action.start != 0:
+            raise TypeError(f"actions of TorchRL begin at 0, those of {action} do not")
+        if isinstance(action, spaces.Dict):
+            raise TypeError(f"TorchRL's env has one action, got {action}")
+        self.action_spec = _spec(action, n, self.device, "action")
+        self.reward_spec = Unbounded((n, *self._reward_shape()), device=self.device, dtype=torch.float32)
+        flag = Categorical(2, (n, 1), device=self.device, dtype=torch.bool)
+        self.done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,), device=self.device
+        )
+        self._latest: Any = None
+        """The observations of all envs, of which a reset of some changes these."""
+        self.is_closed = False
+
+    def _reward_shape(self) -> tuple[int, ...]:
+        try:
+            (space,) = self.venv.get_env_attr("reward_space", 0)
+        except AttributeError:
+            return (1,)
+        return tuple(space.shape) or (1,)
+
+    def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        mask = None if mask is None else mask.reshape(self.batch_size)
+        if mask is None or self._latest is None or bool(mask.all()):
+            self._latest, _ = self.venv.reset()
+        else:
+            first, _ = self.venv.reset(mask)
+            self._latest = _with_rows(self._latest, mask, first)
+        return self._as_tensordict(self._latest)
+
+    def _step(self, tensordict: Any) -> Any:
+        obs, reward, terminated, truncated, _ = self.venv.step(tensordict.get(self.action_key))
+        self._latest = obs
+        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        out = self._as_tensordict(obs)
+        out.update({name: flag.unsqueeze(-1) for name, flag in flags.items()})
+        return out.set("reward", reward.reshape(self.reward_spec.shape))
+
+    def _as_tensordict(self, obs: Any) -> Any:
+        return self.full_done_spec.zero().update(obs if self._is_dict else {"observation": obs})
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.venv.set_seed(seed)
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
+        """Seed every env, by the chain that begins with `seed`, and return the next seed."""
+        following: int | None = self.venv.set_seed(seed, static_seed)
+        return following
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the vector env. Safe to call again."""
+        super().close(raise_if_closed=raise_if_closed)
+        self.venv.close()
+
+    def __repr__(self) -> str:
+        return f"TorchRLVectorEnv({self.venv.venv!r}, device={self.device})"
+
+
+def _spaces(venv: Any) -> list[tuple[list[Any], str]]:
+    return [(venv.observation_space, "observation"), (venv.action_space, "action")]
+
+
+def _common(each: list[Any], kind: str) -> Any:
+    if any(space != each[0] for space in each):
+        raise TypeError(f"the envs of one TorchRL env have equal spaces, got {kind} spaces {each}")
+    return each[0]
+
+
+def _spec(space: Any, n: int, device: Any, path: str) -> Any:
+    """The spec of a batch of elements of a space."""
+    if isinstance(space, spaces.Dict):
+        children = {key: _spec(child, n, device, f"{path}[{key!r}]") for key, child in space.spaces.items()}
+        return Composite(children, shape=(n,), device=device)
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(shape=(n, *space.shape), device=device, dtype=torch.int8)
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1 and not space.start.any():
+        return MultiCategorical(space.nvec.tolist(), (n, *space.shape), device=device, dtype=_dtype(space))
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return Categorical(int(space.n), (n,), device=device, dtype=_dtype(space))
+    if isinstance(space, spaces.Discrete):
+        low, high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, spaces.Box):
+        low, high = space.low, space.high
+    else:
+        raise TypeError(f"the {path} space {space} has no spec in TorchRL")
+    shape = (n, *space.shape)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return Unbounded(shape, device=device, dtype=_dtype(space))
+    ends = [torch.as_tensor(np.broadcast_to(end, shape).astype(space.dtype)) for end in (low, high)]
+    return Bounded(*ends, shape, device=device, dtype=_dtype(space))
+
+
+def _dtype(space: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, space.dtype)).dtype
+
+
+def _with_rows(obs: Any, mask: torch.Tensor, first: Any) -> Any:
+    """A copy of the observations with those of the envs in the mask replaced."""
+    if isinstance(obs, dict):
+        return {key: _with_rows(part, mask, first[key]) for key, part in obs.items()}
+    rows = obs.clone()
+    rows[mask] = first
+    return rows
