@@ -29,6 +29,7 @@ from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
+from vecenv.caller_warnings import warn_caller
 from vecenv.engine.arguments.ids import as_ids
 
 Self = TypeVar("Self", bound="BatchCollector")
@@ -80,7 +81,7 @@ class BatchCollector(ABC):
             device, storing_device, policy_device, env_device
         )
         self.frames = 0
-        """Steps in the batches of this collector's iterator."""
+        """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
         self.init_random_frames = limit("init_random_frames", init_random_frames)
         self._seeds = episode_seeds
         if reset_at_each_iter:
@@ -119,6 +120,7 @@ class BatchCollector(ABC):
             self._noise = KeyedNoise(getattr(self._seeds, "job_seed", 0), self._env_num)
         self._reward_shape = RewardShape()
         self._batches = self._steps = 0
+        self._warned_of_failures = False
         self._clock = Clock()
         self._obs: Any = None
         self.policy: Any = policy
@@ -168,7 +170,7 @@ class BatchCollector(ABC):
             raise StopIteration
         try:
             batch = self._collect_batch()
-            self.frames += batch.frames
+            self.frames += batch.frames + batch.dropped_rows
             self._batches += 1
             if self._is_complete():
                 self.shutdown()
@@ -300,7 +302,20 @@ class BatchCollector(ABC):
         ended = self._tracker.update(batch)
         self._steps += batch.frames
         self._clock.lap("storage")
+        self._warn_of_failures()
         return batch, ended
+
+    def _warn_of_failures(self) -> None:
+        """Give a warning after the first batch in which episodes broke off."""
+        count = self._episodes.broken
+        if not count or self._warned_of_failures:
+            return
+        self._warned_of_failures = True
+        which = "1 episode" if count == 1 else f"{count} episodes"
+        warn_caller(
+            f"{which} of this batch broke off where envs failed ({self._episodes.first_failure}): `batch.broken` marks "
+            "their steps, and `mask` leaves out the rows of the failures. Others are only counted: collector.stats()"
+        )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -415,7 +430,7 @@ class BatchCollector(ABC):
 
     def stats(self) -> CollectorStats:
         """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
-        return self._clock.stats(self._runner.transfer_seconds, self._steps)
+        return self._clock.stats(self._runner.transfer_seconds, self._steps, self._episodes.broken)
 
     # Life.
 

@@ -14,7 +14,7 @@ from collector_envs import backends, countdowns, zeros
 from countdown import Breaks, BreaksOnce, Countdown, PaysTwo
 from gymnasium import spaces
 
-from collector import AsyncDataCollector, SyncDataCollector
+from collector import AsyncDataCollector, MultiStep, SyncDataCollector
 from collector.batch.step_extras import StepBatch
 from collector.episodes.episode import EpisodeCutter
 from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
@@ -126,27 +126,104 @@ def test_a_worker_that_dies_is_reported_with_its_envs(kind: type, backend: Any) 
     assert caught.value.env_ids == (1,)
 
 
+@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
 class TestRestart:
-    """A vector env with on_error="restart": the broken episode is marked and dropped, and the collection goes on."""
+    """A vector env with on_error="restart": the broken episode ends before the failure, and the collection goes on."""
 
     def fns(self) -> list[Any]:
         return [partial(Countdown, 4), partial(BreaksOnce, 5, 2, 3)]
 
     @backends
-    def test_the_steps_of_the_broken_episode_are_masked(self, backend: Any) -> None:
+    def test_only_the_step_that_failed_is_masked(self, backend: Any) -> None:
         with SyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=40) as collector:
             batch = collector.rollout()
             more = collector.rollout()
         assert batch.broken_ids.tolist() == [5], "the third episode of env 1"
         assert batch.broken.tolist() == [[False] * 20, [False] * 10 + [True] * 4 + [False] * 6]
-        np.testing.assert_array_equal(batch.mask, ~batch.broken)
-        assert batch.frames == 36
-        np.testing.assert_array_equal(batch.obs[1, 14:, 1], [0, 1, 2, 3, 4, 0])
-        np.testing.assert_array_equal(batch.traj_ids[1, 14:], [7] * 5 + [9])
-        assert 5 not in batch.flatten().traj_ids
-        assert 5 not in batch.split_trajectories().traj_ids
+        assert np.argwhere(~batch.mask).tolist() == [[1, 13]]
+        assert (batch.frames, batch.dropped_rows) == (39, 1)
+        np.testing.assert_array_equal(batch.obs[1, 10:, 1], [0, 1, 2, 3, 0, 1, 2, 3, 4, 0])
+        np.testing.assert_array_equal(batch.traj_ids[1, 10:], [5] * 4 + [7] * 5 + [9])
+        np.testing.assert_array_equal(batch.truncated[1].nonzero()[0], [12, 13])
         assert (batch.next.obs[batch.mask][:, 1] == batch.step_count[batch.mask] + 1).all()
+        assert batch.next.obs[1, 13].tolist() == batch.obs[1, 13].tolist() == [2, 3], "not what the reset returned"
+        ends = list(zip(batch.final_env.tolist(), batch.final_time.tolist(), strict=True))
+        assert (1, 12) in ends and (1, 13) not in ends
+        assert ends == sorted(ends, key=lambda end: end[::-1])
+        np.testing.assert_array_equal(batch.final_obs[:, 1], [4, 5, 4, 5, 4, 3, 4, 5, 4])
         assert more.mask.all()
+
+    @backends
+    def test_flat_and_split_forms_have_its_real_steps(self, backend: Any) -> None:
+        with SyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=40) as collector:
+            batch = collector.rollout()
+        flat, split = batch.flatten(), batch.split_trajectories()
+        assert flat.broken.tolist() == (flat.traj_ids == 5).tolist()
+        at = np.flatnonzero(flat.broken)
+        assert flat.step_count[at].tolist() == [0, 1, 2]
+        assert flat.truncated[at].tolist() == [False, False, True]
+        assert flat.next.obs[at].tolist() == [[2, 1], [2, 2], [2, 3]]
+        assert MultiStep(3, gamma=0.5)(batch).extras["steps"][at].tolist() == [3, 2, 1]
+        (row,) = np.flatnonzero(split.broken.any(1))
+        np.testing.assert_array_equal(split.broken[row], split.mask[row])
+        assert split.traj_ids[row].tolist() == [5, 5, 5, -1, -1]
+        assert split.next.obs[row, :3].tolist() == [[2, 1], [2, 2], [2, 3]]
+        assert split.mask.sum() == batch.frames == flat.frames == 39
+
+    def test_tensors_of_it_say_the_same(self) -> None:
+        torch = pytest.importorskip("torch")
+        venv = DummyVectorEnv(self.fns(), on_error="restart")
+        with SyncDataCollector(venv, zeros, frames_per_batch=40, device="cpu") as collector:
+            batch = collector.rollout()
+        assert batch.next.obs[1, 12:14].tolist() == [[2, 3], [2, 3]]
+        assert torch.equal(batch.flatten().broken, batch.broken[batch.mask])
+        tensors = batch.to_tensordict()
+        assert tensors["next", "truncated"][1, 12:14].all()
+        assert tensors["collector", "mask"][1, 11:15].tolist() == [True, True, False, True]
+
+    @both
+    def test_it_is_counted_and_one_warning_names_the_env(self, kind: type) -> None:
+        venv = DummyVectorEnv([partial(BreaksUntil, 3, 2), partial(BreaksUntil, 3, 4)], on_error="restart")
+        with kind(venv, zeros, frames_per_batch=4) as collector:
+            message = r"\d episodes? of this batch broke off where envs failed \(env 0: OverflowError: the env broke\)"
+            with pytest.warns(RuntimeWarning, match=message) as caught:
+                batches = [collector.next() for _ in range(6)]
+            assert [each.filename for each in caught] == [__file__]
+            assert sum(len(batch.broken_ids) for batch in batches) == 6
+            assert collector.stats().broken_episodes == 6
+            assert str(collector.stats()).endswith("; 6 broken episodes")
+            (text, *_) = [repr(batch) for batch in batches if len(batch.broken_ids)]
+            assert "broken episodes" in text
+
+    @both
+    @pytest.mark.parametrize("frames", [2, 4, 8, 20])
+    def test_as_many_batches_come_as_without_failures(self, kind: type, frames: int) -> None:
+        venv = DummyVectorEnv([partial(BreaksUntil, 3, 2), partial(BreaksOnce, 5, 1, 2)], on_error="restart")
+        with kind(venv, zeros, frames_per_batch=frames, total_frames=40) as collector:
+            batches = list(collector)
+            assert len(batches) == len(collector) == 40 // frames
+            assert collector.frames == 40
+        assert [batch.frames + batch.dropped_rows for batch in batches] == [frames] * len(batches)
+        assert sum(batch.dropped_rows for batch in batches) == (3 if kind is SyncDataCollector else 0)
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_the_same_data_come_wherever_batches_end(self, kind: type) -> None:
+        """Only where the failure is the first row of a batch, the step before it cannot be marked."""
+        found = []
+        for frames in (2, 6, 10, 60):
+            venv = DummyVectorEnv([partial(BreaksUntil, 3, 2), partial(BreaksOnce, 5, 1, 2)], on_error="restart")
+            steps: dict[tuple[int, int], Any] = {}
+            with kind(venv, zeros, frames_per_batch=frames, total_frames=60) as collector:
+                for batch in collector:
+                    flat = batch.flatten()
+                    rows = zip(flat.traj_ids, flat.step_count, flat.obs, flat.next.obs, flat.terminated, strict=True)
+                    steps |= {
+                        (int(i), int(k)): (obs.tolist(), after.tolist(), bool(end)) for i, k, obs, after, end in rows
+                    }
+            found.append(steps)
+        common = set.intersection(*map(set, found))
+        assert len(common) > 50
+        assert all(each[key] == found[0][key] for each in found for key in common)
 
     @pytest.mark.parametrize("steps", [1, 3, 4, 7])
     def test_only_that_episode_is_lost_wherever_batches_end(self, steps: int) -> None:
@@ -199,7 +276,8 @@ class TestRestart:
                 assert stats.batch.reward.tolist() == [[1, 2]] * 6
             elif form == "n_step":
                 returns = [collector.collect(n_step=1).returns for _ in range(11)]
-                assert [each.tolist() for each in returns if len(each)] == [[[3, 6]], [[3, 6]]]
+                whole = 2 if kind is SyncDataCollector else 3  # whose batches have no rows for the five failures
+                assert [each.tolist() for each in returns if len(each)] == [[[3, 6]]] * whole
             else:
                 rewards = [batch.reward[batch.mask] for batch in (collector.rollout() for _ in range(9))]
                 assert [each.tolist() for each in rewards if len(each)][:3] == [[[1, 2]]] * 3
@@ -220,7 +298,7 @@ class TestRestart:
 
     @backends
     @pytest.mark.parametrize("frames", [1, 6, 40])
-    def test_flat_batches_leave_it_out(self, backend: Any, frames: int) -> None:
+    def test_flat_batches_leave_out_the_step_that_failed(self, backend: Any, frames: int) -> None:
         rows: list[tuple[int, int]] = []
         broken: list[int] = []
         with AsyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=frames) as collector:
@@ -229,8 +307,8 @@ class TestRestart:
                 broken += batch.broken_ids.tolist()
                 rows += zip(batch.traj_ids.tolist(), batch.step_count.tolist(), strict=True)
         assert broken == [5]
-        rows = sorted(row for row in rows if row[0] not in broken)
-        assert len(rows) == len(set(rows)) > 70
+        assert sorted(row for row in rows if row[0] == 5) == [(5, 0), (5, 1), (5, 2)]
+        assert len(rows) == len(set(rows)) == 80 // frames * frames, "no row for the step that failed"
         assert [row for row in rows if row[0] == 3] == [(3, step) for step in range(5)]
 
     @both
@@ -250,14 +328,29 @@ class TestRestart:
             batch = collector.rollout()
         assert np.unique(np.nonzero(batch.broken)[0]).tolist() == [1]
         assert batch.broken_ids.tolist() == [1, 4]
-        assert batch.frames == 16
+        assert batch.frames == 22
+        np.testing.assert_array_equal(batch.truncated[1].nonzero()[0], [2, 3, 6, 7])
+
+    @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
+    @both
+    def test_envs_that_share_a_dead_worker_are_cut_alike(self, kind: type, backend: Any) -> None:
+        fns = [partial(Countdown, 50), partial(Dies, 9), partial(Countdown, 4)]
+        venv = backend(fns, num_workers=1, on_error="restart", max_restarts=3)
+        with kind(venv, zeros, frames_per_batch=18, **({"groups": 1} if kind is AsyncDataCollector else {})) as it:
+            batch = it.rollout()
+        flat = batch.flatten()
+        assert batch.broken_ids[:2].tolist() == [0, 1]
+        for traj_id in (0, 1):
+            at = flat.traj_ids == traj_id
+            assert flat.truncated[at].tolist() == [False, False, True]
+            assert flat.next.obs[at].tolist() == [[0, 1], [0, 2], [0, 3]]
 
     def test_a_broken_episode_is_no_end_of_one(self) -> None:
         venv = DummyVectorEnv(self.fns(), on_error="restart")
         with SyncDataCollector(venv, zeros, frames_per_batch=40) as collector:
             stats = collector.collect(n_step=40)
         assert stats.lens.tolist() == [4] * 5 + [5] * 3
-        assert len(stats.batch.final_env) == 8
+        assert len(stats.batch.final_env) == 9, "it ends there, but is no whole episode"
 
 
 @both

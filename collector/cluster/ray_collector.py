@@ -277,7 +277,7 @@ class RayCollector:
             raise StopIteration
         try:
             batch = self._collect_batch()
-            self.frames += batch.frames
+            self.frames += batch.frames + batch.dropped_rows
             self._batches += 1
             if self._bar is not None:
                 self._bar.show(self.frames, self.stats())
