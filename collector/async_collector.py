@@ -240,8 +240,18 @@ class AsyncDataCollector(BatchCollector):
         try:
             while self._flying.any():
                 self._receive()
-        except BaseException:
-            self.shutdown()
+        except BaseException as error:
+            self._note_failure(error)
             raise
         if discard:
             self._log, self._logged, self._queue = [], 0, deque()
+
+    def _discard_steps(self) -> None:
+        while waiting := len(self.env.waiting_id):
+            try:
+                self.env.recv()
+            except Exception:
+                if len(self.env.waiting_id) == waiting:
+                    raise
+        self._flying[:] = False
+        self._log, self._logged, self._queue = [], 0, deque()

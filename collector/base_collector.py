@@ -29,6 +29,7 @@ from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
+from vecenv.backends.host.failure import add_note
 from vecenv.caller_warnings import warn_caller
 from vecenv.engine.arguments.ids import as_ids
 
@@ -94,7 +95,7 @@ class BatchCollector(ABC):
         self._options: dict[str, Any] = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
-        self._closed = False
+        self._closed = self._failed = False
         self._runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
         make = VectorEnvMaker(backend, self._default_backend, self._env_options)
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
@@ -121,6 +122,7 @@ class BatchCollector(ABC):
         self._reward_shape = RewardShape()
         self._batches = self._steps = 0
         self._warned_of_failures = False
+        self._shut_down_by = ""
         self._clock = Clock()
         self._obs: Any = None
         self.policy: Any = policy
@@ -144,6 +146,10 @@ class BatchCollector(ABC):
     @abstractmethod
     def _finish_steps(self, discard: bool) -> None:
         """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
+
+    @abstractmethod
+    def _discard_steps(self) -> None:
+        """After a failure: discard the steps that belong to no batch, and what envs that were stepping return or raise."""
 
     # Batches.
 
@@ -193,7 +199,9 @@ class BatchCollector(ABC):
         return True
 
     def iterator(self) -> Iterator[Any]:
-        """Batches until `total_frames` are collected; then the envs are closed. It can continue after an error."""
+        """Batches until `total_frames` are collected; then the envs are closed. It can continue after an error, as
+        `rollout` says.
+        """
         return self
 
     def next(self) -> Any:
@@ -203,7 +211,9 @@ class BatchCollector(ABC):
     def rollout(self) -> Any:
         """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
 
-        Errors of envs and policy are raised after a shutdown.
+        Errors of envs and policy, and KeyboardInterrupt, are raised as they are; the steps of that batch are lost. The
+        next batch begins new episodes in all envs. Where there can be none (the vector env is closed, or the
+        collector has `episode_seeds`), it is shut down, and a note at the error says so.
         """
         return self._finishing.store(self._collect_batch())
 
@@ -290,14 +300,15 @@ class BatchCollector(ABC):
     def _gather_checked(self, request: BatchRequest) -> tuple[Any, Ended]:
         """One batch of the loop, as numpy arrays, and the episodes that ended in it."""
         self._check_open()
+        self._recover()
         self._clock.lap("idle")
         request = request._replace(random=self._runner.replaces(request.random))
         try:
             with set_exploration_type(self._exploration_type), self._weights.kept(), self._runner.on_threads():
                 batch = self._gather(request)
             check_rewards(batch)
-        except BaseException:
-            self.shutdown()
+        except BaseException as error:
+            self._note_failure(error)
             raise
         ended = self._tracker.update(batch)
         self._steps += batch.frames
@@ -317,7 +328,31 @@ class BatchCollector(ABC):
             "their steps, and `mask` leaves out the rows of the failures. Others are only counted: collector.stats()"
         )
 
+    def _note_failure(self, error: BaseException) -> None:
+        """Note that an exception ended a batch: what comes next are new episodes. Where there can be none, shut down."""
+        if self._seeds is not None:
+            why = "its steps are lost, and with episode_seeds every episode is played to its end"
+        elif getattr(self.env, "is_closed", False):
+            why = "its vector env is closed"
+        else:
+            self._failed = True
+            add_note(error, "the steps of this batch are lost; the collector can go on, with new episodes in all envs")
+            return
+        add_note(error, f"the collector was shut down by this: {why}")
+        self._shut_down_by = type(error).__name__
+        self.shutdown()
+
+    def _recover(self) -> None:
+        """After a failure: abandon the episodes in progress, and what is in flight."""
+        if self._failed:
+            self._discard_steps()
+            self._episodes.abandon()
+            self._runner.begin(self._all_ids)
+            self._failed = False
+
     def _check_open(self) -> None:
+        if self._closed and self._shut_down_by:
+            raise RuntimeError(f"the collector was shut down by the {self._shut_down_by} before; make a new one")
         if self._closed:
             raise RuntimeError("the collector is shut down; make a new one")
         if getattr(self.env, "is_closed", False):
@@ -355,6 +390,7 @@ class BatchCollector(ABC):
         """
         self._refuse_with_seeds("reset()")
         ids = self._all_ids if index is None else as_ids(index, self._env_num)
+        self._recover()
         self._finish_steps(discard=len(ids) == self._env_num)
         self._episodes.abandon(ids)
         if kwargs:
@@ -365,6 +401,7 @@ class BatchCollector(ABC):
 
     def _abandon_started(self) -> np.ndarray:
         """Abandon the episodes of which a step has been taken; returns their ids."""
+        self._recover()
         abandoned = self._episodes.ids(np.flatnonzero(self._episodes.taken))  # before steps in flight end some of them
         self._finish_steps(discard=True)
         self._episodes.abandon(np.flatnonzero(self._episodes.taken))
@@ -384,6 +421,7 @@ class BatchCollector(ABC):
         `torch.manual_seed` too.
         """
         self._refuse_with_seeds("set_seed()")
+        self._recover()
         self._finish_steps(discard=False)
         following: int = self.env.set_seed(seed, static_seed)
         self._runner.reseed_random_actions()
@@ -414,6 +452,7 @@ class BatchCollector(ABC):
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
             self.env.load_state_dict(state_dict["env_state_dict"])
         if not self._closed:
+            self._recover()
             self._finish_steps(discard=True)
         self.frames, self._batches = state_dict["frames"], state_dict["iter"]
         self._episodes.skip_to(state_dict.get("traj_pool", 0))

@@ -150,6 +150,9 @@ class SyncDataCollector(BatchCollector):
     def _finish_steps(self, discard: bool) -> None:
         """Nothing is in flight between batches, and every step is in a batch."""
 
+    def _discard_steps(self) -> None:
+        """The reset of all envs before the next step discards what is in flight."""
+
     def _gather(self, request: BatchRequest) -> Rollout:
         """Record one batch: see the picture at the top of this file."""
         n, buffer = self._env_num, self._new_buffer(request)

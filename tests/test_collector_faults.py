@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,15 @@ class Dies(Countdown):
     def step(self, action: Any) -> Any:
         if self.taken == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class Sleeps(Countdown):
+    """A step with the action 1 takes 0.4 s."""
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            time.sleep(0.4)
         return super().step(action)
 
 
@@ -67,37 +77,116 @@ def _two_rewards(episode: int, at: int) -> Any:
         lambda collector: collector.load_state_dict(collector.state_dict()),
     ],
 )
-def test_a_failure_of_an_env_that_was_still_stepping_shuts_the_collector_down(backend: Any, call: Any) -> None:
-    venv = backend([partial(BreaksOnce, 100, 0, 2), partial(Countdown, 100)])
-    collector = AsyncDataCollector(venv, zeros, frames_per_batch=4)
-    collector.rollout()
-    with pytest.raises(OverflowError, match="the env broke"):
+def test_a_failure_of_an_env_that_was_still_stepping_is_raised_once(backend: Any, call: Any) -> None:
+    venv = backend([partial(BreaksOnce, 20, 0, 2), partial(Countdown, 20)])
+    with AsyncDataCollector(venv, zeros, frames_per_batch=4) as collector:
+        before = collector.rollout()
+        with pytest.raises(OverflowError, match="the env broke"):
+            call(collector)
         call(collector)
-    assert venv.is_closed
-    with pytest.raises(RuntimeError, match="shut down"):
-        collector.next()
+        batch = collector.rollout()
+        assert (batch.step_count[np.r_[True, np.diff(batch.env_ids) > 0]] == 0).all(), "new episodes in all envs"
+        assert set(batch.traj_ids.tolist()).isdisjoint(before.traj_ids.tolist())
 
 
 @both
 @backends
-def test_an_env_that_fails_is_named_and_the_collector_closed(kind: type, backend: Any) -> None:
-    venv = backend([partial(Countdown, 3), partial(Breaks, 3)])
-    with kind(venv, zeros, frames_per_batch=20) as collector:
+def test_an_env_that_fails_is_named_and_the_collector_goes_on(kind: type, backend: Any) -> None:
+    venv = backend([partial(Countdown, 3), partial(BreaksOnce, 5, 2, 2)])
+    with kind(venv, zeros, frames_per_batch=8, total_frames=40) as collector:
+        batches = []
         with pytest.raises(OverflowError, match="the env broke") as caught:
-            collector.rollout()
+            for batch in collector:
+                batches.append(batch)
         assert any("env 1" in note for note in caught.value.__notes__)
-        assert venv.is_closed
+        assert any("can go on, with new episodes" in note for note in caught.value.__notes__)
+        assert not venv.is_closed
+        seen = {int(i) for batch in batches for i in batch.flatten().traj_ids}
+        failed_after = len(batches)
+        batches += collector
+        assert sum(batch.frames for batch in batches) == 40, "the batch that failed does not count"
+        after = batches[failed_after].flatten()
+        begins = np.r_[True, np.diff(after.env_ids) > 0]
+        assert after.step_count[begins].tolist() == [0, 0]
+        assert seen.isdisjoint(after.traj_ids.tolist())
+        for batch in batches:
+            flat = batch.flatten()
+            np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
+            np.testing.assert_array_equal(flat.next.obs[:, 1], flat.step_count + 1)
 
 
 @both
-def test_after_a_failure_the_iterator_raises_instead_of_ending(kind: type) -> None:
+def test_after_a_failure_the_iterator_raises_again_instead_of_ending(kind: type) -> None:
     with kind(DummyVectorEnv([partial(Breaks, 3)]), zeros, frames_per_batch=20, total_frames=40) as collector:
         batches = iter(collector)
-        with pytest.raises(OverflowError, match="the env broke"):
-            next(batches)
         for ask in (lambda: next(batches), collector.next, lambda: next(iter(collector)), collector.rollout):
-            with pytest.raises(RuntimeError, match="the collector is shut down; make a new one"):
+            with pytest.raises(OverflowError, match="the env broke"):
                 ask()
+        with pytest.raises(OverflowError, match="the env broke"):
+            collector.collect(n_episode=1)
+
+
+@both
+def test_where_nothing_is_left_to_go_on_with_the_error_says_so(kind: type) -> None:
+    venv = DummyVectorEnv(countdowns(3, 4))
+
+    def policy(obs: Any) -> Any:
+        venv.close()
+        raise ZeroDivisionError
+
+    with kind(venv, policy, frames_per_batch=20) as collector:
+        with pytest.raises(ZeroDivisionError) as caught:
+            collector.rollout()
+        assert any("shut down by this: its vector env is closed" in note for note in caught.value.__notes__)
+        with pytest.raises(RuntimeError, match="was shut down by the ZeroDivisionError before; make a new one"):
+            collector.rollout()
+
+
+def test_with_episode_seeds_a_failure_shuts_down() -> None:
+    with SyncDataCollector([partial(Breaks, 3)], zeros, frames_per_batch=4, episode_seeds=[(0, 1), (1, 2)]) as collector:
+        with pytest.raises(OverflowError) as caught:
+            collector.rollout()
+        assert any("with episode_seeds every episode is played to its end" in note for note in caught.value.__notes__)
+        assert collector.env.is_closed
+
+
+@both
+@backends
+@pytest.mark.parametrize("where", ["policy", "on_step", "env"])
+def test_after_ctrl_c_a_collector_goes_on(kind: type, backend: Any, where: str) -> None:
+    calls = [0]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def count() -> bool:
+        calls[0] += 1
+        if calls[0] == 5 and where != "env":
+            interrupt()
+        return calls[0] == 5
+
+    def hook(step: StepBatch) -> None:
+        count()
+
+    def policy(obs: np.ndarray) -> np.ndarray:
+        if where == "on_step" or not count():
+            return zeros(obs)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        return np.ones(len(obs), np.int64)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with kind(backend([partial(Sleeps, 6)] * 3), policy, frames_per_batch=30) as collector:
+            with pytest.raises(KeyboardInterrupt):
+                collector.collect(n_step=30, on_step=hook if where == "on_step" else None)
+            flat = collector.collect(n_step=30).batch.flatten()
+        assert flat.frames == 30
+        begins = np.r_[True, np.diff(flat.env_ids) > 0]
+        assert flat.step_count[begins].tolist() == [0, 0, 0]
+        np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @both
@@ -361,7 +450,6 @@ def test_a_reward_of_nan_is_an_error_that_names_env_and_step(kind: type) -> None
         message = r"env 1 returned a reward of NaN in step 2 of its episode 1, for the action 0"
         with pytest.raises(ValueError, match=message):
             collector.rollout()
-        assert venv.is_closed
 
 
 def test_an_action_that_is_not_a_number_is_the_policys() -> None:
@@ -395,7 +483,7 @@ def test_infinite_rewards_are_numbers() -> None:
 
 
 @both
-def test_an_error_of_the_policy_in_mid_batch_closes_everything(kind: type) -> None:
+def test_after_an_error_of_the_policy_in_mid_batch_a_collector_goes_on(kind: type) -> None:
     calls = [0]
 
     def policy(obs: np.ndarray) -> np.ndarray:
@@ -408,8 +496,9 @@ def test_an_error_of_the_policy_in_mid_batch_closes_everything(kind: type) -> No
     with kind(venv, policy, frames_per_batch=40) as collector:
         with pytest.raises(ZeroDivisionError):
             collector.rollout()
-        with pytest.raises(RuntimeError, match="shut down"):
-            collector.rollout()
+        flat = collector.rollout().flatten()
+        assert flat.frames == 40
+        np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
     assert venv.is_closed
 
 
