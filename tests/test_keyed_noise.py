@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import distributions as D
 
-from collector import KeyedRandomPolicy
+from collector import KeyedRandomPolicy, episode_seed
 from collector.episodes.keys import episode_keys, random_bits, scaled, uniforms
 from collector.policy.keyed.distributions import sample_keyed
 from collector.policy.keyed.noise import KeyedNoise
@@ -117,6 +117,16 @@ def test_each_action_is_as_likely_as_another():
     other = uniforms(random_bits(episode_keys(6, np.arange(300))[:, None], np.arange(200), 1))[..., 0]
     for left, right in ((grid[1:], grid[:-1]), (grid[:, 1:], grid[:, :-1]), (grid, other)):
         assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 0.02
+
+
+def test_the_seeds_of_episodes_are_of_the_same_keys():
+    numbers = np.array([0, 1, 2, 10**6, 2**40, 2**63 - 1])
+    for job in (0, 5, 2**63 - 1):
+        bits = [int(key) ^ 0x8CB92BA72F3D8DD7 for key in episode_keys(job, numbers)]
+        for factor, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+            bits = [(each ^ each >> shift) * factor % 2**64 for each in bits]
+        wanted = [(each ^ each >> 31) >> 33 for each in bits]
+        assert [episode_seed(job, number) for number in numbers.tolist()] == wanted
 
 
 def test_numbers_are_scaled_exactly():

@@ -8,6 +8,8 @@ same with every version of numpy, and computed for all rows at once.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from vecenv.engine.arguments.seeding import check_seed
@@ -18,6 +20,7 @@ _SEED = np.uint64(0x8CB92BA72F3D8DD7)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _SCALE = 2.0**-52
+_MAX = 2**64 - 1
 
 
 def _mix(bits: np.ndarray) -> np.ndarray:
@@ -30,14 +33,21 @@ def _mix(bits: np.ndarray) -> np.ndarray:
     return bits
 
 
-def _as_bits(numbers: object) -> np.ndarray:
-    """Whole numbers as uint64, `(k,)`: of one number too, because numpy warns where a scalar overflows."""
-    return np.atleast_1d(np.array(numbers, np.int64)).view(np.uint64)
+def _mix_one(bits: int) -> int:
+    """The same of one integer, for which calls of numpy would take ten times as long."""
+    bits = (bits ^ bits >> 30) * int(_FACTORS[0]) & _MAX
+    bits = (bits ^ bits >> 27) * int(_FACTORS[1]) & _MAX
+    return bits ^ bits >> 31
 
 
-def episode_keys(job_seed: int, numbers: object) -> np.ndarray:
-    """The keys of episodes of a job: uint64 `(k,)` for their numbers, an int or `(k,)`."""
-    return _mix(_mix(_as_bits(numbers) + _STEP) ^ _mix(_as_bits(check_seed(job_seed)) + _WORD))
+@lru_cache
+def _job_key(job_seed: int) -> int:
+    return _mix_one(check_seed(job_seed) + int(_WORD) & _MAX)
+
+
+def episode_keys(job_seed: int, numbers: np.ndarray) -> np.ndarray:
+    """The keys of episodes of a job, uint64 `(k,)`, for their numbers, int64 `(k,)`."""
+    return _mix(_mix(numbers.view(np.uint64) + _STEP) ^ np.uint64(_job_key(job_seed)))
 
 
 def episode_seed(job_seed: int, number: int) -> int:
@@ -46,7 +56,8 @@ def episode_seed(job_seed: int, number: int) -> int:
     >>> [episode_seed(3, number) for number in range(3)]
     [1663660961, 1215352495, 974320961]
     """
-    return int(_mix(episode_keys(job_seed, number) ^ _SEED)[0] >> np.uint64(33))
+    key = _mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed))
+    return _mix_one(key ^ int(_SEED)) >> 33
 
 
 def random_bits(keys: np.ndarray, steps: np.ndarray, words: int) -> np.ndarray:

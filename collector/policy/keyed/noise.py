@@ -36,6 +36,7 @@ class KeyedNoise:
         self.numbers = np.full(rows, -1)
         self.steps = np.zeros(rows, np.int64)
         self._masks: list[Any] = [None] * rows
+        self._keyed = self._keys = np.zeros(0, np.int64)
 
     def random_policy(self, policy: Any, action_spaces: Sequence[Any]) -> Any:
         """A random policy `(obs, env_ids)` of the runner: `policy`, or one with this job seed."""
@@ -67,7 +68,9 @@ class KeyedNoise:
 
     def uniforms(self, words: int) -> np.ndarray:
         """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""
-        return uniforms(random_bits(episode_keys(self.job_seed, self.numbers), self.steps, words))
+        if not np.array_equal(self.numbers, self._keyed):
+            self._keyed, self._keys = self.numbers.copy(), episode_keys(self.job_seed, self.numbers)
+        return uniforms(random_bits(self._keys, self.steps, words))
 
     def choose(self, action: Any, wanted: ExplorationType) -> Any:
         """As `exploration.choose`, with samples of known families drawn from this noise."""

@@ -12,6 +12,7 @@ from collector.episodes.keys import episode_keys, random_bits
 from collector.policy.keyed.draws import draw_keyed, words_of
 from collector.policy.keyed.masks import mask_of_obs
 from vecenv import nest
+from vecenv.engine.arguments.seeding import check_seed
 
 
 class KeyedRandomPolicy:
@@ -39,8 +40,7 @@ class KeyedRandomPolicy:
     def __init__(self, action_spaces: spaces.Space[Any] | Sequence[spaces.Space[Any]], job_seed: int = 0) -> None:
         every = [action_spaces] if isinstance(action_spaces, spaces.Space) else list(action_spaces)
         self.space = every[0]
-        self.job_seed = int(job_seed)
-        episode_keys(self.job_seed, 0)  # which refuses seeds that are none
+        self.job_seed = check_seed(job_seed)
         self._words = words_of(self.space)
         for env_id, space in enumerate(every):
             if space != self.space:
@@ -75,7 +75,7 @@ class KeyedRandomPolicy:
 
     def _from_blocks(self, numbers: np.ndarray, steps: np.ndarray) -> Any:
         """The actions out of blocks of steps that are drawn at once for each row."""
-        block_of, step = np.divmod(steps, self.BLOCK)
+        block_of, step = steps // self.BLOCK, steps % self.BLOCK
         if len(numbers) != len(self._numbers):
             self._blocks, self._numbers, self._block_of = None, numbers.copy(), block_of.copy()
             stale = np.arange(len(numbers))
