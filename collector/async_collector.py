@@ -101,6 +101,9 @@ class AsyncDataCollector(BatchCollector):
         self._logged = 0
         """The number of steps in the log, without those in which an env failed."""
 
+    def _like_this(self, env: Any, policy: Any, **options: Any) -> AsyncDataCollector:
+        return AsyncDataCollector(env, policy, **options)
+
     def _round_up(self, frames: int) -> int:
         return frames
 

@@ -6,6 +6,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +22,14 @@ from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.progress import Episodes
 from collector.episodes.seeded import SeededEpisodes
 from collector.episodes.statistics import CollectStats, Ended, EpisodeTracker
+from collector.evaluation import Evaluation, cannot_be_made_again
 from collector.interruptor import Interruptor
-from collector.policy.exploration import ExplorationType, as_exploration_type, set_exploration_type
+from collector.policy.exploration import (
+    ExplorationType,
+    as_exploration_type,
+    exploring,
+    requested_exploration_type,
+)
 from collector.policy.interface import Policy
 from collector.policy.keyed.noise import KeyedNoise
 from collector.policy.runner import PolicyRunner
@@ -96,6 +103,7 @@ class BatchCollector(ABC):
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
         self._closed = self._failed = False
+        self._evaluation: Evaluation | None = None
         self._runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
         make = VectorEnvMaker(backend, self._default_backend, self._env_options)
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
@@ -105,6 +113,11 @@ class BatchCollector(ABC):
             if self._limit:
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
+            self._evaluation = Evaluation(
+                cannot_be_made_again(create_env_fn, self.env),
+                partial(make_vector_env, create_env_fn, create_env_kwargs, make),
+                self._make_evaluator,
+            )
         except BaseException:
             # A vector env that was passed is the caller's until there is a collector.
             self._close(env_too=self.env is not create_env_fn)
@@ -160,7 +173,9 @@ class BatchCollector(ABC):
 
     @property
     def exploration_type(self) -> ExplorationType:
-        """What is taken from a distribution that the policy returns; set when the collector is made."""
+        """What is taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
+        of the collector.
+        """
         return self._exploration_type
 
     @property
@@ -280,6 +295,47 @@ class BatchCollector(ABC):
         seconds = time.perf_counter() - begin
         return CollectStats(len(ended.lens), steps, seconds, ended.returns, ended.lens, batch if keep else None)
 
+    def evaluate(
+        self,
+        n_episode: float,
+        exploration_type: ExplorationType = ExplorationType.MODE,
+        *,
+        seed: int | None = None,
+        eval_env: Any = None,
+        keep: bool = False,
+    ) -> CollectStats:
+        """Collect `n_episode` whole episodes beside the training, with the policy as it is: the episodes in progress go
+        on afterwards, and nothing is counted in `frames`. It may be called after the last batch, too.
+
+        They are played in a vector env that is made as the collector's own, the first time, and kept until
+        `shutdown`. Where none can be made (the collector was made with a vector env that is ready, or has wrappers around
+        it such as `VectorEnvNormObs`), `ValueError`: pass `eval_env`, a vector env. It stays open.
+
+        exploration_type: what is taken from the policy's distributions. A policy that draws from torch's random stream
+        advances that of the training. seed: seeds the envs first, so that the same episodes begin each time.
+        `max_frames_per_traj` holds here too; `compile_policy` and `cudagraph_policy` do not. keep: as for `collect`.
+        """
+        assert self._evaluation is not None
+        wanted = as_exploration_type(exploration_type, None)
+        count = at_least_one("n_episode", n_episode)
+        return self._evaluation.run(count, wanted, seed, eval_env, keep, stay_open=not self._closed)
+
+    def _make_evaluator(self, env: Any) -> BatchCollector:
+        """A collector with the same policy on another vector env."""
+        return self._like_this(
+            env,
+            self.policy if self._runner.module is None else self._runner.module,
+            frames_per_batch=env.env_num,
+            policy_device=self.policy_device,
+            storing_device=self.storing_device,
+            max_frames_per_traj=self._limit,
+            policy_threads=self._options["threads"],
+        )
+
+    @abstractmethod
+    def _like_this(self, env: Any, policy: Any, **options: Any) -> BatchCollector:
+        """A collector of this kind."""
+
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         """The hook, with every round rendered after it."""
         return rendering(self.env, pause, on_step)
@@ -303,8 +359,10 @@ class BatchCollector(ABC):
         self._recover()
         self._clock.lap("idle")
         request = request._replace(random=self._runner.replaces(request.random))
+        wanted = requested_exploration_type() or self._exploration_type
+        self._runner.explore(wanted)
         try:
-            with set_exploration_type(self._exploration_type), self._weights.kept(), self._runner.on_threads():
+            with exploring(wanted), self._weights.kept(), self._runner.on_threads():
                 batch = self._gather(request)
             check_rewards(batch)
         except BaseException as error:
@@ -473,16 +531,20 @@ class BatchCollector(ABC):
 
     # Life.
 
-    def shutdown(self) -> None:
-        """Close the envs. Safe to call again, and after any failure."""
+    def shutdown(self, close_env: bool = True) -> None:
+        """End the collector, and close the vector env unless `close_env` is False. Safe to call again, and after any
+        failure.
+        """
         if not self._closed:
-            self._close(env_too=True)
+            self._close(env_too=close_env)
 
     def _close(self, env_too: bool) -> None:
         self._closed = True
         try:
             if self._runner is not None:
                 self._runner.close()
+            if self._evaluation is not None:
+                self._evaluation.close()
         finally:
             if env_too:
                 self.env.close()

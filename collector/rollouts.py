@@ -96,8 +96,8 @@ class _Steps(SyncDataCollector):
             self.shutdown()
         return batch
 
-    def shutdown(self) -> None:
-        self._close(env_too=False)
+    def shutdown(self, close_env: bool = False) -> None:
+        super().shutdown(close_env=False)
 
 
 def _ignore_result(hook: Callable[[StepBatch], Any], step: StepBatch) -> None:

@@ -144,6 +144,9 @@ class SyncDataCollector(BatchCollector):
                 stacklevel=3,
             )
 
+    def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
+        return SyncDataCollector(env, policy, **options)
+
     def _round_up(self, frames: int) -> int:
         return -(-frames // self._env_num) * self._env_num
 

@@ -170,6 +170,14 @@ class PolicyRunner:
 
         return policy_threads(self._threads)
 
+    def explore(self, wanted: ExplorationType) -> None:
+        """Take this of the distributions that the policy returns from now on."""
+        if wanted is not self._exploration:
+            self._exploration = wanted
+            if self._torch is not None:
+                self._torch.explore(wanted)
+                self._policy = self._torch.policy
+
     def begin(self, env_ids: Any) -> None:
         """Note that episodes begin in these envs: a recurrent policy restarts from its initial state."""
         if self._state is not None:
