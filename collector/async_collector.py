@@ -20,12 +20,12 @@ import numpy as np
 from collector.arguments import at_least_one
 from collector.base_collector import BatchCollector
 from collector.batch.arrays import join
+from collector.batch.broken import without_failures
 from collector.batch.concatenate import by_env
 from collector.batch.request import BatchRequest
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.env_source import check_rounds
-from collector.episodes.progress import restarted
 from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
@@ -104,7 +104,10 @@ class AsyncDataCollector(BatchCollector):
         self._log: list[dict[str, Any]] = []
         """Steps that belong to no batch yet, in the order in which they came."""
         self._logged = 0
-        """The number of steps in the log."""
+        """The number of steps in the log, without those in which an env failed."""
+
+    def _like_this(self, env: Any, policy: Any, **options: Any) -> AsyncDataCollector:
+        return AsyncDataCollector(env, policy, **options)
 
     def _round_up(self, frames: int) -> int:
         return frames
@@ -194,8 +197,8 @@ class AsyncDataCollector(BatchCollector):
         reward, terminated, truncated, next_obs, info = step
         reward = self._reward_shape.fit(reward)
         done = terminated | truncated
-        broken = np.zeros(len(ids), np.bool_)
-        broken[restarted(np.flatnonzero(done), info)] = True
+        failed = np.zeros(len(ids), np.bool_)
+        failed[self._episodes.note_failures(ids, np.flatnonzero(done), info)] = True
         chunk = {
             "obs": nest.take(self._obs, ids),
             "action": self._acted["action"][ids],
@@ -208,7 +211,7 @@ class AsyncDataCollector(BatchCollector):
             "env_ids": ids,
             "extras": {name: rows[ids] for name, rows in self._acted.items() if name != "action"},
             "next_obs": next_obs,
-            "broken": broken,
+            "failed": failed,
         }
         if on_step is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
@@ -216,10 +219,10 @@ class AsyncDataCollector(BatchCollector):
             chunk["extras"].update(on_step(round_))
             self._clock.lap("hooks")
         self._log.append(chunk)
-        self._logged += len(ids)
+        self._logged += int((~failed).sum())
         self._episodes.step(ids, done)
         if quota is not None:
-            quota[ids[done & ~broken]] -= 1
+            quota[ids[done & ~failed]] -= 1
 
     # Batches.
 
@@ -234,19 +237,29 @@ class AsyncDataCollector(BatchCollector):
             chunk["reward"] = self._reward_shape.fit(chunk["reward"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
-        rest = nest.take(log, slice(frames, None))
-        self._logged = len(rest["env_ids"])
-        self._log = [rest] if self._logged else []
-        log = nest.take(log, slice(frames))
-        return by_env(log, log["traj_ids"][log.pop("broken")])
+        beyond = np.flatnonzero(~log["failed"])[frames:]
+        count = int(beyond[0]) if len(beyond) else len(log["failed"])
+        self._logged = len(beyond)
+        self._log = [nest.take(log, slice(count, None))] if len(beyond) else []
+        return by_env(*without_failures(nest.take(log, slice(count))))
 
     def _finish_steps(self, discard: bool) -> None:
         self._check_open()
         try:
             while self._flying.any():
                 self._receive()
-        except BaseException:
-            self.shutdown()
+        except BaseException as error:
+            self._note_failure(error)
             raise
         if discard:
             self._log, self._logged, self._queue = [], 0, deque()
+
+    def _discard_steps(self) -> None:
+        while waiting := len(self.env.waiting_id):
+            try:
+                self.env.recv()
+            except Exception:
+                if len(self.env.waiting_id) == waiting:
+                    raise
+        self._flying[:] = False
+        self._log, self._logged, self._queue = [], 0, deque()

@@ -6,6 +6,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,14 +23,22 @@ from collector.env_source import VectorEnvMaker, make_vector_env, with_transform
 from collector.episodes.progress import Episodes
 from collector.episodes.seeded import SeededEpisodes
 from collector.episodes.statistics import CollectStats, Ended, EpisodeTracker
+from collector.evaluation import Evaluation, cannot_be_made_again
 from collector.interruptor import Interruptor
-from collector.policy.exploration import ExplorationType, as_exploration_type, set_exploration_type
+from collector.policy.exploration import (
+    ExplorationType,
+    as_exploration_type,
+    exploring,
+    requested_exploration_type,
+)
 from collector.policy.interface import Policy
 from collector.policy.keyed.noise import KeyedNoise
 from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
+from vecenv.backends.host.failure import add_note
+from vecenv.caller_warnings import warn_caller
 from vecenv.engine.arguments.ids import as_ids
 
 Self = TypeVar("Self", bound="BatchCollector")
@@ -82,7 +91,7 @@ class BatchCollector(ABC):
             device, storing_device, policy_device, env_device
         )
         self.frames = 0
-        """Steps in the batches of this collector's iterator."""
+        """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
         self.init_random_frames = limit("init_random_frames", init_random_frames)
         self._seeds = episode_seeds
         if reset_at_each_iter:
@@ -95,7 +104,8 @@ class BatchCollector(ABC):
         self._options: dict[str, Any] = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
-        self._closed = False
+        self._closed = self._failed = False
+        self._evaluation: Evaluation | None = None
         self._runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
         make = VectorEnvMaker(backend, self._default_backend, self._env_options)
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
@@ -108,6 +118,11 @@ class BatchCollector(ABC):
             if self._limit:
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
+            self._evaluation = Evaluation(
+                cannot_be_made_again(create_env_fn, self.env),
+                partial(make_vector_env, create_env_fn, create_env_kwargs, make),
+                self._make_evaluator,
+            )
         except BaseException:
             # A vector env that was passed is the caller's until there is a collector.
             self._close(env_too=is_own)
@@ -126,6 +141,8 @@ class BatchCollector(ABC):
             self._noise = KeyedNoise(getattr(self._seeds, "job_seed", 0), self._env_num)
         self._reward_shape = RewardShape()
         self._batches = self._steps = 0
+        self._warned_of_failures = False
+        self._shut_down_by = ""
         self._clock = Clock()
         self._obs: Any = None
         self.policy: Any = policy
@@ -150,6 +167,10 @@ class BatchCollector(ABC):
     def _finish_steps(self, discard: bool) -> None:
         """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
 
+    @abstractmethod
+    def _discard_steps(self) -> None:
+        """After a failure: discard the steps that belong to no batch, and what envs that were stepping return or raise."""
+
     # Batches.
 
     @property
@@ -159,7 +180,9 @@ class BatchCollector(ABC):
 
     @property
     def exploration_type(self) -> ExplorationType:
-        """What is taken from a distribution that the policy returns; set when the collector is made."""
+        """What is taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
+        of the collector.
+        """
         return self._exploration_type
 
     @property
@@ -175,7 +198,7 @@ class BatchCollector(ABC):
             raise StopIteration
         try:
             batch = self._collect_batch()
-            self.frames += batch.frames
+            self.frames += batch.frames + batch.dropped_rows
             self._batches += 1
             if self._is_complete():
                 self.shutdown()
@@ -198,7 +221,9 @@ class BatchCollector(ABC):
         return True
 
     def iterator(self) -> Iterator[Any]:
-        """Batches until `total_frames` are collected; then the envs are closed. It can continue after an error."""
+        """Batches until `total_frames` are collected; then the envs are closed. It can continue after an error, as
+        `rollout` says.
+        """
         return self
 
     def next(self) -> Any:
@@ -208,7 +233,9 @@ class BatchCollector(ABC):
     def rollout(self) -> Any:
         """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
 
-        Errors of envs and policy are raised after a shutdown.
+        Errors of envs and policy, and KeyboardInterrupt, are raised as they are; the steps of that batch are lost. The
+        next batch begins new episodes in all envs. Where there can be none (the vector env is closed, or the
+        collector has `episode_seeds`), it is shut down, and a note at the error says so.
         """
         return self._finishing.store(self._collect_batch())
 
@@ -280,6 +307,47 @@ class BatchCollector(ABC):
         seconds = time.perf_counter() - begin
         return CollectStats(len(ended.lens), steps, seconds, ended.returns, ended.lens, batch if keep else None)
 
+    def evaluate(
+        self,
+        n_episode: float,
+        exploration_type: ExplorationType = ExplorationType.MODE,
+        *,
+        seed: int | None = None,
+        eval_env: Any = None,
+        keep: bool = False,
+    ) -> CollectStats:
+        """Collect `n_episode` whole episodes beside the training, with the policy as it is: the episodes in progress go
+        on afterwards, and nothing is counted in `frames`. It may be called after the last batch, too.
+
+        They are played in a vector env that is made as the collector's own, the first time, and kept until
+        `shutdown`. Where none can be made (the collector was made with a vector env that is ready, or has wrappers around
+        it such as `VectorEnvNormObs`), `ValueError`: pass `eval_env`, a vector env. It stays open.
+
+        exploration_type: what is taken from the policy's distributions. A policy that draws from torch's random stream
+        advances that of the training. seed: seeds the envs first, so that the same episodes begin each time.
+        `max_frames_per_traj` holds here too; `compile_policy` and `cudagraph_policy` do not. keep: as for `collect`.
+        """
+        assert self._evaluation is not None
+        wanted = as_exploration_type(exploration_type, None)
+        count = at_least_one("n_episode", n_episode)
+        return self._evaluation.run(count, wanted, seed, eval_env, keep, stay_open=not self._closed)
+
+    def _make_evaluator(self, env: Any) -> BatchCollector:
+        """A collector with the same policy on another vector env."""
+        return self._like_this(
+            env,
+            self.policy if self._runner.module is None else self._runner.module,
+            frames_per_batch=env.env_num,
+            policy_device=self.policy_device,
+            storing_device=self.storing_device,
+            max_frames_per_traj=self._limit,
+            policy_threads=self._options["threads"],
+        )
+
+    @abstractmethod
+    def _like_this(self, env: Any, policy: Any, **options: Any) -> BatchCollector:
+        """A collector of this kind."""
+
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         """The hook, with every round rendered after it."""
         return rendering(self.env, pause, on_step)
@@ -300,21 +368,61 @@ class BatchCollector(ABC):
     def _gather_checked(self, request: BatchRequest) -> tuple[Any, Ended]:
         """One batch of the loop, as numpy arrays, and the episodes that ended in it."""
         self._check_open()
+        self._recover()
         self._clock.lap("idle")
         request = request._replace(random=self._runner.replaces(request.random))
+        wanted = requested_exploration_type() or self._exploration_type
+        self._runner.explore(wanted)
         try:
-            with set_exploration_type(self._exploration_type), self._weights.kept(), self._runner.on_threads():
+            with exploring(wanted), self._weights.kept(), self._runner.on_threads():
                 batch = self._gather(request)
             check_rewards(batch)
-        except BaseException:
-            self.shutdown()
+        except BaseException as error:
+            self._note_failure(error)
             raise
         ended = self._tracker.update(batch)
         self._steps += batch.frames
         self._clock.lap("storage")
+        self._warn_of_failures()
         return batch, ended
 
+    def _warn_of_failures(self) -> None:
+        """Give a warning after the first batch in which episodes broke off."""
+        count = self._episodes.broken
+        if not count or self._warned_of_failures:
+            return
+        self._warned_of_failures = True
+        which = "1 episode" if count == 1 else f"{count} episodes"
+        warn_caller(
+            f"{which} of this batch broke off where envs failed ({self._episodes.first_failure}): `batch.broken` marks "
+            "their steps, and `mask` leaves out the rows of the failures. Others are only counted: collector.stats()"
+        )
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Note that an exception ended a batch: what comes next are new episodes. Where there can be none, shut down."""
+        if self._seeds is not None:
+            why = "its steps are lost, and with episode_seeds every episode is played to its end"
+        elif getattr(self.env, "is_closed", False):
+            why = "its vector env is closed"
+        else:
+            self._failed = True
+            add_note(error, "the steps of this batch are lost; the collector can go on, with new episodes in all envs")
+            return
+        add_note(error, f"the collector was shut down by this: {why}")
+        self._shut_down_by = type(error).__name__
+        self.shutdown()
+
+    def _recover(self) -> None:
+        """After a failure: abandon the episodes in progress, and what is in flight."""
+        if self._failed:
+            self._discard_steps()
+            self._episodes.abandon()
+            self._runner.begin(self._all_ids)
+            self._failed = False
+
     def _check_open(self) -> None:
+        if self._closed and self._shut_down_by:
+            raise RuntimeError(f"the collector was shut down by the {self._shut_down_by} before; make a new one")
         if self._closed:
             raise RuntimeError("the collector is shut down; make a new one")
         if getattr(self.env, "is_closed", False):
@@ -352,6 +460,7 @@ class BatchCollector(ABC):
         """
         self._refuse_with_seeds("reset()")
         ids = self._all_ids if index is None else as_ids(index, self._env_num)
+        self._recover()
         self._finish_steps(discard=len(ids) == self._env_num)
         self._episodes.abandon(ids)
         if kwargs:
@@ -362,6 +471,7 @@ class BatchCollector(ABC):
 
     def _abandon_started(self) -> np.ndarray:
         """Abandon the episodes of which a step has been taken; returns their ids."""
+        self._recover()
         abandoned = self._episodes.ids(np.flatnonzero(self._episodes.taken))  # before steps in flight end some of them
         self._finish_steps(discard=True)
         self._episodes.abandon(np.flatnonzero(self._episodes.taken))
@@ -381,6 +491,7 @@ class BatchCollector(ABC):
         `torch.manual_seed` too.
         """
         self._refuse_with_seeds("set_seed()")
+        self._recover()
         self._finish_steps(discard=False)
         following: int = self.env.set_seed(seed, static_seed)
         self._runner.reseed_random_actions()
@@ -411,6 +522,7 @@ class BatchCollector(ABC):
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
             self.env.load_state_dict(state_dict["env_state_dict"])
         if not self._closed:
+            self._recover()
             self._finish_steps(discard=True)
         self.frames, self._batches = state_dict["frames"], state_dict["iter"]
         self._episodes.skip_to(state_dict.get("traj_pool", 0))
@@ -427,20 +539,24 @@ class BatchCollector(ABC):
 
     def stats(self) -> CollectorStats:
         """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
-        return self._clock.stats(self._runner.transfer_seconds, self._steps)
+        return self._clock.stats(self._runner.transfer_seconds, self._steps, self._episodes.broken)
 
     # Life.
 
-    def shutdown(self) -> None:
-        """Close the envs. Safe to call again, and after any failure."""
+    def shutdown(self, close_env: bool = True) -> None:
+        """End the collector, and close the vector env unless `close_env` is False. Safe to call again, and after any
+        failure.
+        """
         if not self._closed:
-            self._close(env_too=True)
+            self._close(env_too=close_env)
 
     def _close(self, env_too: bool) -> None:
         self._closed = True
         try:
             if self._runner is not None:
                 self._runner.close()
+            if self._evaluation is not None:
+                self._evaluation.close()
         finally:
             if env_too:
                 self.env.close()

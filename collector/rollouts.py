@@ -90,12 +90,14 @@ class _Steps(SyncDataCollector):
             self._episodes.over[:] = False
         checked = None if hook is None else CheckedHook(partial(_ignore_result, hook), lambda: self._runner.layout)
         batch: Rollout
-        batch, _ = self._gather_checked(BatchRequest(steps * self._env_num, False, quota, checked))
-        self.shutdown()
+        try:
+            batch, _ = self._gather_checked(BatchRequest(steps * self._env_num, False, quota, checked))
+        finally:
+            self.shutdown()
         return batch
 
-    def shutdown(self) -> None:
-        self._close(env_too=False)
+    def shutdown(self, close_env: bool = False) -> None:
+        super().shutdown(close_env=False)
 
 
 def _ignore_result(hook: Callable[[StepBatch], Any], step: StepBatch) -> None:

@@ -21,7 +21,6 @@ import numpy as np
 from collector.batch.request import BatchRequest
 from collector.batch.rollout_buffer import RolloutBuffer
 from collector.batch.step_extras import StepBatch
-from collector.episodes.progress import restarted
 from collector.episodes.seeded import SeededEpisodes
 from collector.policy.keyed.noise import KeyedNoise
 from collector.policy.runner import Outputs, PolicyRunner
@@ -181,7 +180,7 @@ class SeededRounds:
         """Note that the episodes in these rows of a round are over."""
         self._episodes.end(ids[over])
         self._steps[ids[over]] = 0
-        if broken := restarted(over, info):
-            self._buffer.break_episodes(where[broken])
-            over = over[~np.isin(over, broken)]
+        if failed := self._episodes.note_failures(ids, over, info):
+            self._buffer.break_episodes(where[failed])
+            over = over[~np.isin(over, failed)]
         self._buffer.end_episodes(where[over], nest.take(obs, over))

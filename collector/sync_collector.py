@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from collector.base_collector import BatchCollector
+from collector.batch.broken import end_before_failures
 from collector.batch.request import BatchRequest
 from collector.batch.rollout import Rollout
 from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.batch.step_extras import EPISODE_SEED, StepBatch
 from collector.env_source import check_rounds
-from collector.episodes.progress import Episodes, restarted
+from collector.episodes.progress import Episodes
 from collector.episodes.seeded import SeededEpisodes
 from collector.policy.interface import Policy
 from collector.policy.runner import PolicyRunner
@@ -148,11 +149,17 @@ class SyncDataCollector(BatchCollector):
                 stacklevel=3,
             )
 
+    def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
+        return SyncDataCollector(env, policy, **options)
+
     def _round_up(self, frames: int) -> int:
         return -(-frames // self._env_num) * self._env_num
 
     def _finish_steps(self, discard: bool) -> None:
         """Nothing is in flight between batches, and every step is in a batch."""
+
+    def _discard_steps(self) -> None:
+        """The reset of all envs before the next step discards what is in flight."""
 
     def _gather(self, request: BatchRequest) -> Rollout:
         """Record one batch: see the picture at the top of this file."""
@@ -167,6 +174,7 @@ class SyncDataCollector(BatchCollector):
         if isinstance(self._episodes, SeededEpisodes):
             batch.extras[EPISODE_SEED] = self._episodes.seeds_of(batch.done)
         self._episodes.advance(batch.done, batch.step_count, count)
+        batch = end_before_failures(batch)
         if request.random:
             self._add_zeros(batch)
         return batch
@@ -245,7 +253,7 @@ class _Rounds:
         self._env, self._env_num = env, env.env_num
         self._autoreset = resets_in_step(env)
         self._runner, self._random = runner, request.random
-        self._over, self._taken, self._limit = episodes.over, episodes.taken.copy(), limit
+        self._episodes, self._over, self._taken, self._limit = episodes, episodes.over, episodes.taken.copy(), limit
         self._buffer, self._quota, self._on_step = buffer, request.quota, request.on_step
         self._fit_rewards, self._is_stopped, self._lap = fit_rewards, is_stopped, clock.lap
 
@@ -326,9 +334,9 @@ class _Rounds:
     def _end_episodes(self, ids: np.ndarray, over: np.ndarray, rows: np.ndarray, last_obs: Any, info: Any) -> bool:
         """Note the episodes that ended in this round; returns whether an env now has all that it is to have."""
         self._taken[ids[over]] = 0
-        if broken := restarted(over, info):
-            self._buffer.break_episodes(rows[broken])
-            whole = ~np.isin(over, broken)
+        if failed := self._episodes.note_failures(ids, over, info):
+            self._buffer.break_episodes(rows[failed])
+            whole = ~np.isin(over, failed)
             over, last_obs = over[whole], nest.take(last_obs, whole)
         self._buffer.end_episodes(rows[over], last_obs)
         if self._quota is None:

@@ -20,11 +20,11 @@ class Clock:
             self.seconds[kind] += now - self._last
         self._last = now
 
-    def stats(self, transfer: float, frames: int) -> CollectorStats:
+    def stats(self, transfer: float, frames: int, broken_episodes: int = 0) -> CollectorStats:
         """The stats of all laps, for so many steps; `transfer` is the part of "act" that went to copies and checks."""
         seconds = {**self.seconds}
         policy = max(0.0, seconds.pop("act") - transfer)
-        return CollectorStats(policy=policy, transfer=transfer, frames=frames, **seconds)
+        return CollectorStats(policy=policy, transfer=transfer, frames=frames, broken_episodes=broken_episodes, **seconds)
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class CollectorStats:
     """Steps collected in that time."""
     hooks: float = 0.0
     """In the `on_step` of `collect`, and in its rendering."""
+    broken_episodes: int = 0
+    """Episodes that broke off because their env failed. Each costs one row of a `Rollout`."""
 
     @property
     def total(self) -> float:
@@ -86,7 +88,8 @@ class CollectorStats:
 
     def __str__(self) -> str:
         parts = ", ".join(_percent(name, share) for name, share in self.shares.items())
-        return f"{self.frames_per_second:,.0f} frames/s; {parts}"
+        broken = f"; {self.broken_episodes} broken episodes" if self.broken_episodes else ""
+        return f"{self.frames_per_second:,.0f} frames/s; {parts}{broken}"
 
 
 def _percent(name: str, share: float) -> str:

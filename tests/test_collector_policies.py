@@ -297,6 +297,53 @@ class TestRecurrentPolicies:
 
         self.check(count, kind)
 
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_none_shows_the_shape_and_all_that_is_recorded_began_with_zeros(self, kind: type) -> None:
+        torch = pytest.importorskip("torch")
+        seen: list[Any] = []
+
+        def count(obs: np.ndarray, state: Any) -> Any:
+            seen.append(None if state is None else state[1].shape)
+            torch.rand(3), np.random.rand(3)
+            h, c = (np.full((len(obs), 2), 9), np.full((len(obs), 1), 9)) if state is None else state
+            return {"action": zeros(obs), "seen": c[:, 0], "state": (h, c + 1)}
+
+        torch.manual_seed(0)
+        np.random.seed(0)
+        self.check(count, kind)
+        calls = len(seen) - 1
+        assert seen[0] is None and None not in seen[1:]
+        after = torch.rand(1), np.random.rand()
+        torch.manual_seed(0)
+        np.random.seed(0)
+        for _ in range(calls):
+            torch.rand(3), np.random.rand(3)
+        assert after == (torch.rand(1), np.random.rand()), "the first call has drawn nothing"
+
+    def test_a_policy_that_cannot_begin_with_none_is_told_what_to_do(self) -> None:
+        def unpacks(obs: np.ndarray, state: Any) -> Any:
+            h, c = state
+            return zeros(obs), (h, c)
+
+        with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), unpacks, frames_per_batch=12) as collector:
+            with pytest.raises(TypeError, match="cannot unpack") as caught:
+                collector.rollout()
+            assert any("initial_state(k) that returns the state of k rows" in note for note in caught.value.__notes__)
+            unpacks.initial_state = lambda k: (np.zeros((k, 1)), np.zeros((k, 1)))  # type: ignore[attr-defined]
+        with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), unpacks, frames_per_batch=12) as collector:
+            assert collector.rollout().frames == 12
+
+    def test_the_layout_of_torchs_layers_is_recognised(self) -> None:
+        def lstm(obs: np.ndarray, state: Any) -> Any:
+            return zeros(obs), np.zeros((4, len(obs), 8))
+
+        message = r"its first dimension must be 2: torch's recurrent layers have the rows second, so transpose\(0, 1\)"
+        with (
+            SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), lstm, frames_per_batch=12) as collector,
+            pytest.raises(ValueError, match=message),
+        ):
+            collector.rollout()
+
     @pytest.mark.parametrize("form", [lambda action: (action, None), lambda action: {"action": action, "state": None}])
     def test_no_state_at_all(self, form: Any) -> None:
         """As `predict` of models of Stable-Baselines3."""

@@ -292,6 +292,7 @@ def test_batches_in_the_same_memory_and_step_hooks_get_the_same_steps(cartpole_b
         assert (batch.extras["id"] == np.arange(3)[:, None]).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
 def test_an_episode_that_broke_off_can_be_played_again(tmp_path):
     failing = {episode_seed(SEED, number) for number in (1, 4)}
     venv = SubprocVectorEnv([partial(Failing, failing, tmp_path)] * 2, num_workers=1, on_error="restart")

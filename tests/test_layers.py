@@ -45,7 +45,7 @@ LAYERS = (
     ("collector.arguments", "collector.batch", "collector.episodes", "collector.device"),
     ("collector.store",),
     ("collector.policy", "collector.mlp", "collector.prepare"),
-    ("collector.env_source", "collector.collect", "collector.base_collector", "collector.seeded_rounds"),
+    ("collector.env_source", "collector.collect", "collector.evaluation", "collector.base_collector", "collector.seeded_rounds"),
     ("collector.sync_collector", "collector.async_collector", "collector.rollouts"),
     ("collector.job", "collector.cluster"),
     ("collector", "collector.__main__"),

@@ -22,14 +22,14 @@ def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] =
     names = [each.name for each in fields(FlatRollout) if each.name not in ("tail_rows", "tail_obs", "broken_ids")]
     columns = {name: join([getattr(batch, name) for batch in batches]) for name in names}
     columns["next_obs"] = join([batch.next.obs for batch in batches])
-    return by_env(columns, np.concatenate([batch.broken_ids for batch in batches]), left_out)
+    broken_ids = np.concatenate([batch.broken_ids for batch in batches])
+    kept = ~np.isin(columns["traj_ids"], np.concatenate([broken_ids, *left_out]))
+    return by_env(nest.take(columns, kept), broken_ids)
 
 
-def by_env(columns: dict[str, Any], broken_ids: np.ndarray, left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
-    """A batch of columns by name, `next_obs` among them: ordered by env, without the episodes that broke off."""
-    order = np.argsort(columns["env_ids"], kind="stable")
-    order = order[~np.isin(columns["traj_ids"][order], np.concatenate([broken_ids, *left_out]))]
-    columns = nest.take(columns, order)
+def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
+    """A batch of columns by name, `next_obs` among them: ordered by env."""
+    columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     next_obs, tails = columns.pop("next_obs"), tail_rows(columns)
     return FlatRollout(
         **columns, tail_rows=tails, tail_obs=nest.take(next_obs, tails), broken_ids=np.unique(broken_ids)

@@ -87,7 +87,7 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
         "final_env": like(final_row[order], flat.reward),
         "final_time": like(final_time[order], flat.reward),
         "mask": like(mask, flat.reward),
-        "broken": like(np.zeros_like(mask), flat.reward),
+        "broken": like(mask & np.isin(ids[starts], flat.broken_ids)[:, None], flat.reward),
         "broken_ids": flat.broken_ids,
     }
 

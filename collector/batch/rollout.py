@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collector.batch.arrays import copy_of, pick
+from collector.batch.arrays import copy_of, like, pick
 from collector.batch.conversions import flat_columns, trajectory_columns
 from vecenv import nest
 
@@ -49,7 +49,8 @@ class Steps(ABC):
     """int64: the env of each row, that is of each step of a `FlatRollout`."""
     broken_ids: np.ndarray
     """The `traj_ids` of episodes that broke off here because their env failed. What came before in earlier batches has
-    these ids. A numpy array on every device."""
+    these ids; where the env failed in its first row of a batch, the last step is there. A numpy array on every
+    device."""
     extras: dict[str, Any] = field(default_factory=dict)
     """What the policy returned with the action, and what a step hook returned, by name."""
 
@@ -66,6 +67,9 @@ class Steps(ABC):
     def _followed_by(self, obs: Any) -> Next:
         """`next`, with these observations; padding, which has no episode, counts no step."""
         return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + (self.traj_ids >= 0))
+
+    def _broken_text(self) -> str:
+        return f", {len(self.broken_ids)} broken episodes" if len(self.broken_ids) else ""
 
     @abstractmethod
     def flatten(self) -> FlatRollout:
@@ -98,8 +102,8 @@ class FlatRollout(Steps):
     """F steps, `(F, ...)`: ordered by env, then by time; envs may have different numbers of steps.
 
     What `AsyncDataCollector` collects, and what `Rollout.flatten` returns. Names mean what they mean in `Rollout`.
-    There is no padding, and steps of episodes that broke off are left out. The observation after a step is that before
-    the next row, and is stored in `tail_obs` where it is not.
+    There is no padding, and no row for a step in which an env failed. The observation after a step is that before the
+    next row, and is stored in `tail_obs` where it is not.
     """
 
     obs: Any
@@ -110,7 +114,7 @@ class FlatRollout(Steps):
 
     def __repr__(self) -> str:
         envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
-        return f"FlatRollout({envs} envs, {self.frames} frames, {ended} episode ends)"
+        return f"FlatRollout({envs} envs, {self.frames} frames, {ended} episode ends{self._broken_text()})"
 
     @property
     def shape(self) -> tuple[int]:
@@ -131,6 +135,16 @@ class FlatRollout(Steps):
     def mask(self) -> Any:
         """Bool `(F,)`, all True: there is no padding."""
         return self.step_count >= 0
+
+    @property
+    def broken(self) -> Any:
+        """Bool `(F,)`: the steps of episodes that broke off in this batch; see `Rollout`."""
+        return like(np.isin(nest.as_array(self.traj_ids), self.broken_ids), self.reward)
+
+    @property
+    def dropped_rows(self) -> int:
+        """0: steps in which an env failed have no row."""
+        return 0
 
     @property
     def next(self) -> Next:
@@ -186,16 +200,19 @@ class Rollout(Steps):
     final_time: Any
     """int64 `(K,)`: the step with which each of them ended."""
     mask: Any
-    """Bool `(N, T)`: False where there is no step, or one of an episode that broke off (see `broken`). What a step
+    """Bool `(N, T)`: False where no step was taken: the env failed (see `broken`), or had all its episodes. What a step
     records is zero where an env had all its episodes; only the first such row of `obs` is not: it is what came after
     the last step, as row T of `all_obs` is in a full batch."""
     broken: Any
-    """Bool `(N, T)`: True for the steps of an episode that broke off because its env failed (a vector env with
-    `on_error="restart"`); `split_trajectories` leaves them out."""
+    """Bool `(N, T)`: True for the rows of an episode that broke off because its env failed, or another env of a worker
+    that died (a vector env with `on_error="restart"`). The row of the failure has the action that was chosen, `mask`
+    False, `truncated` True, no reward, and as `next.obs` its `obs`. The steps before it are real; the last of them is
+    `truncated`, where it is in the batch, and among `final_env` and `final_time`."""
 
     def __repr__(self) -> str:
         n, steps = self.shape
-        return f"Rollout({n} envs, {steps} steps, {self.frames} frames, {len(self.final_env)} episode ends)"
+        ended = len(self.final_env)
+        return f"Rollout({n} envs, {steps} steps, {self.frames} frames, {ended} episode ends{self._broken_text()})"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -213,6 +230,11 @@ class Rollout(Steps):
         return int(self.mask.sum())
 
     @property
+    def dropped_rows(self) -> int:
+        """Rows for steps that were not taken because an env failed: one for each of `broken_ids` at most."""
+        return int((self.broken & ~self.mask).sum()) if len(self.broken_ids) else 0
+
+    @property
     def obs(self) -> Any:
         """`(N, T, ...)`: the observation before each step (a view of `all_obs`)."""
         return nest.map(lambda rows: rows[:, :-1], self.all_obs)
@@ -222,6 +244,9 @@ class Rollout(Steps):
         """What came after each step. The observations are put together on each access, as a copy."""
         following = nest.map(lambda rows: copy_of(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
+        if len(self.broken_ids):  # where no step was taken, the env was reset next
+            failed = np.nonzero(nest.as_array(self.broken & ~self.mask))
+            nest.put(following, tuple(like(each, self.reward) for each in failed), pick(self.obs, *failed))
         return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:

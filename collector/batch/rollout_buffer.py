@@ -36,13 +36,13 @@ class RolloutBuffer:
         self._columns: dict[str, Any] = {}
         self._spare: dict[str, Any] = {}
         self._finals: list[tuple[np.ndarray, Any]] = []
-        self._broken: list[np.ndarray] = []
+        self._failed: list[np.ndarray] = []
 
     def rewind(self) -> None:
         """Record another batch in the same memory: the one before changes."""
         self._spare |= self._columns
         self._columns = {}
-        self._finals, self._broken = [], []
+        self._finals, self._failed = [], []
 
     def write(self, name: str, where: Where, rows: Any) -> None:
         """Put `rows`, a tree of `(k, ...)` arrays, at the k indices `where`."""
@@ -101,11 +101,12 @@ class RolloutBuffer:
         self._finals.append((rows, obs))
 
     def break_episodes(self, rows: np.ndarray) -> None:
-        """Note that the env failed in these rows: they end an episode that is to be discarded."""
-        self._broken.append(rows)
+        """Note that the envs failed in these rows: the steps were not taken, and their episodes break off."""
+        self._failed.append(rows)
 
     def finish(self, count: np.ndarray, episodes: Episodes, policy_version: int) -> Rollout:
-        """The batch, as views of this buffer.
+        """The batch, as views of this buffer. Episodes that broke off end with the row in which their env failed; see
+        `end_before_failures`.
 
         `count` `(N,)` are the steps recorded of each env, `episodes` where each was at the start.
         """
@@ -124,7 +125,8 @@ class RolloutBuffer:
         known = {name: columns.pop(name) for name in ("action", "reward", "terminated", "truncated")}
         done = known["terminated"] | known["truncated"]
         traj_ids, step_count = episodes.number(done)
-        broken = self._break(traj_ids, recorded)
+        failed = self._failed_rows(recorded.shape)
+        broken_ids = np.unique(traj_ids[failed])
         final_env, final_time, final_obs = self._join_finals(all_obs)
         return Rollout(
             all_obs=all_obs,
@@ -136,18 +138,19 @@ class RolloutBuffer:
             final_obs=final_obs,
             final_env=final_env,
             final_time=final_time,
-            mask=recorded & ~broken,
-            broken=broken,
-            broken_ids=np.unique(traj_ids[broken]),
+            mask=recorded & ~failed,
+            broken=np.isin(traj_ids, broken_ids) & recorded,
+            broken_ids=broken_ids,
             extras=columns,
         )
 
-    def _break(self, traj_ids: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-        """Which steps belong to an episode that broke off."""
-        if not self._broken:
-            return np.zeros_like(recorded)
-        time, env = np.divmod(np.concatenate(self._broken), self._env_num)
-        return np.isin(traj_ids, traj_ids[env, time]) & recorded
+    def _failed_rows(self, shape: tuple[int, ...]) -> np.ndarray:
+        """In which rows `(N, T)` the env failed."""
+        failed = np.zeros(shape, np.bool_)
+        for rows in self._failed:
+            time, env = np.divmod(rows, self._env_num)
+            failed[env, time] = True
+        return failed
 
     def _new_column(self, name: str, rows: Any) -> Any:
         column = self._columns[name] = self._spare.pop(name) if name in self._spare else nest.map(self._allocate, rows)

@@ -31,6 +31,7 @@ from collector.cluster.cluster_arguments import (
 from collector.cluster.cluster_stats import ClusterStats
 from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_batches import RolloutBatches
+from collector.policy.exploration import requested_exploration_type
 from collector.policy.interface import Policy
 from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.engine.arguments.checks import check_count, check_timeout
@@ -277,7 +278,7 @@ class RayCollector:
             raise StopIteration
         try:
             batch = self._collect_batch()
-            self.frames += batch.frames
+            self.frames += batch.frames + batch.dropped_rows
             self._batches += 1
             if self._bar is not None:
                 self._bar.show(self.frames, self.stats())
@@ -311,6 +312,11 @@ class RayCollector:
 
     def _collect_batch(self) -> Rollout:
         self._check_open()
+        if requested_exploration_type() is not None:
+            raise ValueError(
+                "set_exploration_type has no effect on the policies of a RayCollector, which run in actors: make one with "
+                "exploration_type="
+            )
         try:
             if self._sync:
                 return self._rollouts.of_all(self.frames < self.init_random_frames)

@@ -37,7 +37,7 @@ class Report(NamedTuple):
     """What an actor reports with each rollout, beside its arrays."""
 
     frames: int
-    """Steps in it, without those of episodes that broke off."""
+    """Steps in it, without those in which an env failed."""
     nbytes: int
     seconds: float
     """How long it took to collect."""

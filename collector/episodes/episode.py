@@ -82,15 +82,17 @@ class EpisodeCutter:
         ended: list[tuple[int, Episode]] = []
         flat = batch.flatten()
         times = np.zeros(flat.frames, np.int64) if batch is flat else np.nonzero(batch.mask)[1]
-        start = 0
+        start, broken = 0, set(batch.broken_ids.tolist())
         for stop in (np.flatnonzero(np.diff(flat.traj_ids, append=-1)) + 1).tolist():
-            parts = self._parts.setdefault(int(flat.traj_ids[start]), [])
-            parts.append(_part(flat, slice(start, stop)))
-            if flat.done[stop - 1]:
-                ended.append((int(times[stop - 1]), _join(parts)))
-                del self._parts[int(flat.traj_ids[start])]
+            traj_id = int(flat.traj_ids[start])
+            if traj_id not in broken:
+                parts = self._parts.setdefault(traj_id, [])
+                parts.append(_part(flat, slice(start, stop)))
+                if flat.done[stop - 1]:
+                    ended.append((int(times[stop - 1]), _join(parts)))
+                    del self._parts[traj_id]
             start = stop
-        for traj_id in batch.broken_ids.tolist():
+        for traj_id in broken:
             self._parts.pop(traj_id, None)
         return [episode for _, episode in sorted(ended, key=lambda each: each[0])]
 

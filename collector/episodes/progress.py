@@ -21,6 +21,10 @@ class Episodes:
         """The episode that it is in, or will begin."""
         self.taken = np.zeros(env_num, np.int64)
         """Steps taken in that episode."""
+        self.broken = 0
+        """How many episodes broke off because their env failed."""
+        self.first_failure = ""
+        """The first of these envs, with its error."""
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
         """Abandon the episodes in progress of these envs: they are reset, and get new ids."""
@@ -68,8 +72,11 @@ class Episodes:
         self.index[ended] += 1
         self.over[env_ids] = done
 
-
-def restarted(rows: np.ndarray, info: Any) -> list[int]:
-    """Which of these rows of a round ended because their env failed (`on_error="restart"`)."""
-    # Both are there after a restart; the infos of an env may have one of these keys too.
-    return [row for row in rows.tolist() if info[row].get("restarted", False) is True and "error" in info[row]]
+    def note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
+        """Which of these rows of a round ended because their env failed (`on_error="restart"`); they are counted."""
+        # Both are there after a restart; the infos of an env may have one of these keys too.
+        failed = [row for row in rows.tolist() if info[row].get("restarted", False) is True and "error" in info[row]]
+        if failed and not self.broken:
+            self.first_failure = f"env {env_ids[failed[0]]}: {info[failed[0]]['error']}"
+        self.broken += len(failed)
+        return failed

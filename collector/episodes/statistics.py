@@ -106,11 +106,11 @@ class EpisodeTracker:
 
 
 def _rows(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Env, episode, reward and end of each step, by env, then by time."""
-    columns = batch.traj_ids, batch.reward, batch.terminated | batch.truncated
-    if isinstance(batch, FlatRollout):
-        ids, reward, done = map(as_array, columns)
-        return as_array(batch.env_ids), ids, reward, done
+    """Env, episode, reward and end of each step, by env, then by time; without the episodes that broke off."""
+    ids, reward, done = map(as_array, (batch.traj_ids, batch.reward, batch.terminated | batch.truncated))
     mask = as_array(batch.mask)
-    ids, reward, done = (as_array(column)[mask] for column in columns)
-    return as_array(batch.env_ids)[np.nonzero(mask)[0]], ids, reward, done
+    if len(batch.broken_ids):
+        mask = mask & ~np.isin(ids, batch.broken_ids)
+    env_ids = as_array(batch.env_ids)
+    env_ids = env_ids[mask] if isinstance(batch, FlatRollout) else env_ids[np.nonzero(mask)[0]]
+    return env_ids, ids[mask], reward[mask], done[mask]

@@ -22,7 +22,9 @@ What a policy is called with depends on the names of its parameters:
 - `env_id`: the envs that the rows belong to, int64 `(k,)`;
 - `state`: what it returned as `state` (in a dict, or second in a tuple of two) for these envs in the step before. In
   the first step of an episode that is zeros, or a row of `policy.initial_state(k)` where it has that method; where it
-  has none, it gets None the very first time. The state may be a tree of `(k, ...)` arrays or tensors.
+  has none, it is called once with None before, and what it returns shows the shapes of zeros (nothing else of that call
+  is used, and random generators go back). The state may be a tree of `(k, ...)` arrays or tensors: torch's recurrent
+  layers have the rows second.
 
 How many rows there are changes from call to call: envs that are being reset have none. So a policy that draws from one
 random stream gives other data when other envs step together: in `AsyncDataCollector`, or where it is called for other

@@ -24,6 +24,8 @@ class ExplorationType(enum.Enum):
 
 
 _current: ContextVar[ExplorationType | None] = ContextVar("exploration_type", default=None)
+_requested: ContextVar[ExplorationType | None] = ContextVar("requested_exploration_type", default=None)
+"""What the innermost `set_exploration_type` around a call of a collector says."""
 
 
 def exploration_type() -> ExplorationType | None:
@@ -40,12 +42,36 @@ def exploration_type() -> ExplorationType | None:
 
 @contextmanager
 def set_exploration_type(wanted: ExplorationType) -> Iterator[None]:
-    """Set what `exploration_type()` returns inside of `with`; collectors set their own while they collect."""
-    token = _current.set(wanted)
+    """Collect with this exploration type inside of `with`, whatever that of the collector is::
+
+        with set_exploration_type(ExplorationType.MODE):
+            stats = collector.collect(n_episode=10)
+
+    `exploration_type()` returns it there, too. (`RayCollector` refuses it: its policies are in other processes.)
+    """
+    wanted = as_exploration_type(wanted, None)
+    with exploring(wanted):
+        token = _requested.set(wanted)
+        try:
+            yield
+        finally:
+            _requested.reset(token)
+
+
+def requested_exploration_type() -> ExplorationType | None:
+    """The type of the `set_exploration_type` around this call; None where there is none, and inside of a collection."""
+    return _requested.get()
+
+
+@contextmanager
+def exploring(wanted: ExplorationType) -> Iterator[None]:
+    """The context of a batch that is collected with this type; a collector that a hook or policy uses has its own."""
+    tokens = _current.set(wanted), _requested.set(None)
     try:
         yield
     finally:
-        _current.reset(token)
+        _current.reset(tokens[0])
+        _requested.reset(tokens[1])
 
 
 def as_exploration_type(wanted: ExplorationType, mode: str | None) -> ExplorationType:

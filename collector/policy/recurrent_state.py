@@ -14,7 +14,8 @@ from vecenv import nest
 class RecurrentState:
     """The state of a policy: a row for each env, on the policy's device.
 
-    An env that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`. A call is three steps:
+    An env that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`. Shapes and dtypes of
+    zeros are those of what the policy returns when it is first called, with `state=None`. A call is three steps:
     `rows` here, `recall` and `keep` with what it returned on the policy's device: moving an index
     there from this process would block.
     """
@@ -25,6 +26,8 @@ class RecurrentState:
         self._in_order = False
         self._begun = np.ones(env_num, np.bool_)
         self._state: Any = None
+        self.is_known = self._initial is not None
+        """Whether no call with None is needed, to learn what a state is."""
 
     def begin(self, env_ids: Any) -> None:
         """Note that episodes begin in these envs."""
@@ -63,7 +66,7 @@ class RecurrentState:
                 "the policy has a parameter `state`, so it must return a dict with 'action' and 'state', "
                 f"or (action, state); got {type(output).__name__}"
             )
-        output = dict(output)
+        output, self.is_known = dict(output), True
         # A state with gradients would keep the graphs of all earlier steps alive.
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
         if state is None and self._state is None:  # as `predict` of Stable-Baselines3's models that have none
@@ -71,9 +74,11 @@ class RecurrentState:
         count = len(self._env_ids)
         for leaf in nest.leaves(state):
             if len(leaf) != count:
+                shape = tuple(leaf.shape)
+                hint = ": torch's recurrent layers have the rows second, so transpose(0, 1)"
                 raise ValueError(
-                    f"the policy returned 'state' of shape {tuple(leaf.shape)} for {count} observations; "
-                    f"its first dimension must be {count}"
+                    f"the policy returned 'state' of shape {shape} for {count} observations; "
+                    f"its first dimension must be {count}{hint if shape[1:2] == (count,) else ''}"
                 )
         if self._state is None:
             self._state = nest.map(self._zeros, state)

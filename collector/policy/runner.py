@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from collector.policy.random_policy import RandomPolicy
 from collector.policy.recurrent_state import RecurrentState
 from collector.policy.signature import Signature, signature_of
 from vecenv import nest
+from vecenv.backends.host.failure import add_note
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.nest import as_array
 
@@ -118,6 +120,8 @@ class PolicyRunner:
         """
         if random or self._is_random:
             return {"action": self._random(obs, env_ids)}
+        if self._state is not None and not self._state.is_known:
+            self._learn_state(obs, env_ids)
         begin = time.perf_counter()
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
             obs = tensors
@@ -176,6 +180,14 @@ class PolicyRunner:
 
         return policy_threads(self._threads)
 
+    def explore(self, wanted: ExplorationType) -> None:
+        """Take this of the distributions that the policy returns from now on."""
+        if wanted is not self._exploration:
+            self._exploration = wanted
+            if self._torch is not None:
+                self._torch.explore(wanted)
+                self._policy = self._torch.policy
+
     def begin(self, env_ids: Any) -> None:
         """Note that episodes begin in these envs: a recurrent policy restarts from its initial state."""
         if self._state is not None:
@@ -195,13 +207,29 @@ class PolicyRunner:
         random generators are not advanced.
         """
         if not self.layout:
-            torch = sys.modules.get("torch")
-            devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
-            with nullcontext() if torch is None else torch.random.fork_rng(devices):
+            with _generators_kept():
                 self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
             self.begin(env_ids)
             check_policy_names(self.layout)
         return self.layout
+
+    def _learn_state(self, obs: Any, env_ids: np.ndarray) -> None:
+        """Call the policy with `state=None` and drop what it returns: the state is zeros from the next call on."""
+        assert self._state is not None
+        self._state.is_known = True  # else this would not end
+        try:
+            with _generators_kept():
+                self(nest.map(np.copy, obs), env_ids)
+        except Exception as error:
+            self._state.is_known = False
+            add_note(
+                error,
+                "this was the first call of a recurrent policy, with state=None, which shows what its state is: "
+                "make zeros where state is None, or give the policy a method (or attribute) initial_state(k) that "
+                "returns the state of k rows",
+            )
+            raise
+        self.begin(env_ids)
 
     def reseed_random_actions(self) -> None:
         """Draw random actions from the action spaces as these are seeded now."""
@@ -250,6 +278,20 @@ class PolicyRunner:
                 f"fit it: {action!r}"
             )
         return cast.reshape(len(action), *shape)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """What is drawn inside from the global generators of Python, numpy and torch is drawn again afterwards."""
+    torch = sys.modules.get("torch")
+    devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
+    states = random.getstate(), np.random.get_state()
+    try:
+        with nullcontext() if torch is None else torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _common_space(action_spaces: Sequence[Any]) -> RowLayout | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ class TorchPolicy:
         """Where the policy runs."""
         moved = _on_device(policy, target)
         self.module = moved if isinstance(moved, torch.nn.Module) else None
-        self.policy = prepare_policy(moved, target, rows=rows, exploration=exploration, **options)
+        self._prepare = partial(prepare_policy, moved, target, rows=rows, **options)
+        self._prepared: dict[ExplorationType, Policy] = {}
+        self.explore(exploration)
         self._inference = torch.inference_mode()  # one for all calls: making it costs as much as entering it
         # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
         self._guard: Any = torch.no_grad() if is_lazy(policy) else self._inference
@@ -63,11 +66,18 @@ class TorchPolicy:
         self._guard = self._inference
         return arrays
 
+    def explore(self, wanted: ExplorationType) -> None:
+        """Set `policy` to one that returns this of a distribution: what is compiled or captured returns no other."""
+        if wanted not in self._prepared:
+            self._prepared[wanted] = self._prepare(exploration=wanted)
+        self.policy = self._prepared[wanted]
+
     def close(self) -> None:
         """Release what is kept for the next calls: pinned memory, buffers on the device, graphs."""
         self._transfer.close()
-        if isinstance(self.policy, GraphedPolicy):
-            self.policy.close()
+        for policy in self._prepared.values():
+            if isinstance(policy, GraphedPolicy):
+                policy.close()
 
 
 def _on_device(policy: Policy, device: torch.device) -> Policy:
