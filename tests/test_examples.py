@@ -149,6 +149,8 @@ def test_job(job, tmp_path):
 
 def test_every_job_has_a_test():
     assert {path.stem for path in (ROOT / "examples/jobs").iterdir()} == set(JOBS)
+
+
 @pytest.mark.slow  # the default tier runs each block of the page by itself
 def test_tutorial(tmp_path):
     output = run(str(ROOT / "examples/tutorial.py"), "pictures", cwd=tmp_path)

@@ -14,9 +14,7 @@ from vecenv.envs.multi_agent.pettingzoo_vector import ParallelVectorEnv
 from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 
 
-def flatten_agents(
-    env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False
-) -> FlattenedAgents:
+def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:
     """`env` as a gymnasium VectorEnv with a row for each agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
 
     Row `i * len(env.agents) + j` is agent j of env i. For code that trains one policy for all agents. Its autoreset
