@@ -15,6 +15,7 @@ from collector.batch.rollout import Rollout
 from collector.batch.step_extras import CheckedHook, StepBatch
 from collector.interruptor import Interruptor
 from collector.policy.interface import Policy
+from collector.policy.random_policy import draw_legal, masks_of
 from collector.sync_collector import SyncDataCollector
 from vecenv import nest
 from vecenv.venvs import DummyVectorEnv
@@ -35,7 +36,8 @@ def rollout(
     """At most `max_steps` steps of each env, as a `Rollout` `(N, T)` (as torchrl's `env.rollout`). Nothing is closed.
 
     venv_or_env: a vector env, or one env (N = 1). One with `lazy=True` is started.
-    policy: as those of the collectors; None draws from the envs' action spaces, which `venv.seed` seeds.
+    policy: as those of the collectors; None draws from the envs' action spaces, which `venv.seed` seeds: legal actions,
+        where observations have an `action_mask`.
     break_when_any_done: stop as soon as an episode ends. False: reset its env, and go on for `max_steps` steps.
     break_when_all_done: stop once each env has ended an episode; those that have are not stepped any more, and
         `mask` is False for them. Takes the place of `break_when_any_done`.
@@ -132,7 +134,11 @@ def _draws(venv: Any) -> Policy:
     """A policy that draws from the envs' own action spaces, so that the next rollout goes on where this one ended."""
 
     def act(obs: Any, env_id: Any = None) -> np.ndarray:
-        spaces = venv.action_space
-        return np.stack([spaces[i].sample() for i in (range(venv.env_num) if env_id is None else env_id)])
+        ids = range(venv.env_num) if env_id is None else env_id
+        every = venv.action_space
+        spaces = [every[i] for i in ids]
+        if (masks := masks_of(obs, spaces[0], len(spaces))) is not None:
+            return np.stack([draw_legal(space, mask) for space, mask in zip(spaces, masks, strict=True)])
+        return np.stack([space.sample() for space in spaces])
 
     return act

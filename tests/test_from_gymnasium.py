@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collector import AsyncDataCollector, SyncDataCollector
+from collector import AsyncDataCollector, SyncDataCollector, rollout
 from collector.policy.random_policy import RandomPolicy
 from vecenv import (
     BaseVectorEnv,
@@ -438,6 +438,9 @@ def test_random_policies_play_legal_moves_of_multi_agent_games(mode: str) -> Non
     games = ParallelVectorEnv([Masked] * 2, backend="dummy", autoreset_mode=mode, check_legal=True)
     with SyncDataCollector(flatten_agents(games, mask_in_obs=True), frames_per_batch=120) as collector:
         batch = collector.next()
+    games = ParallelVectorEnv([Masked] * 2, backend="dummy", autoreset_mode=mode, check_legal=True)
+    with from_gymnasium(flatten_agents(games, mask_in_obs=True)) as venv:  # a move that is not legal would raise
+        assert rollout(venv, 9, break_when_any_done=False).frames == 9 * 6
     masks = batch.obs["action_mask"]
     alive = batch.obs["observation"].any(-1)  # an agent that dies stays as a row of zeros
     assert 0 < alive.mean() < 1

@@ -49,10 +49,9 @@ class RandomPolicy:
     def __call__(self, obs: Any, env_id: Any = None) -> np.ndarray:
         """One action for each env of `env_id` (None: all of them): `(k, ...)`, of the spaces' dtype."""
         ids = self._ids if env_id is None else np.asarray(env_id)
-        if obs.__class__ is dict and (masks := self._masks(obs, len(ids))) is not None:
-            return np.array(
-                [self._legal(i, mask) for i, mask in zip(ids.tolist(), masks, strict=True)], self._spaces[0].dtype
-            )
+        if (masks := masks_of(obs, self._spaces[0], len(ids))) is not None:
+            drawn = [draw_legal(self._spaces[i], mask) for i, mask in zip(ids.tolist(), masks, strict=True)]
+            return np.array(drawn, self._spaces[0].dtype)
         if self._sure == 0:
             for i in np.flatnonzero(self._used == self.BLOCK).tolist():
                 self._refill(i)
@@ -62,20 +61,6 @@ class RandomPolicy:
         actions = self._block[ids, self._used[ids]]
         self._used[ids] += 1
         return actions
-
-    def _masks(self, obs: dict[str, Any], rows: int) -> np.ndarray | None:
-        """The legal actions of each row, where the observations tell them."""
-        found = obs.get("action_mask", obs.get("mask"))
-        space = self._spaces[0]
-        if found is None or not isinstance(space, spaces.Discrete):
-            return None
-        masks = np.asarray(found)
-        return masks.astype(np.bool_) if masks.dtype.kind in "bui" and masks.shape == (rows, space.n) else None
-
-    def _legal(self, env_id: int, mask: np.ndarray) -> int:
-        space, legal = self._spaces[env_id], mask.nonzero()[0]
-        assert isinstance(space, spaces.Discrete)
-        return int(space.start) + (int(legal[space.np_random.integers(len(legal))]) if len(legal) else 0)
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         """Draw from now on what the random streams of these spaces, which have been seeded, would give."""
@@ -98,3 +83,21 @@ def draw(space: spaces.Space[Any], size: int) -> np.ndarray:
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f" and space.is_bounded():
         return space.np_random.uniform(space.low, space.high, (size, *space.shape)).astype(space.dtype)
     return np.stack([space.sample() for _ in range(size)])
+
+
+def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> np.ndarray | None:
+    """The legal actions of each row, bool `(rows, n)`, where observations say which: under "action_mask" or "mask"."""
+    if obs.__class__ is not dict or not isinstance(space, spaces.Discrete):
+        return None
+    found = obs.get("action_mask", obs.get("mask"))
+    masks = None if found is None else np.asarray(found)
+    if masks is None or masks.dtype.kind not in "bui" or masks.shape != (rows, space.n):
+        return None
+    return masks.astype(np.bool_)
+
+
+def draw_legal(space: spaces.Space[Any], mask: np.ndarray) -> int:
+    """One of the legal actions of a Discrete space, each as likely as the others; the first action where none is."""
+    assert isinstance(space, spaces.Discrete)
+    legal = mask.nonzero()[0]
+    return int(space.start) + (int(legal[space.np_random.integers(len(legal))]) if len(legal) else 0)
