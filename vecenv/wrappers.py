@@ -189,7 +189,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         except Exception as error:
             self._map_partial(error)
             raise
-        return self._map_round(obs, rew, terminated, truncated, info)
+        return self.map_round(obs, rew, terminated, truncated, info)
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
@@ -205,7 +205,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         except Exception as error:
             self._map_partial(error)
             raise
-        return self._map_round(obs, rew, terminated, truncated, info)
+        return self.map_round(obs, rew, terminated, truncated, info)
 
     def _note_resets(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         """Before a round is sent: note which of its envs it resets."""
@@ -240,10 +240,10 @@ class RowWiseWrapper(VectorEnvWrapper):
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             ids, obs, rew, terminated, truncated, info = partial
-            error.partial = Partial(ids, *self._map_round(obs, rew, terminated, truncated, info))
+            error.partial = Partial(ids, *self.map_round(obs, rew, terminated, truncated, info))
 
-    def _map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Map the rows of a round of steps, in which envs may have been reset."""
+    def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """What is returned for a round of steps, in which envs may have been reset: by `map_step` and `map_reset`."""
         resets = self._reset_rows(info) if self._resets else None
         ended: list[int] = []
         if not isinstance(terminated, np.ndarray) or (terminated | truncated).any():  # else no episode can have ended

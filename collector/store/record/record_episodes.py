@@ -224,6 +224,12 @@ def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
     return np.flatnonzero(found)
 
 
+def _own_last_obs(obs: Any, info: dict[str, Any], row: int) -> Any:
+    """The last observation of an episode; where its env was reset in that round, it is in the info."""
+    begun = "final_obs" in info and "final_info" in info
+    return info["final_obs"] if begun else nest.take(obs, row)
+
+
 class RecordedEngine(RowWiseWrapper):
     """What `RecordEpisodes` makes of a vector env of vecenv."""
 
@@ -256,18 +262,36 @@ class RecordedEngine(RowWiseWrapper):
         return obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Record these rows."""
-        rows = [row["env_id"] for row in info]
-        ids = None if rows == self._everyone else np.array(rows, np.int64)
-        recorder = self._recording.recorder(obs)
-        if truncated.any():
-            broken = [
-                rows[i] for i in np.flatnonzero(truncated).tolist() if "restarted" in info[i] and "error" in info[i]
-            ]
-            if broken:
-                recorder.discard(broken)
-        recorder.step(ids, self._sent if ids is None else nest.take(self._sent, ids), obs, rew, terminated, truncated)
+        """Record these rows, whose observations are those of the steps."""
+        self._record((obs, rew, terminated, truncated), info)
         return obs, rew, terminated, truncated, info
+
+    def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """Record a round; the usual ones as they are, since nothing in them is changed."""
+        if self._resets:
+            return super().map_round(obs, rew, terminated, truncated, info)
+        ids, ended = self._record((obs, rew, terminated, truncated), info)
+        begun = [row for row in ended.tolist() if "final_obs" in info[row] and "final_info" in info[row]]
+        if begun:
+            self._recording.recorder(obs).begin(np.array([ids[row] for row in begun], np.int64), None)
+        return obs, rew, terminated, truncated, info
+
+    def _record(self, columns: Any, info: np.ndarray) -> tuple[list[int], np.ndarray]:
+        """Record rows of steps; returns their env ids, and which rows ended an episode."""
+        obs, _, _, truncated = columns
+        ids = [row["env_id"] for row in info]
+        at = None if ids == self._everyone else np.array(ids, np.int64)
+        recorder = self._recording.recorder(obs)
+        for row in np.flatnonzero(truncated).tolist():
+            if "restarted" in info[row] and "error" in info[row]:
+                recorder.discard(ids[row])
+
+        def last_obs(rows: np.ndarray) -> Any:
+            if not any("final_obs" in info[row] for row in rows.tolist()):
+                return nest.take(obs, rows)
+            return nest.stack([_own_last_obs(obs, info[row], row) for row in rows.tolist()])
+
+        return ids, recorder.step(at, self._sent if at is None else nest.take(self._sent, at), *columns, last_obs)
 
     def close(self) -> None:
         """Close the envs, and end the data set."""
