@@ -223,7 +223,7 @@ def test_a_program_gets_rows_that_do_not_depend_on_where_they_stand_or_is_not_pr
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     keyed, same = run.stdout.split()
     assert (keyed == "False") or (same == "True"), run.stderr
