@@ -278,7 +278,7 @@ class RecordedEngine(RowWiseWrapper):
 
     def _record(self, columns: Any, info: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Record rows of steps; returns their env ids, and which rows ended an episode."""
-        obs, _, _, truncated = columns
+        obs, reward, terminated, truncated = columns
         ids = [row["env_id"] for row in info]
         at = None if ids == self._everyone else np.array(ids, np.int64)
         recorder = self._recording.recorder(obs)
@@ -291,7 +291,8 @@ class RecordedEngine(RowWiseWrapper):
                 return nest.take(obs, rows)
             return nest.stack([_own_last_obs(obs, info[row], row) for row in rows.tolist()])
 
-        return ids, recorder.step(at, self._sent if at is None else nest.take(self._sent, at), *columns, last_obs)
+        actions = self._sent if at is None else nest.take(self._sent, at)
+        return ids, recorder.step(at, actions, obs, reward, terminated, truncated, last_obs)
 
     def close(self) -> None:
         """Close the envs, and end the data set."""
