@@ -11,20 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "ray", "tensordict", "pettingzoo", "envpool", "dm_control", "mujoco", "ale_py", "stable_baselines3")
-HEAVY += (
-    "msgspec",
-    "tyro",
-    "imageio",
-    "yaml",
-    "tomli",
-    "pandas",
-    "scipy",
-    "matplotlib",
-    "rich",
-    "psutil",
-    "hypothesis",
-    "pytest",
-)
+HEAVY += ("msgspec", "tyro", "imageio", "yaml", "tomli")
+HEAVY += ("pandas", "scipy", "matplotlib", "rich", "psutil", "hypothesis", "pytest")
 PUBLIC = {
     "vecenv": {"BaseVectorEnv", "DummyVectorEnv", "SubprocVectorEnv", "ShmemVectorEnv"},
     "collector": {"Rollout", "SyncDataCollector"},

@@ -228,6 +228,7 @@ class TestCommandLine:
         assert main(["run", *options, "--backend", "dummy", "--no-plot", "--out", str(tmp_path / "a")]) == 0
         assert capsys.readouterr().out.count("note: no episode has ended in 1") == 1
 
+    @pytest.mark.slow
     def test_tune_prints_lines_for_the_file(self, file: Path, capsys: Any) -> None:
         assert main(["tune", str(file), "--num-envs", "2", "--seconds", "0.2"]) == 0
         assert '\nFor the job file:\nbackend = "' in capsys.readouterr().out

@@ -8,7 +8,7 @@ from collector.batch.rollout import FlatRollout, Rollout
 
 
 class RewardError(ValueError):
-    """A reward is NaN. Attributes: `traj_id` of its episode, and whether the `policy` is to blame, which returned NaN."""
+    """A reward is NaN. `traj_id` is its episode; `policy`: whether the policy is to blame, which returned NaN."""
 
     traj_id = -1
     policy = False

@@ -33,6 +33,8 @@ SAME = ("observation_space", "action_space", "policy_hash")
 """Entries of the head that are to be the same when a job goes on, besides the job itself."""
 RECENT = 100
 """Episodes in a mean that is shown while a job runs."""
+STATS_SECONDS = 0.2
+"""How often it is asked where the time goes."""
 
 
 @dataclass
@@ -154,7 +156,7 @@ class _Run:
         self._committer: Committer | None = None
         self._skipped_before: set[int] = set()
         """Numbers of the episodes that were given up, in earlier runs too."""
-        self._began = 0.0
+        self._began = self._next_stats = 0.0
 
     def start(self, overwrite: bool) -> JobState:
         """Run it in a folder that is new, or whose content is replaced once the job has seen its first batch."""
@@ -235,14 +237,16 @@ class _Run:
         assert self._metrics is not None
         self._committer.add(episodes)
         lengths = [len(episode) for episode in episodes]
-        state.returns += [episode.total_reward for episode in episodes]
+        state.returns += returns_of(episodes, lengths)
         state.lengths += lengths
         state.episodes += len(episodes)
         state.steps += sum(lengths)
         state.frames, state.seconds = self._player.frames, time.monotonic() - self._began
+        if state.seconds >= self._next_stats:
+            self._next_stats = state.seconds + STATS_SECONDS
+            state.bottleneck = batches.stats().bottleneck_share
         if self._player.retried > state.retried or len(self._player.skipped) > len(state.skipped):
             self._note_failures()
-        state.bottleneck = batches.stats().bottleneck_share
         self._metrics.write(self._numbers)
         self._on_progress(state)
 
@@ -283,3 +287,18 @@ class _Run:
             "skipped": len(state.skipped),
             "bottleneck": state.bottleneck,
         }
+
+
+def returns_of(episodes: list[Episode], lengths: list[int]) -> list[float]:
+    """The return of each episode, by one sum over all of them.
+
+    >>> flags = np.array([False, True])
+    >>> returns_of([Episode(np.zeros(3), np.zeros(2), np.array([1.0, 2.0]), flags, ~flags, 0)], [2])
+    [3.0]
+    """
+    if not episodes:
+        return []
+    rewards = np.concatenate([episode.reward for episode in episodes])
+    starts = np.cumsum([0, *lengths[:-1]])
+    found: list[float] = np.add.reduceat(rewards if rewards.ndim == 1 else rewards.sum(1), starts).tolist()
+    return found
