@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.concatenate import concatenate
+from collector.batch.info_columns import InfoColumns, check_info_keys
 from collector.batch.postprocessing import Finishing, truncate_last
 from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards
-from collector.batch.step_extras import CheckedHook, StepHook
+from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.progress import Episodes
@@ -47,7 +48,6 @@ class BatchCollector(ABC):
     """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
 
     _default_backend = "dummy"
-    _env_options: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -77,7 +77,10 @@ class BatchCollector(ABC):
         policy_threads: int | None = 1,
         backend: str | None = None,
         episode_seeds: Iterable[tuple[int, int]] | None = None,
+        info_keys: Sequence[str] | None = None,
+        **env_options: Any,
     ) -> None:
+        make = VectorEnvMaker(type(self), backend, self._default_backend, env_options)
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
@@ -92,6 +95,8 @@ class BatchCollector(ABC):
         """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
         self.init_random_frames = limit("init_random_frames", init_random_frames)
         self._seeds = episode_seeds
+        self._info_keys = check_info_keys(info_keys)
+        self._info_layout: dict[str, RowLayout] = {}
         if reset_at_each_iter:
             self._refuse_with_seeds("reset_at_each_iter")
         self.reset_at_each_iter = reset_at_each_iter
@@ -105,7 +110,6 @@ class BatchCollector(ABC):
         self._closed = self._failed = False
         self._evaluation: Evaluation | None = None
         self._runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
-        make = VectorEnvMaker(backend, self._default_backend, self._env_options)
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
         """The vector env."""
         try:
@@ -268,7 +272,7 @@ class BatchCollector(ABC):
         if n_episode is not None:
             self._refuse_with_seeds("collect(n_episode=)")
         n_step, n_episode = check_arguments(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
-        hook = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
+        hook = self._hook(on_step)
         begin = time.perf_counter()
         if reset_before_collect:
             self.reset(**(gym_reset_kwargs or {}))
@@ -278,6 +282,8 @@ class BatchCollector(ABC):
                 message = f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {frames}"
                 warnings.warn(message, stacklevel=2)
             batch, ended = self._gather_checked(BatchRequest(frames, random, on_step=hook))
+            if self._info_keys and hook is not None:
+                hook.fill(batch.extras, batch.shape)
             steps = batch.frames
         else:
             assert n_episode is not None
@@ -340,6 +346,13 @@ class BatchCollector(ABC):
         """The hook, with every round rendered after it."""
         return rendering(self.env, pause, on_step)
 
+    def _hook(self, on_step: StepHook | None) -> CheckedHook | None:
+        """What the loop calls after each round: the hook, and what stores entries of the infos."""
+        checked = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
+        if not self._info_keys:
+            return checked
+        return InfoColumns(self._info_keys, self._info_layout, lambda: self._runner.layout, checked)
+
     def _is_complete(self) -> bool:
         """Whether all of `total_frames`, or all of `episode_seeds`, are collected."""
         return 0 <= self.total_frames <= self.frames or (self._seeds is not None and self.all_played)
@@ -347,8 +360,10 @@ class BatchCollector(ABC):
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
             self.reset()
-        random = self.frames < self.init_random_frames
-        batch, _ = self._gather_checked(BatchRequest(self.frames_per_batch, random, reuse=self._reuse))
+        random, hook = self.frames < self.init_random_frames, self._hook(None)
+        batch, _ = self._gather_checked(BatchRequest(self.frames_per_batch, random, on_step=hook, reuse=self._reuse))
+        if hook is not None:
+            hook.fill(batch.extras, batch.shape)
         if self.set_truncated:
             truncate_last(batch)
         return batch

@@ -24,7 +24,9 @@ class Clock:
         """The stats of all laps, for so many steps; `transfer` is the part of "act" that went to copies and checks."""
         seconds = {**self.seconds}
         policy = max(0.0, seconds.pop("act") - transfer)
-        return CollectorStats(policy=policy, transfer=transfer, frames=frames, broken_episodes=broken_episodes, **seconds)
+        return CollectorStats(
+            policy=policy, transfer=transfer, frames=frames, broken_episodes=broken_episodes, **seconds
+        )
 
 
 @dataclass(frozen=True)

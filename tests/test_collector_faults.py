@@ -143,7 +143,9 @@ def test_where_nothing_is_left_to_go_on_with_the_error_says_so(kind: type) -> No
 
 
 def test_with_episode_seeds_a_failure_shuts_down() -> None:
-    with SyncDataCollector([partial(Breaks, 3)], zeros, frames_per_batch=4, episode_seeds=[(0, 1), (1, 2)]) as collector:
+    with SyncDataCollector(
+        [partial(Breaks, 3)], zeros, frames_per_batch=4, episode_seeds=[(0, 1), (1, 2)]
+    ) as collector:
         with pytest.raises(OverflowError) as caught:
             collector.rollout()
         assert any("with episode_seeds every episode is played to its end" in note for note in caught.value.__notes__)
