@@ -32,7 +32,6 @@ from vecenv import nest
 from vecenv.caller_warnings import warn_caller
 from vecenv.wrappers import check_send_and_recv
 
-
 HANG_SECONDS = 10.0
 """After so long, at least, a warning names an env that does not return."""
 
@@ -50,7 +49,7 @@ class AsyncDataCollector(BatchCollector):
         create_env_fn, backend: as there; a list of callables is put into a `ShmemVectorEnv` by default.
         groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
             envs of each worker are spread over the groups.
-        env_options: `wait_num` and `timeout` too: the policy is called as soon as so many envs are ready, or some after so
+        env_options: `wait_num` and `timeout` too: the policy is called as soon as so many envs are ready, or after so
             long. None: groups that take turns.
 
     With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an env

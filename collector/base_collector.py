@@ -166,7 +166,7 @@ class BatchCollector(ABC):
 
     @abstractmethod
     def _discard_steps(self) -> None:
-        """After a failure: discard the steps that belong to no batch, and what envs that were stepping return or raise."""
+        """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
 
     # Batches.
 
@@ -313,9 +313,9 @@ class BatchCollector(ABC):
         """Collect `n_episode` whole episodes beside the training, with the policy as it is: the episodes in progress go
         on afterwards, and nothing is counted in `frames`. It may be called after the last batch, too.
 
-        They are played in a vector env that is made as the collector's own, the first time, and kept until
-        `shutdown`. Where none can be made (the collector was made with a vector env that is ready, or has wrappers around
-        it such as `VectorEnvNormObs`), `ValueError`: pass `eval_env`, a vector env. It stays open.
+        They are played in a vector env that is made as the collector's own, the first time, and kept until `shutdown`.
+        Where none can be made (the collector was made with a vector env that is ready, or with a wrapper such as
+        `VectorEnvNormObs` around it), `ValueError`: pass `eval_env`, a vector env. It stays open.
 
         exploration_type: what is taken from the policy's distributions. A policy that draws from torch's random stream
         advances that of the training. seed: seeds the envs first, so that the same episodes begin each time.
@@ -402,7 +402,7 @@ class BatchCollector(ABC):
         )
 
     def _note_failure(self, error: BaseException) -> None:
-        """Note that an exception ended a batch: what comes next are new episodes. Where there can be none, shut down."""
+        """Note that an exception ended a batch: new episodes come next. Where there can be none, shut down."""
         if self._seeds is not None:
             why = "its steps are lost, and with episode_seeds every episode is played to its end"
         elif getattr(self.env, "is_closed", False):

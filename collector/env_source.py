@@ -15,7 +15,6 @@ from vecenv.engine.arguments.unknown import check_options
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.venvs import ShmemVectorEnv
 
-
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
 """Arguments that only mean something where envs are in processes of their own."""
 
@@ -24,8 +23,8 @@ class VectorEnvMaker:
     """Makes the vector env of a list of env_fns, with the backend and the keywords that the user gave.
 
     `user` is the collector's class, for errors. `default` is the backend where None was given, unless keywords ask for
-    processes. Raises `ValueError` for an unknown backend, and `TypeError` for keywords that neither the collector nor the
-    vector env has.
+    processes. Raises `ValueError` for an unknown backend, and `TypeError` for keywords that neither the collector nor
+    the vector env has.
     """
 
     def __init__(self, user: type[Any], backend: str | None, default: str, options: Mapping[str, Any]) -> None:

@@ -52,9 +52,9 @@ class SyncDataCollector(BatchCollector):
 
     Args:
         create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
-            env each, or of ids for `gymnasium.make`, as in `["CartPole-v1"] * 8`. The collector closes it in `shutdown`; one that was passed stays open where the arguments are
-            refused. One made with `copy=False` spares large observations a copy; batches are the same, but a policy may
-            not keep the array it is given.
+            env each, or of ids for `gymnasium.make`, as in `["CartPole-v1"] * 8`. The collector closes it in
+            `shutdown`; one that was passed stays open where the arguments are refused. One made with `copy=False`
+            spares large observations a copy; batches are the same, but a policy may not keep the array it is given.
         policy: see `collector.policy`; None takes random actions.
         frames_per_batch: steps in a batch, all envs together. Where the number of envs does not divide it, it is
             rounded up to the next number that they do, with a warning.
@@ -94,11 +94,11 @@ class SyncDataCollector(BatchCollector):
         backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
             or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
             moment (at most 1 s) and closed. Batches are the same.
-        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: numbers float64, flags
-            bool, arrays as they are; zero where an info has no such entry.
+        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: numbers float64,
+            flags bool, arrays as they are; zero where an info has no such entry.
         env_options: for a list of callables: keywords of the vector env that is made of it, such as `num_workers`,
-            `step_timeout` and `on_error`. Those that are for processes (`num_workers`, `step_timeout`, `context`, ...) make
-            "shmem" the default. `TypeError` for what it has not.
+            `step_timeout` and `on_error`. Those that are for processes (`num_workers`, `step_timeout`, `context`, ...)
+            make "shmem" the default. `TypeError` for what it has not.
         episode_seeds: `(number, seed)` of the episodes to be played, in the order in which they begin: an iterable, or
             `EpisodeSeeds(job_seed)`. An env that is free takes the next one and is reset with its seed, in the round in
             which the others step. When there are no more, envs are left out, and the iterator ends with the last

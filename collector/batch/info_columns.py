@@ -42,7 +42,8 @@ class InfoColumns(CheckedHook):
 
     def __call__(self, step: StepBatch) -> dict[str, np.ndarray]:
         extras = {} if self._other is None else self._other(step)
-        refuse_names("info_keys", self._keys, extras)
+        if extras:
+            refuse_names("info_keys", self._keys, extras)
         infos = [_of_the_step(*row) for row in zip(step.info, step.terminated | step.truncated, strict=True)]
         for key in self._keys:
             column = self._column(key, infos, step.env_id)
@@ -75,9 +76,8 @@ class InfoColumns(CheckedHook):
                 self._layout[key] = value.shape, np.dtype(np.float64) if is_number else value.dtype
             shape, dtype = self._layout[key]
             if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
-                raise TypeError(
-                    f"info_keys: env {env_ids[i]} has {key!r} as {value.dtype} {value.shape}; before it was {dtype} {shape}"
-                )
+                found = f"{value.dtype} {value.shape}; before it was {dtype} {shape}"
+                raise TypeError(f"info_keys: env {env_ids[i]} has {key!r} as {found}")
             if rows is None:
                 rows = np.zeros((len(infos), *shape), dtype)
             rows[i] = value
