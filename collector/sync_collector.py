@@ -49,6 +49,10 @@ class SyncDataCollector(BatchCollector):
     3. `batch.next.obs` at the end of an episode is its true last observation.
     4. Batches belong to the caller, unless `return_same_td` is set.
     5. The weights of the policy change between batches only.
+    6. Where an env fails and the vector env restarts it (`on_error="restart"`), the steps before stay, and only the row
+       of the step that failed has `mask=False`. Batches have as many rows as ever, and `total_frames` counts rows. What
+       differs with `frames_per_batch` is one flag: the last step before the failure is `truncated` only where
+       both are in one batch. An exception loses the batch in progress; the next one begins new episodes.
 
     Args:
         create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
