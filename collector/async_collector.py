@@ -12,6 +12,7 @@ not depend on how long anything takes. With them a group is all envs that are re
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
@@ -29,7 +30,11 @@ from collector.env_source import check_rounds
 from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
+from vecenv.caller_warnings import warn_caller
 from vecenv.wrappers import check_send_and_recv
+
+HANG_SECONDS = 10.0
+"""After so long, at least, a warning names an env that does not return."""
 
 
 class AsyncDataCollector(BatchCollector):
@@ -44,11 +49,10 @@ class AsyncDataCollector(BatchCollector):
     Args:
         create_env_fn, backend: as there; a list of callables is put into a `ShmemVectorEnv` by default.
         groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
-            envs of each worker are spread over the groups. One that steps all its envs together
-            (`from_gymnasium`) has one group.
-        wait_num: for the vector env that is made of a list: the policy is called as soon as so
-            many are ready. None: groups that take turns.
-        num_workers: for that vector env too.
+            envs of each worker are spread over the groups. One that steps its envs together (`from_gymnasium`)
+            has one group.
+        env_options: `wait_num` and `timeout` too: the policy is called as soon as so many envs are ready, or after so
+            long. None: groups that take turns.
 
     With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an env
     are in a batch depends on how fast it is, and so does what it does where the policy draws from one random stream.
@@ -75,12 +79,9 @@ class AsyncDataCollector(BatchCollector):
         *,
         frames_per_batch: float,
         groups: int = 2,
-        wait_num: int | None = None,
-        num_workers: int | None = None,
         **options: Any,
     ) -> None:
         self._group_count = at_least_one("groups", groups)
-        self._env_options = {"wait_num": wait_num, "num_workers": num_workers}
         super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
@@ -105,6 +106,11 @@ class AsyncDataCollector(BatchCollector):
         """Steps that belong to no batch yet, in the order in which they came."""
         self._logged = 0
         """The number of steps in the log, without those in which an env failed."""
+        self._sent_at = np.zeros(self._env_num)
+        """When each env was sent what it is doing: seconds of `time.monotonic`."""
+        self._longest = 0.0
+        """Seconds that the longest step or reset took."""
+        self._hung: set[int] = set()
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(env, policy, **options)
@@ -132,6 +138,7 @@ class AsyncDataCollector(BatchCollector):
             else:
                 break  # every env has ended its share of episodes
             stopped = self._interruptor.collection_stopped()
+        self._warn_of_hangs()
         return self._take(frames if quota is None else self._logged, on_step)
 
     def _queue_idle(self) -> None:
@@ -169,7 +176,7 @@ class AsyncDataCollector(BatchCollector):
             self.env.send(None, reset=ids)
         else:
             self.env.send(self._acted["action"][ids], ids, reset=ids[reset] if reset.any() else None)
-        self._flying[ids], self._resetting[ids] = True, reset
+        self._flying[ids], self._resetting[ids], self._sent_at[ids] = True, reset, time.monotonic()
         self._runner.begin(ids[reset])
         self._clock.lap("env")
 
@@ -188,8 +195,23 @@ class AsyncDataCollector(BatchCollector):
         self._put_obs(ids, obs)
         self._episodes.over[ids] = terminated | truncated
         self._flying[ids] = False
+        self._longest = max(self._longest, time.monotonic() - float(self._sent_at[ids].min()))
         self._queue.append(ids)
         self._clock.lap("storage")
+
+    def _warn_of_hangs(self) -> None:
+        """Give a warning, once an env, where one has not returned for far longer than others took: with `wait_num` or
+        `timeout` batches come without it.
+        """
+        seconds = np.where(self._flying, time.monotonic() - self._sent_at, 0.0)
+        hung = np.flatnonzero(seconds > max(HANG_SECONDS, 10 * self._longest))
+        if new := set(hung.tolist()) - self._hung:
+            self._hung |= new
+            which = f"env {min(new)} has" if len(new) == 1 else f"envs {sorted(new)} have"
+            warn_caller(
+                f"{which} not returned from a step or reset for {seconds[hung].max():.1f} s, and batches come without: "
+                "step_timeout= of the vector env ends such waits, with an error or on_error='restart'"
+            )
 
     def _log_steps(
         self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: CheckedHook | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,10 +14,11 @@ from gymnasium.vector import VectorEnv
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.concatenate import concatenate
+from collector.batch.info_columns import InfoColumns, check_info_keys
 from collector.batch.postprocessing import Finishing, truncate_last
 from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards
-from collector.batch.step_extras import CheckedHook, StepHook
+from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.episodes.progress import Episodes
@@ -48,7 +49,6 @@ class BatchCollector(ABC):
     """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
 
     _default_backend = "dummy"
-    _env_options: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -79,7 +79,10 @@ class BatchCollector(ABC):
         backend: str | None = None,
         episode_seeds: Iterable[tuple[int, int]] | None = None,
         transforms: Any = None,
+        info_keys: Sequence[str] | None = None,
+        **env_options: Any,
     ) -> None:
+        make = VectorEnvMaker(type(self), backend, self._default_backend, env_options)
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
@@ -94,6 +97,8 @@ class BatchCollector(ABC):
         """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
         self.init_random_frames = limit("init_random_frames", init_random_frames)
         self._seeds = episode_seeds
+        self._info_keys = check_info_keys(info_keys)
+        self._info_layout: dict[str, RowLayout] = {}
         if reset_at_each_iter:
             self._refuse_with_seeds("reset_at_each_iter")
         self.reset_at_each_iter = reset_at_each_iter
@@ -107,7 +112,6 @@ class BatchCollector(ABC):
         self._closed = self._failed = False
         self._evaluation: Evaluation | None = None
         self._runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
-        make = VectorEnvMaker(backend, self._default_backend, self._env_options)
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
         """The vector env."""
         is_own = self.env is not create_env_fn and not isinstance(create_env_fn, VectorEnv)
@@ -169,7 +173,7 @@ class BatchCollector(ABC):
 
     @abstractmethod
     def _discard_steps(self) -> None:
-        """After a failure: discard the steps that belong to no batch, and what envs that were stepping return or raise."""
+        """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
 
     # Batches.
 
@@ -280,7 +284,7 @@ class BatchCollector(ABC):
                 f"n_episode leaves out envs that have their share, but {self.env!r} steps its envs together: pass "
                 "n_step"
             )
-        hook = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
+        hook = self._hook(on_step)
         begin = time.perf_counter()
         if reset_before_collect:
             self.reset(**(gym_reset_kwargs or {}))
@@ -290,6 +294,8 @@ class BatchCollector(ABC):
                 message = f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {frames}"
                 warnings.warn(message, stacklevel=2)
             batch, ended = self._gather_checked(BatchRequest(frames, random, on_step=hook))
+            if self._info_keys and hook is not None:
+                hook.fill(batch.extras, batch.shape)
             steps = batch.frames
         else:
             assert n_episode is not None
@@ -319,9 +325,9 @@ class BatchCollector(ABC):
         """Collect `n_episode` whole episodes beside the training, with the policy as it is: the episodes in progress go
         on afterwards, and nothing is counted in `frames`. It may be called after the last batch, too.
 
-        They are played in a vector env that is made as the collector's own, the first time, and kept until
-        `shutdown`. Where none can be made (the collector was made with a vector env that is ready, or has wrappers around
-        it such as `VectorEnvNormObs`), `ValueError`: pass `eval_env`, a vector env. It stays open.
+        They are played in a vector env that is made as the collector's own, the first time, and kept until `shutdown`.
+        Where none can be made (the collector was made with a vector env that is ready, or with a wrapper such as
+        `VectorEnvNormObs` around it), `ValueError`: pass `eval_env`, a vector env. It stays open.
 
         exploration_type: what is taken from the policy's distributions. A policy that draws from torch's random stream
         advances that of the training. seed: seeds the envs first, so that the same episodes begin each time.
@@ -352,6 +358,13 @@ class BatchCollector(ABC):
         """The hook, with every round rendered after it."""
         return rendering(self.env, pause, on_step)
 
+    def _hook(self, on_step: StepHook | None) -> CheckedHook | None:
+        """What the loop calls after each round: the hook, and what stores entries of the infos."""
+        checked = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
+        if not self._info_keys:
+            return checked
+        return InfoColumns(self._info_keys, self._info_layout, lambda: self._runner.layout, checked)
+
     def _is_complete(self) -> bool:
         """Whether all of `total_frames`, or all of `episode_seeds`, are collected."""
         return 0 <= self.total_frames <= self.frames or (self._seeds is not None and self.all_played)
@@ -359,8 +372,10 @@ class BatchCollector(ABC):
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
             self.reset()
-        random = self.frames < self.init_random_frames
-        batch, _ = self._gather_checked(BatchRequest(self.frames_per_batch, random, reuse=self._reuse))
+        random, hook = self.frames < self.init_random_frames, self._hook(None)
+        batch, _ = self._gather_checked(BatchRequest(self.frames_per_batch, random, on_step=hook, reuse=self._reuse))
+        if hook is not None:
+            hook.fill(batch.extras, batch.shape)
         if self.set_truncated:
             truncate_last(batch)
         return batch
@@ -399,7 +414,7 @@ class BatchCollector(ABC):
         )
 
     def _note_failure(self, error: BaseException) -> None:
-        """Note that an exception ended a batch: what comes next are new episodes. Where there can be none, shut down."""
+        """Note that an exception ended a batch: new episodes come next. Where there can be none, shut down."""
         if self._seeds is not None:
             why = "its steps are lost, and with episode_seeds every episode is played to its end"
         elif getattr(self.env, "is_closed", False):

@@ -7,30 +7,46 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import gymnasium
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from vecenv.engine.arguments.checks import own_env_fns
+from vecenv.engine.arguments.unknown import check_options
 from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.venvs import ShmemVectorEnv
+
+PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
+"""Arguments that only mean something where envs are in processes of their own."""
 
 
 class VectorEnvMaker:
-    """Makes the vector env of a list of env_fns, with the backend and options that the user gave; None: the default.
+    """Makes the vector env of a list of env_fns, with the backend and the keywords that the user gave.
 
-    Raises `ValueError` for an unknown backend.
+    `user` is the collector's class, for errors. `default` is the backend where None was given, unless keywords ask for
+    processes. Raises `ValueError` for an unknown backend, and `TypeError` for keywords that neither the collector nor
+    the vector env has.
     """
 
-    def __init__(self, backend: str | None, default: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, user: type[Any], backend: str | None, default: str, options: Mapping[str, Any]) -> None:
         if backend is not None and backend not in VECTOR_ENVS:
             raise ValueError(f"backend must be one of {list(VECTOR_ENVS)}, or None for {default!r}; got {backend!r}")
-        self._backend, self._options = backend or default, options
-        self._given = [name for name, value in {"backend": backend, **options}.items() if value is not None]
+        options = {name: value for name, value in options.items() if value is not None}
+        if backend is None:
+            backend = "shmem" if default == "dummy" and not options.keys().isdisjoint(PROCESSES) else default
+            self._given = [*options]
+        else:
+            self._given = ["backend", *options]
+        kind = VECTOR_ENVS[backend]
+        takers = kind if isinstance(kind, type) else ShmemVectorEnv
+        check_options(user, options, user, takers, hidden=("env_fns", "worker_fn", "share_memory", "lazy"))
+        self._make, self._options = kind, options
         self._used = False
 
     def __call__(self, env_fns: Sequence[Callable[[], Any]]) -> Any:
         self._used = True
-        return VECTOR_ENVS[self._backend](env_fns, **self._options)
+        return self._make(env_fns, **self._options)
 
     def check_used(self) -> None:
         """Raise `ValueError` for arguments that were given for a vector env that was already made."""
@@ -49,10 +65,11 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
     """
     kwargs = kwargs or {}
     if isinstance(source, str):
-        raise TypeError(f"create_env_fn is the text {source!r}; pass [lambda: gymnasium.make({source!r})] * 8")
+        raise TypeError(f"create_env_fn is the text {source!r}: for 8 such envs pass [{source!r}] * 8")
     if isinstance(source, Sequence) and len(source) == 1 and hasattr(source[0], "step") and not callable(source[0]):
         source = source[0]
     if isinstance(source, Sequence):
+        source = [partial(gymnasium.make, each) if isinstance(each, str) else each for each in source]
         for env_id, each in enumerate(source):
             if not callable(each):
                 raise TypeError(

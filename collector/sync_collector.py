@@ -50,12 +50,16 @@ class SyncDataCollector(BatchCollector):
     3. `batch.next.obs` at the end of an episode is its true last observation.
     4. Batches belong to the caller, unless `return_same_td` is set.
     5. The weights of the policy change between batches only.
+    6. Where an env fails and the vector env restarts it (`on_error="restart"`), the steps before stay, and only the row
+       of the step that failed has `mask=False`. Batches have as many rows as ever, and `total_frames` counts rows. What
+       differs with `frames_per_batch` is one flag: the last step before the failure is `truncated` only where
+       both are in one batch. An exception loses the batch in progress; the next one begins new episodes.
 
     Args:
         create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
-            env each. The collector closes it in `shutdown`; one that was passed stays open where the arguments are
-            refused. One made with `copy=False` spares large observations a copy; batches are the same, but a policy may
-            not keep the array it is given.
+            env each, or of ids for `gymnasium.make`, as in `["CartPole-v1"] * 8`. The collector closes it in
+            `shutdown`; one that was passed stays open where the arguments are refused. One made with `copy=False`
+            spares large observations a copy; batches are the same, but a policy may not keep the array it is given.
         policy: see `collector.policy`; None takes random actions.
         frames_per_batch: steps in a batch, all envs together. Where the number of envs does not divide it, it is
             rounded up to the next number that they do, with a warning.
@@ -95,6 +99,11 @@ class SyncDataCollector(BatchCollector):
         backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
             or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
             moment (at most 1 s) and closed. Batches are the same.
+        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: numbers float64,
+            flags bool, arrays as they are; zero where an info has no such entry.
+        env_options: for a list of callables: keywords of the vector env that is made of it, such as `num_workers`,
+            `step_timeout` and `on_error`. Those that are for processes (`num_workers`, `step_timeout`, `context`, ...)
+            make "shmem" the default. `TypeError` for what it has not.
         episode_seeds: `(number, seed)` of the episodes to be played, in the order in which they begin: an iterable, or
             `EpisodeSeeds(job_seed)`. An env that is free takes the next one and is reset with its seed, in the round in
             which the others step. When there are no more, envs are left out, and the iterator ends with the last

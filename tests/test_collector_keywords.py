@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import arrays, assert_equal, backends, countdowns, lean, pendulums, zeros
+from collector_envs import arrays, assert_equal, backends, cartpoles, countdowns, lean, pendulums, zeros
 from countdown import Countdown, DictObs
 from gymnasium import spaces
 
@@ -756,3 +756,56 @@ class TestStats:
         assert stats.bottleneck_share.startswith(slow)
         assert stats.policy == pytest.approx(8 * (1.0 if slow == "policy" else 0.01))
         assert stats.idle == pytest.approx(3 * (1.0 if slow == "idle" else 0.01))
+
+
+class TestKeywordsOfTheVectorEnv:
+    """A collector that makes its vector env takes that one's keywords too."""
+
+    def test_ids_in_place_of_functions(self) -> None:
+        with SyncDataCollector(["CartPole-v1"] * 2, frames_per_batch=4) as collector:
+            assert collector.next().obs.shape == (2, 2, 4)
+        kwargs = {"max_episode_steps": 3}
+        with SyncDataCollector(["Pendulum-v1"], frames_per_batch=6, create_env_kwargs=kwargs) as collector:
+            assert collector.next().truncated.nonzero()[1].tolist() == [2, 5]
+        with pytest.raises(TypeError, match=r"for 8 such envs pass \['CartPole-v1'\] \* 8"):
+            SyncDataCollector("CartPole-v1", frames_per_batch=4)
+
+    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    def test_those_for_processes_make_processes(self, kind: type) -> None:
+        with kind(cartpoles(4), frames_per_batch=4, num_workers=2, step_timeout=30, on_error="restart") as collector:
+            assert type(collector.env).__name__ == "ShmemVectorEnv"
+            assert collector.env.num_workers == 2
+            assert collector.next().frames == 4
+
+    def test_others_leave_the_default(self) -> None:
+        with SyncDataCollector(cartpoles(2), frames_per_batch=4, copy=False, num_workers=None) as collector:
+            assert type(collector.env).__name__ == "DummyVectorEnv"
+        with AsyncDataCollector(cartpoles(3), frames_per_batch=4, wait_num=2, backend="thread") as collector:
+            assert (type(collector.env).__name__, collector.env.wait_num) == ("ThreadVectorEnv", 2)
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "meant"),
+        [
+            (SyncDataCollector, "num_worker", "num_workers"),
+            (AsyncDataCollector, "num_worker", "num_workers"),
+            (SyncDataCollector, "frame_per_batch", "frames_per_batch"),
+            (AsyncDataCollector, "group", "groups"),
+            (SyncDataCollector, "total_frame", "total_frames"),
+        ],
+    )
+    def test_unknown_ones_are_refused_with_the_name_that_was_meant(self, kind: type, name: str, meant: str) -> None:
+        with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}'; did you mean '{meant}'"):
+            kind(cartpoles(2), **{"frames_per_batch": 4, name: 3})
+
+    def test_those_of_another_backend_are_refused(self) -> None:
+        with pytest.raises(TypeError, match="SyncDataCollector has no argument 'step_timeout'"):
+            SyncDataCollector(cartpoles(2), frames_per_batch=4, backend="dummy", step_timeout=3)
+
+    def test_a_vector_env_that_is_ready_has_its_own(self) -> None:
+        with (
+            DummyVectorEnv(cartpoles(2)) as venv,
+            pytest.raises(
+                ValueError, match="on_error and num_workers cannot be used with a vector env that is already"
+            ),
+        ):
+            SyncDataCollector(venv, frames_per_batch=4, on_error="restart", num_workers=2)

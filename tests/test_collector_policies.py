@@ -312,7 +312,8 @@ class TestRecurrentPolicies:
         np.random.seed(0)
         self.check(count, kind)
         calls = len(seen) - 1
-        assert seen[0] is None and None not in seen[1:]
+        assert seen[0] is None
+        assert None not in seen[1:]
         after = torch.rand(1), np.random.rand()
         torch.manual_seed(0)
         np.random.seed(0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
-from countdown import DictObs
+from countdown import BreaksOnce, DictObs
 
 from collector import ClusterStats, RayCollector, Rollout, SyncDataCollector
 from collector.cluster.cluster_stats import ActorStats
@@ -60,6 +60,27 @@ def test_a_batch_of_all_actors_is_that_of_one_collector_with_all_envs(closing):
             assert_equal(arrays(batch), arrays(expected))
             for name in ("env_ids", "final_env", "final_time", "final_obs", "mask", "broken", "policy_version"):
                 np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+def test_episodes_that_broke_off_are_those_of_one_collector_too(closing):
+    def make(envs: slice) -> DummyVectorEnv:
+        fns = [partial(BreaksOnce, 5, 1, at) for at in (0, 1, 3, 9)]
+        return DummyVectorEnv(fns[envs], on_error="restart")
+
+    closing += [RolloutActor(index, 2) for index in range(2)]
+    for actor, envs in zip(closing, (slice(2), slice(2, 4)), strict=True):
+        actor.start(cloudpickle.dumps((partial(make, envs), by_episode, {"frames_per_batch": 14})), {}, [1], None, 0)
+    broken: list[int] = []
+    with SyncDataCollector(make(slice(4)), by_episode, frames_per_batch=28) as local:
+        for _ in range(3):
+            batch, expected = batch_of(closing), local.rollout()
+            broken += batch.broken_ids.tolist()
+            assert_equal(arrays(batch), arrays(expected))
+            for name in ("final_env", "final_time", "final_obs", "mask", "broken", "broken_ids"):
+                np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
+            assert batch.frames + batch.dropped_rows == 28
+    assert broken == [4, 5, 6]
 
 
 def test_observations_that_are_trees_stay_trees(closing):

@@ -119,6 +119,12 @@ def _layout_of(rows: np.ndarray) -> RowLayout:
     return rows.shape[1:], rows.dtype
 
 
+def refuse_names(source: str, names: Iterable[str], taken: Iterable[str]) -> None:
+    """Raise `ValueError` for a name that a batch has already, or that is among those `taken`."""
+    for name in sorted(set(names) & (RESERVED | set(taken))):
+        raise ValueError(f"{source} has {name!r}, which a batch has already: on_step= can store it under another name")
+
+
 def _refuse(source: str, names: Iterable[str]) -> None:
     for name in sorted(names):
         raise ValueError(f"{source} returned {name!r}, which a batch has already: store it under another name")

@@ -314,8 +314,8 @@ class RayCollector:
         self._check_open()
         if requested_exploration_type() is not None:
             raise ValueError(
-                "set_exploration_type has no effect on the policies of a RayCollector, which run in actors: make one with "
-                "exploration_type="
+                "set_exploration_type has no effect on the policies of a RayCollector, which run in actors: make one "
+                "with exploration_type="
             )
         try:
             if self._sync:

@@ -1,0 +1,79 @@
+"""`info_keys`: entries of the envs' infos in batches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from collector_envs import backends, zeros
+from countdown import Countdown
+
+from collector import AsyncDataCollector, SyncDataCollector
+
+kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+
+
+class Tells(Countdown):
+    """Its infos hold the step, a flag at the end, a vector and a text; those of a reset other values."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, _ = super().reset(**kwargs)
+        return obs, {"taken": -1, "vector": np.zeros(3, np.float32)}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, over, *rest, info = super().step(action)
+        info |= {"taken": self.taken, "vector": np.full(3, self.taken, np.float32), "text": "a"}
+        return (obs, reward, over, *rest, info | {"success": True} if over else info)
+
+
+KEYS = ("taken", "vector", "success")
+
+
+@kinds
+@backends
+@pytest.mark.parametrize("frames", [2, 6, 40])
+def test_they_are_those_of_the_step_also_where_an_episode_ends(kind: type, backend: Any, frames: int) -> None:
+    seen = 0
+    with kind(backend([partial(Tells, 3), partial(Tells, 5)]), zeros, frames_per_batch=frames, info_keys=KEYS) as it:
+        for _ in range(40 // frames):
+            flat = it.next().flatten()
+            np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+            np.testing.assert_array_equal(flat.extras["vector"], np.repeat(flat.step_count[:, None] + 1, 3, axis=1))
+            assert (flat.extras["taken"].dtype, flat.extras["vector"].dtype) == (np.float64, np.float32)
+            seen += flat.terminated.any()
+            if seen:
+                np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
+        flat = it.collect(n_episode=4, on_step=lambda step: {"id": step.env_id}).batch
+    np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+    np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
+    np.testing.assert_array_equal(flat.extras["id"], flat.env_ids)
+
+
+def test_with_seeds_of_episodes() -> None:
+    seeds = [(i, i) for i in range(4)]
+    with SyncDataCollector([partial(Tells, 3)] * 2, frames_per_batch=8, episode_seeds=seeds, info_keys=KEYS) as it:
+        for batch in it:
+            flat = batch.flatten()
+            np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+
+
+@kinds
+def test_what_does_not_fit_is_refused(kind: type) -> None:
+    def make(keys: Any, policy: Any = zeros) -> Any:
+        return kind([partial(Tells, 3)], policy, frames_per_batch=4, info_keys=keys, backend="dummy")
+
+    with pytest.raises(TypeError, match=r"info_keys are the names of entries of the envs' infos, as in \('taken',\)"):
+        make("taken")
+    with pytest.raises(ValueError, match="info_keys has 'reward', which a batch has already"):
+        make(["reward"])
+    with pytest.raises(ValueError, match="twice"):
+        make(["taken", "taken"])
+    with make(["text"]) as it, pytest.raises(TypeError, match="env 0 has 'text'='a', which is no number or array"):
+        it.next()
+    with (
+        make(["taken"], lambda obs: {"action": zeros(obs), "taken": zeros(obs)}) as it,
+        pytest.raises(ValueError, match="'taken', which a batch has already"),
+    ):
+        it.next()
