@@ -21,8 +21,8 @@ from vecenv import nest
 LARGEST_IN_MEMORY = 2**32
 """The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""
 _DROP = getattr(mmap, "MADV_DONTNEED", None)
-_FAULT_BYTES = 2**16
-"""What the kernel maps, roughly, where one row is read."""
+_FAULT_BYTES = 2**18
+"""What the kernel maps where one row is read: 64 kB, or 2 MB where the page cache has such pages."""
 
 
 class OpenShard(NamedTuple):
