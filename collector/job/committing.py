@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collector.episodes.episode import Episode
+from collector.store.packed import pack
 from collector.store.writer import StoreWriter
 
 MOST_WAITING = 2
@@ -115,5 +116,6 @@ class Committer:
             failed, self._failed, state, self._state = self._failed, {}, self._state, None
             self._due = float("inf")
             self._changed.notify_all()
-        self._writer.add(episodes)
+        if episodes:
+            self._writer.add_packed(pack(episodes, of_one_collector=True))
         self._writer.commit(failed=failed, state=state)

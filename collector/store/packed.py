@@ -138,8 +138,12 @@ def cut_episode(arrays: Any, first: int, length: int, which: int) -> Episode:
     )
 
 
-def pack(episodes: Sequence[Episode]) -> PackedEpisodes:
-    """Episodes as one. Raises `DatasetError` where they do not fit together."""
+def pack(episodes: Sequence[Episode], *, of_one_collector: bool = False) -> PackedEpisodes:
+    """Episodes as one. Raises `DatasetError` where they do not fit together.
+
+    `of_one_collector`: an `EpisodeCutter` has made them, so that each has all its rows and the dtypes of the others;
+    it is not looked at one by one.
+    """
     first = episodes[0]
     try:
         trees = {name: join([getattr(episode, name) for episode in episodes]) for name in _TREES}
@@ -148,7 +152,7 @@ def pack(episodes: Sequence[Episode]) -> PackedEpisodes:
         raise DatasetError(
             f"these episodes have arrays of several forms, and cannot be stored as one: {error}"
         ) from None
-    for episode in episodes:
+    for episode in () if of_one_collector else episodes:
         check_form(episode, first)
     return PackedEpisodes(
         **trees,
