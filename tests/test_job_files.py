@@ -228,6 +228,14 @@ class TestCommandLine:
         assert main(["run", *options, "--backend", "dummy", "--no-plot", "--out", str(tmp_path / "a")]) == 0
         assert capsys.readouterr().out.count("note: no episode has ended in 1") == 1
 
+    def test_tensorboard_that_is_missing_is_said_before_anything_is_written(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+        assert main(["run", str(file), "--tensorboard", "--no-plot", "--out", str(tmp_path / "a")]) == 2
+        assert "pip install tensorboard" in capsys.readouterr().err
+        assert not (tmp_path / "a").exists()
+
     @pytest.mark.slow
     def test_tune_prints_lines_for_the_file(self, file: Path, capsys: Any) -> None:
         assert main(["tune", str(file), "--num-envs", "2", "--seconds", "0.2"]) == 0

@@ -17,7 +17,7 @@ from collector.job.committing import Committer
 from collector.job.head import check_folder, check_unchanged, job_head, job_of, notes_on, stored_job
 from collector.job.job import ANYWHERE, Job, JobError, as_record
 from collector.job.job_files import with_settings
-from collector.job.look.metrics import Metrics
+from collector.job.look.metrics import Metrics, import_tensorboard
 from collector.job.make_envs import check_env, with_statistics
 from collector.job.plan import Plan
 from collector.job.playing import Player
@@ -146,6 +146,8 @@ class _Run:
 
     def __init__(self, job: Job, out: Path, tensorboard: bool, on_progress: Progress) -> None:
         check_env(job)
+        if tensorboard:
+            import_tensorboard()  # rather now than after the first batch
         self._job, self._out, self._tensorboard, self._on_progress = job, out, tensorboard, on_progress
         self.state = JobState(job, out, device=resolve_device(job))
         self._plan = Plan(job.seed, job.episodes, job.steps)

@@ -21,7 +21,7 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, tensorboard: bool = False, seconds: float = 1.0) -> None:
-        self._writer = _summary_writer(folder / "tensorboard") if tensorboard else None
+        self._writer = import_tensorboard()(str(folder / "tensorboard")) if tensorboard else None
         # Not synchronised with the disk: it can be done without.
         self._file = open(folder / METRICS, "a", encoding="utf-8")  # noqa: SIM115
         self._seconds, self._next = seconds, 0.0
@@ -63,9 +63,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _summary_writer(folder: Path) -> Any:
+def import_tensorboard() -> Any:
+    """TensorBoard's writer. Raises `ImportError` with what to install."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError("--tensorboard needs TensorBoard: pip install tensorboard") from error
-    return SummaryWriter(str(folder))
+        raise ImportError("--tensorboard needs torch and TensorBoard: pip install tensorboard") from error
+    return SummaryWriter
