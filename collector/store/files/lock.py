@@ -20,6 +20,7 @@ class FolderLock:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        _HELD.add(self)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._fd, 0)
@@ -33,10 +34,15 @@ class FolderLock:
         except BaseException:
             self.release()
             raise
-        _HELD.add(self)
 
     def release(self) -> None:
         """Let others have it; once more does nothing."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough while a child, just forked, has it open too
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; the lock stays while another process has it open."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -49,10 +55,10 @@ class FolderLock:
 _HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
-def _release_all() -> None:
+def _close_all() -> None:
     for lock in list(_HELD):
-        lock.release()
+        lock.close()
 
 
 # The lock belongs to the open file, which a forked child shares: it closes its own descriptors of it.
-os.register_at_fork(after_in_child=_release_all)
+os.register_at_fork(after_in_child=_close_all)
