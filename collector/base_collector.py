@@ -125,7 +125,6 @@ class BatchCollector(ABC):
             self._evaluation = Evaluation(
                 cannot_be_made_again(create_env_fn, self.env),
                 partial(make_vector_env, create_env_fn, create_env_kwargs, make),
-                self._make_evaluator,
             )
         except BaseException:
             # A vector env that was passed is the caller's until there is a collector.
@@ -336,7 +335,9 @@ class BatchCollector(ABC):
         assert self._evaluation is not None
         wanted = as_exploration_type(exploration_type, None)
         count = at_least_one("n_episode", n_episode)
-        return self._evaluation.run(count, wanted, seed, eval_env, keep, stay_open=not self._closed)
+        return self._evaluation.run(
+            self._make_evaluator, count, wanted, seed=seed, eval_env=eval_env, keep=keep, stay_open=not self._closed
+        )
 
     def _make_evaluator(self, env: Any) -> BatchCollector:
         """A collector with the same policy on another vector env."""

@@ -26,12 +26,20 @@ def cannot_be_made_again(source: Any, made: Any) -> str | None:
 class Evaluation:
     """Collects whole episodes with collectors of their own; the one whose envs are made here is kept."""
 
-    def __init__(self, why_not: str | None, make_env: Callable[[], Any], make_collector: Callable[[Any], Any]) -> None:
-        self._why_not, self._make_env, self._make_collector = why_not, make_env, make_collector
+    def __init__(self, why_not: str | None, make_env: Callable[[], Any]) -> None:
+        self._why_not, self._make_env = why_not, make_env
         self._own: Any = None
 
     def run(
-        self, n_episode: int, wanted: ExplorationType, seed: int | None, eval_env: Any, keep: bool, stay_open: bool
+        self,
+        make_collector: Callable[[Any], Any],
+        n_episode: int,
+        wanted: ExplorationType,
+        *,
+        seed: int | None,
+        eval_env: Any,
+        keep: bool,
+        stay_open: bool,
     ) -> CollectStats:
         """Collect; `stay_open` keeps the envs for the next time. Raises `ValueError` where there are none."""
         if eval_env is None and self._own is None:
@@ -42,11 +50,11 @@ class Evaluation:
                 )
             env = self._make_env()
             try:
-                self._own = self._make_collector(env)
+                self._own = make_collector(env)
             except BaseException:
                 env.close()
                 raise
-        collector = self._own if eval_env is None else self._make_collector(eval_env)
+        collector = self._own if eval_env is None else make_collector(eval_env)
         try:
             if seed is not None:
                 collector.set_seed(seed)

@@ -90,7 +90,8 @@ class CollectorStats:
 
     def __str__(self) -> str:
         parts = ", ".join(_percent(name, share) for name, share in self.shares.items())
-        broken = f"; {self.broken_episodes} broken episodes" if self.broken_episodes else ""
+        count = self.broken_episodes
+        broken = f"; {count} broken episode{'s' * (count > 1)}" if count else ""
         return f"{self.frames_per_second:,.0f} frames/s; {parts}{broken}"
 
 

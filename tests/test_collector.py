@@ -517,9 +517,7 @@ class TestEnvironments:
             assert not venv.is_closed
 
     def test_an_id_is_no_env(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"is the text 'CartPole-v1'; pass \[lambda: gymnasium.make\('CartPole-v1'\)\]"
-        ):
+        with pytest.raises(TypeError, match=r"is the text 'CartPole-v1': for 8 such envs pass \['CartPole-v1'\] \* 8"):
             SyncDataCollector("CartPole-v1", frames_per_batch=10)
 
     def test_each_callable_is_called_once(self) -> None:

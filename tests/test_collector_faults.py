@@ -284,7 +284,7 @@ class TestRestart:
             assert collector.stats().broken_episodes == 6
             assert str(collector.stats()).endswith("; 6 broken episodes")
             (text, *_) = [repr(batch) for batch in batches if len(batch.broken_ids)]
-            assert "broken episodes" in text
+            assert "broken episode" in text
 
     @both
     @pytest.mark.parametrize("frames", [2, 4, 8, 20])

@@ -21,7 +21,7 @@ from countdown import Breaks, Countdown
 from gymnasium import spaces
 from rollout_envs import gated, signed
 
-from collector import RayCollector, Rollout, SyncDataCollector
+from collector import ExplorationType, RayCollector, Rollout, SyncDataCollector, set_exploration_type
 from tests.ledger import gone
 from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.testing import Gates
@@ -488,6 +488,16 @@ def test_a_number_of_frames_that_envs_do_not_divide_is_rounded_up():
         RayCollector(cartpoles(3), lean, num_actors=2, frames_per_batch=7) as collector,
     ):
         assert collector.next().frames == collector.frames_per_batch == 12
+
+
+def test_an_exploration_type_that_cannot_reach_the_actors_is_refused():
+    with RayCollector(cartpoles(3), lean, num_actors=2, frames_per_batch=6) as collector:
+        with (
+            set_exploration_type(ExplorationType.MODE),
+            pytest.raises(ValueError, match="has no effect on the policies of a RayCollector"),
+        ):
+            collector.next()
+        assert collector.next().frames == 6
 
 
 def test_the_driver_can_be_interrupted_while_it_waits(ledger):

@@ -69,7 +69,8 @@ class Steps(ABC):
         return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + (self.traj_ids >= 0))
 
     def _broken_text(self) -> str:
-        return f", {len(self.broken_ids)} broken episodes" if len(self.broken_ids) else ""
+        count = len(self.broken_ids)
+        return f", {count} broken episode{'s' * (count > 1)}" if count else ""
 
     @abstractmethod
     def flatten(self) -> FlatRollout:
