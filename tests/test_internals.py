@@ -254,11 +254,11 @@ class TestWatchdog:
         assert reported == []
 
     @pytest.mark.parametrize("doing", [NOTHING, A_ROUND, SENDING])
-    def test_a_long_time_without_a_look_counts_as_two_looks(self, seen, doing):
+    def test_a_long_time_without_a_look_counts_half_the_limit(self, seen, doing):
         seen(0, doing)
         for at in range(100, 110):
             reported = seen(at, doing)
-        assert reported == [108]
+        assert reported == [105]
 
 
 class TestChannel:

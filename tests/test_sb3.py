@@ -254,7 +254,7 @@ class TestVectorEnvsOfGymnasium:
 
     def test_a_vector_env_of_gymnasium_that_resets_in_the_next_step_is_refused(self):
         envs = gym.make_vec("CartPole-v1", 2)
-        with pytest.raises(ValueError, match="make it with SAME_STEP"):
+        with pytest.raises(ValueError, match=r"pass autoreset_mode=AutoresetMode\.SAME_STEP"):
             SB3VecEnv(envs)
         envs.close()
 

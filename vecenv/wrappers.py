@@ -144,8 +144,6 @@ class RowWiseWrapper(VectorEnvWrapper):
         super().__init__(venv)
         self._resets: set[int] = set()
         """The envs in flight that are being reset in a round of steps."""
-        self.asked: tuple[Any, dict[str, Any]] = None, {}
-        """The ids (None: all) and keywords of the last call, for `map_action` and `map_reset`."""
 
     @property
     def keeps_autoreset(self) -> bool:
@@ -166,7 +164,6 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
-        self.asked = kwargs.get("env_id") if id is None else id, kwargs
         try:
             obs, info = self.venv.reset(id, **kwargs)
         except Exception as error:
@@ -179,7 +176,6 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`, with the rows of `map_step`."""
-        self.asked = kwargs.get("env_id") if id is None else id, kwargs
         if self._resets or "reset" in kwargs or "autoreset" in kwargs:
             self._note_resets(action, id, kwargs)
         try:
@@ -193,7 +189,6 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        self.asked = kwargs.get("env_id") if id is None else id, kwargs
         if self._resets or "reset" in kwargs or "autoreset" in kwargs:
             self._note_resets(action, id, kwargs)
         self.venv.send(action if action is None else self.map_action(action), id, **kwargs)

@@ -12,6 +12,7 @@ there is skipped. Which episodes a job has does not depend on who shared a worke
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -159,7 +160,9 @@ class Player:
 
     def _next_batch(self, batches: SyncDataCollector) -> Any:
         self._stop.begin_slice()
-        batch = batches.rollout()
+        with warnings.catch_warnings():  # failures are counted here, and their episodes played again
+            warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
+            batch = batches.rollout()
         self.frames += batch.frames
         return batch
 

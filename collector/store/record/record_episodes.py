@@ -238,10 +238,27 @@ class RecordedEngine(RowWiseWrapper):
         self._recording = _Recording(writer, len(venv), venv.action_space[0], shard_bytes, shard_seconds)
         self._sent = space_rows(venv.action_space[0], len(venv))
         self._everyone = list(range(len(venv)))
+        self._asked: tuple[Any, dict[str, Any]] = None, {}
+        """The ids (None: all) and keywords of the last call."""
+
+    def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
+        """As `venv.reset`."""
+        self._asked = kwargs.get("env_id") if id is None else id, kwargs
+        return super().reset(id, **kwargs)
+
+    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
+        """As `venv.step`."""
+        self._asked = kwargs.get("env_id") if id is None else id, kwargs
+        return super().step(action, id, **kwargs)
+
+    def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
+        """As `venv.send`."""
+        self._asked = kwargs.get("env_id") if id is None else id, kwargs
+        super().send(action, id, **kwargs)
 
     def map_action(self, action: Any) -> Any:
         """Note the actions until their steps are back."""
-        ids, _ = self.asked
+        ids, _ = self._asked
         rows = action
         if isinstance(self._sent, (dict, tuple)) and not isinstance(action, type(self._sent)):
             rows = nest.stack(list(action))
@@ -256,7 +273,7 @@ class RecordedEngine(RowWiseWrapper):
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
         """Begin the episodes of these rows."""
         ids = np.array([row["env_id"] for row in info], np.int64)
-        _, keywords = self.asked
+        _, keywords = self._asked
         seeds = spread_seeds(keywords["seed"], ids.tolist()) if keywords.get("seed") is not None else None
         self._recording.recorder(obs).begin(ids, obs, seeds)
         return obs, info
