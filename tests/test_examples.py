@@ -142,6 +142,12 @@ def test_dict_text_spaces(tmp_path):
     assert re.fullmatch(r"position \(4, 10, 1\), order \(4, 10\), the first of them '[24] to the (left|right)'", shapes)
 
 
+def test_lstm_policy(tmp_path):
+    output = run(str(ROOT / "examples/lstm_policy.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"20 batches, then right in \d+% of 64 episodes\n", output)
+    assert 20 < numbers(output)[1] <= 100  # a guess is right in half of them
+
+
 @pytest.mark.slow
 def test_notebook(tmp_path):
     """In a fresh kernel, as `jupyter execute` does; it stops at the first cell that raises."""
