@@ -1,7 +1,9 @@
 """The programs in examples/ and the Python blocks of the README and the docs run as they stand, without a warning."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HEADLESS = {**os.environ, "SDL_VIDEODRIVER": "dummy"}  # else pygame complains where there is no display
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 BLOCKS = [
     pytest.param(block, id=f"{page}-{number}", marks=[pytest.mark.ray] if page == "docs/ray.md" else [])
@@ -96,6 +99,74 @@ def test_ppo_cleanrl(tmp_path):
     assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
 
 
+@pytest.mark.slow
+def test_ppo_halfcheetah(tmp_path):
+    """MuJoCo itself warns of gymnasium's models on stderr."""
+    command = [sys.executable, "-W", "error", str(ROOT / "examples/ppo_halfcheetah.py"), "--fast"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"8192 steps, 8 episodes, mean return of the last 8: -?\d+\.\d\n", done.stdout)
+    assert abs(numbers(done.stdout)[-1]) < 1000  # random actions: about -300
+
+
+@pytest.mark.slow
+def test_sb3_vecnormalize(tmp_path):
+    output = run(str(ROOT / "examples/sb3_vecnormalize.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"512 steps, then a mean return of -\d+\.\d over 8 episodes \(deviation \d+\.\d\)\n", output)
+    mean_return = numbers(output)[1]
+    assert 100 < mean_return < 1900  # true returns, not normalised ones; the worst of Pendulum is near -1,900
+
+
+def test_tianshou_dqn(tmp_path):
+    output = run(str(ROOT / "examples/tianshou_dqn.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"1 epochs, test return \d+\.\d \+- \d+\.\d\n", output)
+    assert numbers(output)[1] > 8  # the shortest episode that CartPole's dynamics allow
+
+
+def test_crashing_envs(tmp_path):
+    lines = run(str(ROOT / "examples/crashing_envs.py"), cwd=tmp_path).splitlines()
+    kinds = {1: "ZeroDivisionError", 2: "WorkerTimeoutError", 3: "WorkerDiedError"}
+    restarted = [line for line in lines if line.startswith("restarted")]
+    assert set(restarted) == {f"restarted env {i}: {kind}" for i, kind in kinds.items()}
+    others = {i: [j for j in range(4) if j != i] for i in kinds}
+    assert set(lines) - set(restarted) == {
+        f"caught {kind}, kept the rows of envs {others[i]}" for i, kind in kinds.items()
+    }
+    assert len(lines) == 2 * len(restarted) == 10
+
+
+def test_dict_text_spaces(tmp_path):
+    errands, shapes = run(str(ROOT / "examples/dict_text_spaces.py"), cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"\d+ errands in 50 rounds", errands)
+    assert 4 * 50 / 5 - 4 <= numbers(errands)[0] <= 4 * 50 / 3  # each takes 3 or 5 steps
+    assert re.fullmatch(r"position \(4, 10, 1\), order \(4, 10\), the first of them '[24] to the (left|right)'", shapes)
+
+
+def test_lstm_policy(tmp_path):
+    output = run(str(ROOT / "examples/lstm_policy.py"), "--fast", cwd=tmp_path)
+    assert re.fullmatch(r"20 batches, then right in \d+% of 64 episodes\n", output)
+    assert 20 < numbers(output)[1] <= 100  # a guess is right in half of them
+
+
+@pytest.mark.slow
+def test_notebook(tmp_path):
+    """In a fresh kernel, as `jupyter execute` does; it stops at the first cell that raises."""
+    notebook = tmp_path / "notebook.ipynb"
+    notebook.write_bytes((ROOT / "examples/notebook.ipynb").read_bytes())
+    command = [sys.executable, "-c", "from nbclient.cli import main; main()", str(notebook), "--inplace"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=HEADLESS)
+    assert done.returncode == 0, done.stderr
+    outputs = [
+        output for cell in json.loads(notebook.read_text("utf-8"))["cells"] for output in cell.get("outputs", [])
+    ]
+    assert [output["output_type"] for output in outputs] == ["execute_result", "stream", "stream"]
+    assert [output.get("name", "stdout") for output in outputs] == ["stdout"] * 3  # nothing on stderr
+    positions, best, error = ("".join(output.get("text") or output["data"]["text/plain"]) for output in outputs)
+    assert re.fullmatch(r"array\(\[.*\], dtype=float32\)", positions)
+    assert best == "stop at step 5\n"
+    assert re.match(r"out of fuel\b.*\n$", error)
+
+
 def test_dm_control_pixels(tmp_path):
     """Where the machine has no OpenGL it ends with what to install."""
     command = [sys.executable, "-W", "error", str(ROOT / "examples/dm_control_pixels.py"), "--fast"]
@@ -147,6 +218,34 @@ def test_job(job, tmp_path):
     assert (tmp_path / "data" / job / "manifest.jsonl").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_commands_of_the_page_on_jobs(tmp_path):
+    """All of them, in their order in docs/jobs.md, with the job file that stands there."""
+    page = (ROOT / "docs/jobs.md").read_text("utf-8")
+    (tmp_path / "cartpole.toml").write_text(re.search(r"^```toml\n(.*?)^```$", page, re.M | re.S).group(1))
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S))
+    commands = re.findall(r"^(python -m collector .+)$|`(python -m collector .+?)`", page, re.M)
+    commands = [shlex.split(block or inline, comments=True) for block, inline in commands]
+    assert len(commands) >= blocks.count("python -m collector") + 3
+    assert {command[3] for command in commands} >= {
+        "run",
+        "resume",
+        "info",
+        "plot",
+        "video",
+        "verify",
+        "export",
+        "tune",
+    }
+    environment = {**HEADLESS, "MINARI_DATASETS_PATH": str(tmp_path / "minari")}
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
 def test_every_job_has_a_test():
     assert {path.stem for path in (ROOT / "examples/jobs").iterdir()} == set(JOBS)
 
@@ -187,8 +286,28 @@ def test_rllib_ppo(tmp_path):
 
 
 def test_every_example_has_a_test_and_is_short():
-    assert {f"test_{path.stem}" for path in EXAMPLES} <= set(globals())
+    assert {f"test_{path.stem}" for path in [*EXAMPLES, *NOTEBOOKS]} <= set(globals())
     assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_short_and_have_no_outputs(path):
+    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert sum(len(cell["source"]) for cell in cells) <= 60
+    assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
+
+
+def test_the_programs_to_start_from_are_run_by_tests():
+    """Each link of the README's table is an example, the folder of jobs, or a section, whose blocks are run."""
+    section = re.search(r"^## Programs to start from\n(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    rows = [row for row in section.group(1).splitlines() if "](" in row]
+    assert len(rows) == 11
+    for target in re.findall(r"\]\(([^)]+)\)", section.group(1)):
+        name, _, anchor = target.partition("#")
+        assert ROOT / name in [*EXAMPLES, *NOTEBOOKS, ROOT / "examples/jobs"] or anchor, target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", (ROOT / name).read_text("utf-8"), re.M)
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
 
 
 def test_the_pages_have_python_blocks():
