@@ -1,4 +1,4 @@
-"""An LSTM policy learns to remember: the collector carries its state from step to step, the learner runs whole episodes.
+"""An LSTM learns to remember: the collector carries its state from step to step, the learner runs whole episodes.
 
 python examples/lstm_policy.py [--fast]
 """
@@ -29,8 +29,7 @@ class Remember(gym.Env):
 
     def step(self, action):
         self.steps += 1
-        right = self.steps == T and action == self.cue
-        return np.zeros(1, np.float32), float(right), self.steps == T, False, {}
+        return np.zeros(1, np.float32), float(self.steps == T and action == self.cue), self.steps == T, False, {}
 
 
 class Recurrent(nn.Module):
