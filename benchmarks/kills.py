@@ -7,7 +7,7 @@ A job runs in a process of its own, with small shards, so that it commits all th
 the process kills itself before or after the k-th system call of its commits (write, fsync, rename, the line of the
 manifest, and its fsync), k at random. The others come from outside at a random moment. After each kill the folder must
 open, all its shards must be whole, and nothing that was committed before may be missing; then the job is resumed, and
-killed again, until it is complete. Then it must equal, bit for bit, the same job that nobody disturbed.
+killed again, until it is complete. Then it must equal, bit for bit, the same job undisturbed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tally(NamedTuple):
     kills: int
     within_commits: int
     jobs: int
-    """That were complete, and equal to the one that nobody disturbed."""
+    """That were complete, and equal to the undisturbed one."""
 
 
 def start(out: Path, backend: str, episodes: int, kill_at: str = "") -> Any:

@@ -63,7 +63,7 @@ class CollectorDriver:
         self._collector, self._ahead = collector, ahead
 
     def measure(self, seconds: float) -> Sample:
-        """Collect for `seconds`, after those rollouts that nobody waited for."""
+        """Collect for `seconds`, after the rollouts that were not waited for."""
         clock = time.perf_counter
         for _ in range(self._ahead):
             self._collector.rollout()

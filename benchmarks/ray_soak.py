@@ -10,7 +10,7 @@ frame by whom it was made. It ends with 1 where one of these is not true:
 
 - the frames that were asked for are those delivered, lost, discarded and in flight;
 - no frame comes twice, and none is missing between two that came from an env;
-- what the envs of an actor have stepped and nobody got is not more than was counted as lost (or still under way);
+- what was stepped by an actor and not delivered is not more than was counted as lost (or still under way);
 - with kills the frames a second are at least 70 % of those without, the mean of before and after;
 - the memory of the driver is flat: from the first third of the time to the last one it grows by 5 % at most.
 """

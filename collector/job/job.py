@@ -95,7 +95,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Keyword arguments for the class of the policy."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, in the words of whoever wrote the job."""
+        """Refuse what cannot be, in the names that the job file has."""
         if (self.episodes is None) == (self.steps is None):
             raise JobError("a job has either episodes = N or steps = N" + (", not both" if self.steps else ""))
         for name in ("episodes", "steps", "num_envs", "num_workers", "max_episode_steps", "shard_bytes"):

@@ -179,7 +179,7 @@ class _Run:
             self.state.notes.append("it was complete already")
             return self._completed()
         with closing(StoreWriter(self._out, stored, resume=True, compress=self._job.compress)) as writer:
-            self._restore(read_manifest(self._out))  # once more: now nobody else writes
+            self._restore(read_manifest(self._out))  # once more: now no other process writes
             self._writer = writer
 
             def go_on(head: dict[str, Any]) -> StoreWriter:

@@ -15,7 +15,7 @@ from vecenv.running_mean_std import RunningMeanStd
 from vecenv.transforms.arrays import Array, EnvRows, cast, concat, dtype_name, like, namespace, zeros
 from vecenv.transforms.parts import bounds_of, box, part, with_part
 from vecenv.transforms.shapes import axis_of
-from vecenv.transforms.transform import NoPartTransform, Place, Rows, Transform
+from vecenv.transforms.transform import Freezable, NoPartTransform, Place, Rows, Transform
 
 
 class TimeLimit(NoPartTransform):
@@ -148,7 +148,7 @@ class RewardSum(NoPartTransform):
         rows.obs = with_part(rows.obs, (self.out_key,), cast(sums, "float32")[:, None])
 
 
-class NormalizeReward(NoPartTransform):
+class NormalizeReward(Freezable, NoPartTransform):
     """Rewards divided by the running deviation of the discounted return (as norm_reward of SB3's VecNormalize; the name
     is gymnasium's).
 
@@ -203,20 +203,6 @@ class NormalizeReward(NoPartTransform):
             self._returns.put(rows.ids, returns * cast(~(rows.terminated | rows.truncated), dtype_name(returns)))
         scaled = rows.reward / float(np.sqrt(self.return_rms.var + self.epsilon))
         rows.reward = scaled if self.clip is None else namespace(scaled).clip(scaled, -self.clip, self.clip)
-
-    def freeze(self) -> NormalizeReward:
-        """Normalise without updates from now on; returns itself."""
-        self.frozen = True
-        return self
-
-    def unfreeze(self) -> NormalizeReward:
-        """Update again; returns itself."""
-        self.frozen = False
-        return self
-
-    def frozen_copy(self) -> NormalizeReward:
-        """A clone that is frozen, for a test env."""
-        return self.clone().freeze()
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics: copies, safe to keep."""

@@ -24,6 +24,7 @@ from vecenv.transforms.arrays import Array
 from vecenv.transforms.parts import WHOLE, Path, bounds_of, box, described, leaves_of, part, row_of, with_part
 
 Self = TypeVar("Self", bound="Transform")
+AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
 Place = tuple[Path, Path]
 """Where a transform reads, and where it writes."""
 
@@ -215,6 +216,26 @@ class Transform:
             else f"in_keys={[p[-1] if len(p) == 1 else p for p in self.in_keys or ()]}"
         )
         return f"{type(self).__name__}({keys})"
+
+
+class Freezable(Transform):
+    """Has statistics, which it updates with each step unless it is `frozen`."""
+
+    frozen: bool
+
+    def freeze(self: AnyFreezable) -> AnyFreezable:
+        """Normalise without updates from now on; returns itself."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self: AnyFreezable) -> AnyFreezable:
+        """Update again; returns itself."""
+        self.frozen = False
+        return self
+
+    def frozen_copy(self: AnyFreezable) -> AnyFreezable:
+        """A clone that is frozen, for a test env."""
+        return self.clone().freeze()
 
 
 class NoPartTransform(Transform):

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from vecenv.nest import as_array
 from vecenv.transforms.arrays import Array, cast, copied, dtype_name, is_float, like, namespace
 from vecenv.transforms.parts import Path, bounds_of, part, with_part
-from vecenv.transforms.transform import Compose, Rows, Transform
+from vecenv.transforms.transform import Compose, Freezable, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
 
 REWARD = "reward"
@@ -39,7 +39,7 @@ class LocalState:
         return None
 
 
-class VecNorm(Transform):
+class VecNorm(Freezable):
     """Observations and rewards with their running mean taken off, divided by their running deviation (as torchrl's).
 
     Of each entry there are decayed sums in float64, over all rows of all envs, those of resets too. A batch of k rows
@@ -183,20 +183,6 @@ class VecNorm(Transform):
             self._state = LocalState({key: copied(like(array, rows)) for key, array in arrays.items()})
 
     # What it has learnt.
-
-    def freeze(self) -> VecNorm:
-        """Normalise without updates from now on; returns itself."""
-        self.frozen = True
-        return self
-
-    def unfreeze(self) -> VecNorm:
-        """Update again; returns itself."""
-        self.frozen = False
-        return self
-
-    def frozen_copy(self) -> VecNorm:
-        """A clone that is frozen, for a test env."""
-        return self.clone().freeze()
 
     def denorm(self, obs: Any) -> Any:
         """Observations (a batch, or one) as they were before, in the dtype that they have."""

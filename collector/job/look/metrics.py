@@ -1,4 +1,4 @@
-"""Metrics of a job: a line of JSON now and then, for plots and for whoever watches; and TensorBoard's events."""
+"""Metrics of a job: a line of JSON now and then, for plots and dashboards; and TensorBoard's events."""
 
 from __future__ import annotations
 
