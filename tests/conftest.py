@@ -24,6 +24,8 @@ from vecenv.backends.pool import start_methods
 
 PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
+PATIENCE_WITH_RAY = 15.0
+"""As long as Ray may take to end an actor, on a busy machine."""
 
 # A folder for temporary files of its own: tests that count what is left there may run beside others.
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
@@ -154,7 +156,8 @@ def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator
     files, memory, processes, threads = descriptors(), shared_memory(), children(), block_threads()
     yield
     left = leaks(files, memory, processes, threads)
-    deadline = time.monotonic() + PATIENCE
+    on_ray = any(request.node.get_closest_marker(name) for name in ("local_ray", "own_ray"))
+    deadline = time.monotonic() + (PATIENCE_WITH_RAY if on_ray else PATIENCE)
     while left and time.monotonic() < deadline:
         gc.collect()  # a test may end with its vector env in the cycle of a traceback
         psutil.wait_procs([child for child in children() if child not in processes], timeout=0.05)

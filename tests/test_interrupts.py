@@ -17,7 +17,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import vecenv.engine.interrupts
-from tests.backends import BACKENDS, and_ray
+from tests.backends import BACKENDS, and_ray, on_this_node
 from tests.ctrl_c import interrupt_at_random, interrupted
 from tests.faulty import Counter, DiesOnReset, HangsOnStep, RaisesElsewhere, counters
 from tests.ledger import CLOSED, STARTED, gone, kill, pids
@@ -210,7 +210,7 @@ def test_an_interrupted_constructor_or_restart_leaves_no_worker(
 def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(
     remote_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with remote_backend(counters(1)) as venv:
+    with remote_backend(counters(1), **on_this_node(remote_backend)) as venv:
         venv.reset()
         kill(pids(venv)[0])
         pool = venv.engine.backend.pool
