@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.store.shard_file import shard_bytes
+from collector.store.files.shard_file import shard_bytes
 
 SHARD = "shards/w000/000000.npz"
 CORPUS: dict[str, Callable[[Path], object]] = {}
