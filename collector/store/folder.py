@@ -12,11 +12,10 @@ from typing import Any
 
 from collector.store.errors import DatasetError
 from collector.store.files import system_calls
-from collector.store.head import HEAD, changes, read_head
+from collector.store.head import FIRST_MANIFEST, HEAD, changes, first_form_error, read_head
 from collector.store.manifest import MANIFEST, SHARDS, Manifest, read_manifest
 
 LOCK = "writer.lock"
-FIRST_FORM = "manifest.json"
 OURS = re.compile(
     r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
 )
@@ -27,11 +26,8 @@ _SHARD = re.compile(r"(\d{6,12})\.npz(\.partial)?")
 def check_files(folder: Path) -> None:
     """Raise `DatasetError` where a folder holds what no writer of this form put there."""
     names = {path.name for path in folder.iterdir()}
-    if FIRST_FORM in names:
-        raise DatasetError(
-            f"{folder} holds episodes of the first form ({FIRST_FORM}): Dataset and load_episodes read them, and no "
-            "job goes on with them; choose another folder"
-        )
+    if FIRST_MANIFEST in names:
+        raise first_form_error(folder)
     foreign = sorted(name for name in names if not OURS.fullmatch(name))
     if foreign:
         raise DatasetError(f"{folder} is not empty: no job wrote {foreign[0]} there; choose another folder")

@@ -194,7 +194,7 @@ class EpisodeRecorder:
             lengths=lengths,
             episode=np.full(len(lengths), -1),
             seed=log.seeds[begins],
-            slot=log.envs[begins].astype(np.int32),
+            env_id=log.envs[begins].astype(np.int32),
         )
 
 
