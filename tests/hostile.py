@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.store.shard_file import shard_bytes
+from collector.store.files.shard_file import shard_bytes
 
 SHARD = "shards/w000/000000.npz"
 CORPUS: dict[str, Callable[[Path], object]] = {}
@@ -345,7 +345,7 @@ ARRAYS: dict[str, Callable[[dict[str, np.ndarray]], dict[str, Any]]] = {
     "offsets_that_are_floats": lambda a: {"offsets": np.array([0.0, 5.0, 8.0])},
     "another_episode_than_the_manifest_has": lambda a: {"episode": np.array([0, 7])},
     "a_seed_below_minus_one": lambda a: {"seed": np.array([-2, 0])},
-    "an_env_below_zero": lambda a: {"slot": np.array([-1, 0], np.int32)},
+    "an_env_below_zero": lambda a: {"env_id": np.array([-1, 0], np.int32)},
     "a_reward_that_is_nan": lambda a: {"reward": np.where(np.arange(8) == 3, np.nan, a["reward"])},
     "a_reward_that_is_infinite": lambda a: {"reward": np.where(np.arange(8) == 3, np.inf, a["reward"])},
     "an_episode_that_is_over_twice": lambda a: {"terminated": np.ones(8, np.bool_)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -64,13 +65,23 @@ class Counting(gymnasium.Env):
             return float(self._how)
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._how == "hang":
-            threading.Event().wait()
+        if self._how in ("hang", "hold"):
+            if os.environ.get("HANGS_NO_MORE"):
+                return 0.0
+            os.write(1, b"hanging now\n")
+            threading.Event().wait() if self._how == "hang" else hold_the_lock()
         raise OverflowError(f"the episode with the seed {self._seed} cannot be played")
 
     def _observe(self) -> Any:
         pose = (self.np_random.uniform(-1, 1, 2).astype(np.float32), np.int64(self._taken))
         return {"count": np.array([self._seed, self._taken], np.int64), "pose": pose}
+
+
+def hold_the_lock() -> None:
+    """Wait for ever, in C, with the lock of the interpreter; no signal ends it."""
+    mutex = ctypes.create_string_buffer(128)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 class OnlyOnce(gymnasium.Wrapper):

@@ -378,8 +378,13 @@ class TestFolders:
 
     def test_a_folder_of_the_first_form_is_refused_and_says_so(self, tmp_path: Path) -> None:
         (tmp_path / "manifest.json").write_text("{}")
-        with pytest.raises(DatasetError, match="first form"):
-            run_job(job(), tmp_path)
+        for attempt in (
+            lambda: run_job(job(), tmp_path),
+            lambda: resume_job(tmp_path),
+            lambda: resume_job(tmp_path, job()),
+        ):
+            with pytest.raises(DatasetError, match=r"first form .*Dataset and load_episodes read them.*another folder"):
+                attempt()
 
 
 class TestSignals:
@@ -431,23 +436,42 @@ class TestSignals:
         assert len(data) > 10
         assert_whole(data)
 
-    @pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=pytest.mark.slow)])
-    def test_one_signal_is_enough_where_an_env_hangs(self, backend: str, tmp_path: Path) -> None:
-        options = ["--env", f"{HERE}:Hanging", "--num-envs", "2", "--episodes", "4", "--backend", backend]
-        with process("-m", "collector", "run", *options, "--no-plot", "--out", str(tmp_path / "a")) as running:
+    @pytest.mark.parametrize(
+        ("backend", "how", "code"),
+        [
+            ("dummy", "hang", 143),
+            pytest.param("shmem", "hang", 143, marks=pytest.mark.slow),
+            pytest.param("shmem", "hold", 143, marks=pytest.mark.slow),
+            pytest.param("dummy", "hold", -9, marks=pytest.mark.slow),  # nothing else can end such a process
+        ],
+    )
+    def test_one_signal_is_enough_where_an_env_hangs(
+        self, backend: str, how: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = {**counting(every=episode_seed(0, 40), how=how, seconds=0.002), "episodes": 50, "num_envs": 1}
+        hanging = job(**settings, backend=backend, shard_seconds=0.1)
+        (tmp_path / "job.json").write_bytes(msgspec.json.encode(hanging))
+        options = [str(tmp_path / "job.json"), "--no-plot", "--out", str(tmp_path / "a")]
+        with process("-m", "collector", "run", *options) as running:
             assert running.stdout is not None
             while "hanging now" not in running.stdout.readline():
                 pass
             workers = psutil.Process(running.pid).children(recursive=True)
             began = time.monotonic()
             running.send_signal(signal.SIGTERM)
-            _, error = running.communicate(timeout=30)
+            _, error = running.communicate(timeout=60)
             took = time.monotonic() - began
             _, alive = psutil.wait_procs(workers, timeout=5)
-        assert running.returncode == 143
-        assert took < 15
+        assert running.returncode == code
+        assert took < (15 if code == 143 else 40)
         assert not alive
         assert "Traceback" not in error
+        assert 0 < len(Dataset(tmp_path / "a")) <= 40
+        monkeypatch.setenv("HANGS_NO_MORE", "1")
+        here = msgspec.structs.replace(hanging, backend="dummy")
+        resume_job(tmp_path / "a", here)
+        run_job(here, tmp_path / "whole")
+        assert_same(tmp_path / "a", tmp_path / "whole")
 
     def test_the_second_ctrl_c_ends_a_job_whose_envs_hang(self, tmp_path: Path) -> None:
         options = ["--env", f"{HERE}:Hanging", "--num-envs", "2", "--episodes", "4", "--no-plot"]

@@ -102,6 +102,24 @@ def test_actions_are_in_the_space_in_any_order_and_any_company(name):
                 assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
 
 
+@pytest.mark.parametrize("name", SPACES)
+def test_episodes_that_begin_one_after_another_get_the_actions_that_each_gets_alone(name):
+    """As in a job: the first blocks of the next episodes are drawn ahead, and some come again, or far behind."""
+    rng, later = np.random.default_rng(0), [3, 2**40, 200, 4]
+    policy, sequence = KeyedRandomPolicy(SPACES[name], 1), iter([*range(60), *later])
+    numbers, steps = np.array([next(sequence) for _ in range(4)]), np.zeros(4, np.int64)
+    while True:
+        for row, action in enumerate(rows_of(policy(None, numbers, steps))):
+            alone = KeyedRandomPolicy(SPACES[name], 1)(None, [2**50, numbers[row]], [1, steps[row]])
+            for left, right in zip(nest.leaves(action), nest.leaves(nest.take(alone, 1)), strict=True):
+                assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+        steps += 5
+        for row in np.flatnonzero(rng.random(4) < 0.3).tolist():
+            if (number := next(sequence, None)) is None:
+                return
+            numbers[row], steps[row] = number, 0
+
+
 def test_each_action_is_as_likely_as_another():
     policy = KeyedRandomPolicy(spaces.MultiDiscrete([6, 10]), 5)
     numbers, steps = (each.ravel() for each in np.meshgrid(np.arange(300), np.arange(200)))

@@ -12,7 +12,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from collector import Dataset, DatasetError, Episode, RecordEpisodes, SyncDataCollector
+from collector import Dataset, DatasetError, Episode, RecordEpisodes, StoreWriter, SyncDataCollector, make_head
+from collector.store.record.recorder import EpisodeRecorder
 from tests.stored import assert_same
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest
 
@@ -278,6 +279,97 @@ def test_long_episodes_are_kept_until_their_end(tmp_path: Path) -> None:
         np.testing.assert_array_equal(episode.obs[1:], [row[0][env] for row in rows])
         np.testing.assert_array_equal(episode.reward, [row[1][env] for row in rows])
         np.testing.assert_array_equal(episode.action[:, 0], np.arange(1500, dtype=np.float32) / 2000)
+
+
+def test_actions_of_dict_spaces_are_stored_by_key(tmp_path: Path) -> None:
+    class Two(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.action_space = spaces.Dict({"x": spaces.Discrete(50), "y": spaces.Discrete(50)})
+
+        def step(self, action: Any) -> Any:
+            assert (action["x"], action["y"]) == (1, 2)
+            return super().step(action["x"])
+
+    for name, envs in (("a", gymnasium.vector.SyncVectorEnv([Two])), ("b", DummyVectorEnv([Two]))):
+        with RecordEpisodes(envs, tmp_path / name) as recorded:
+            recorded.reset()
+            for _ in range(8):
+                recorded.step({"y": np.array([2]), "x": np.array([1])})  # not in the order of the space
+        for episode in Dataset(tmp_path / name):
+            assert set(episode.action["x"]) == {1}
+            assert set(episode.action["y"]) == {2}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, tmp_path: Path) -> None:
+    rng, n = np.random.default_rng(seed), 5
+    obs = rng.random((n, 2), np.float32)
+    with StoreWriter(tmp_path, make_head()) as writer:
+        recorder = EpisodeRecorder(n, writer, obs, np.zeros(n, np.int64), 2**40, 1e9)
+        playing: list[list[Any] | None] = [None] * n
+        latest, expected = obs.copy(), []
+
+        def begin(ids: np.ndarray, seeds: list[int | None]) -> None:
+            for env, each in zip(ids.tolist(), seeds, strict=True):
+                playing[env] = [env, each, [latest[env].copy()], []]
+
+        for _ in range(1500):
+            some = rng.random() < 0.3 * (seed % 2)
+            ids = np.sort(rng.choice(n, rng.integers(1, n + 1), False)) if some else np.arange(n)
+            kind = rng.choice(["begin", "again", "discard", "cut", "step"], p=[0.05, 0.05, 0.02, 0.01, 0.87])
+            if kind in ("begin", "again"):
+                seeds = [int(each) if each % 3 else None for each in rng.integers(0, 99, len(ids))]
+                if kind == "begin":
+                    latest[ids] = rng.random((len(ids), 2), np.float32)
+                recorder.begin(ids, latest[ids] if kind == "begin" else None, seeds)
+                begin(ids, seeds)
+            elif kind == "discard":
+                recorder.discard(ids)
+                for env in ids.tolist():
+                    playing[env] = None
+            elif kind == "cut":
+                recorder.cut()
+            else:
+                over = rng.random(len(ids)) < 0.1 * (ids < 4)  # the last one plays one long episode
+                reward, action = rng.random(len(ids)), rng.integers(0, 9, len(ids))
+                latest[ids] = rng.random((len(ids), 2), np.float32)
+                recorder.step(ids if some else None, action, latest[ids], reward, over, np.zeros(len(ids), np.bool_))
+                for row, env in enumerate(ids.tolist()):
+                    if (found := playing[env]) is not None:
+                        found[2].append(latest[env].copy())
+                        found[3].append((action[row], reward[row]))
+                        if over[row]:
+                            expected.append(found)
+                            playing[env] = None
+        recorder.cut()
+        writer.end()
+    for episode, (env, each, rows, steps) in zip(Dataset(tmp_path), expected, strict=True):
+        assert (episode.env_id, episode.seed) == (env, each)
+        np.testing.assert_array_equal(episode.obs, rows)
+        np.testing.assert_array_equal(np.stack([episode.action, episode.reward], 1), steps)
+    assert len(expected) > 50
+
+
+@pytest.mark.parametrize("kind", [gymnasium.vector.SyncVectorEnv, DummyVectorEnv])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_an_error_and_never_stored(kind: Any, reward: float, tmp_path: Path) -> None:
+    class Broken(Numbered):
+        def step(self, action: Any) -> Any:
+            obs, number, *rest = super().step(action)
+            return obs, reward if self.episode == 3 else number, *rest
+
+    def play_all() -> None:
+        with RecordEpisodes(kind([partial(Broken, 0)]), tmp_path, shard_seconds=0.0) as envs:
+            envs.reset()
+            for step in range(STEPS):
+                _, _, terminated, truncated, _ = envs.step(actions(step)[:1])
+                if kind is DummyVectorEnv and (terminated | truncated).any():
+                    envs.reset()
+
+    with pytest.raises(DatasetError, match=f"has the reward {reward} in step 0; NaN and infinity are not stored"):
+        play_all()
+    assert [int(episode.obs[0, 1]) for episode in Dataset(tmp_path)] == [0, 1, 2]
 
 
 def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:

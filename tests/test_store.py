@@ -57,7 +57,7 @@ class TestReading:
             assert arrays["offsets"].tolist() == [0, 5, 8]
             assert arrays["episode"].tolist() == [0, 2]
             assert arrays["seed"].tolist() == [1000, 1002]
-            assert arrays["slot"].tolist() == [0, 2]
+            assert arrays["env_id"].tolist() == [0, 2]
             for name in ("obs", "reward"):
                 assert path.read_bytes().find(arrays[name].tobytes()) % 64 == 0
 

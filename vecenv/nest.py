@@ -44,8 +44,12 @@ def take(tree: Tree, index: Any) -> Tree:
     np.int64(1)
     """
     if tree.__class__ is np.ndarray:  # the usual case, at once
+        if tree.ndim > 1 and index.__class__ is np.ndarray and index.dtype.kind == "i":
+            flags = tree.flags
+            if flags.c_contiguous and flags.aligned:  # of another array `take` copies all, before it takes rows
+                return tree.take(index, 0)  # several times as fast as an index, where rows are small
         return tree[index]
-    return map(lambda leaf: leaf[index], tree)
+    return map(lambda leaf: take(leaf, index) if leaf.__class__ is np.ndarray else leaf[index], tree)
 
 
 def put(tree: Tree, index: Any, value: Tree) -> None:

@@ -16,8 +16,8 @@ from collector.job.job_files import make_job
 from collector.job.make_envs import imported_names
 from collector.store.errors import DatasetError
 from collector.store.files.lock import FolderLock
+from collector.store.folder import LOCK, check_files, contents
 from collector.store.head import HEAD, make_head, read_head
-from collector.store.writer import LOCK, check_files, contents
 
 TRUSTED = ("gymnasium.envs", "gymnasium.wrappers", "vecenv", "ale_py")
 """Modules that a stored job may name."""

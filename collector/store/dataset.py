@@ -11,8 +11,8 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.store.errors import DatasetError
-from collector.store.first_form import FIRST_MANIFEST, read_first_form
-from collector.store.head import HEAD, read_head
+from collector.store.first_form import read_first_form
+from collector.store.head import FIRST_MANIFEST, HEAD, read_head
 from collector.store.layout import Layout
 from collector.store.manifest import Index, read_manifest
 from collector.store.packed import PackedEpisodes, concatenate, cut_episode, pack

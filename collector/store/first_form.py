@@ -15,11 +15,11 @@ import numpy as np
 from collector.store.errors import DatasetError
 from collector.store.files import strict_json
 from collector.store.files.safe_open import read_inside
+from collector.store.head import FIRST_MANIFEST
 from collector.store.layout import FLAGS, Column, Layout
 from collector.store.manifest import Index, Manifest, ShardRecord
 from collector.store.shard import open_shard
 
-FIRST_MANIFEST = "manifest.json"
 FIRST_FORMAT = {"format": "vecenv episodes", "version": 1}
 _LARGEST = 2**26
 _NAME = re.compile(r"episodes-\d{6,12}\.npz", re.ASCII)
@@ -54,7 +54,7 @@ def open_first_shard(root: Path, shard: ShardRecord, layout: Layout | None, stru
     arrays, mapping = open_shard(root, shard, None, known=known, manifest=FIRST_MANIFEST)
     layout = layout or first_layout(root, shard, arrays, structure)
     expected = layout.shapes(shard.steps, shard.episodes)
-    expected = {name: each for name, each in expected.items() if name not in ("episode", "seed", "slot")}
+    expected = {name: each for name, each in expected.items() if name not in ("episode", "seed", "env_id")}
     expected["env_id"] = Column(np.dtype("<i8"), (shard.episodes,))
     found = {name: Column(array.dtype, array.shape) for name, array in arrays.items()}
     if found != expected:

@@ -16,6 +16,8 @@ from collector.store.files.safe_open import read_inside
 from collector.store.space_json import space_from_json, space_to_json
 
 HEAD = "dataset.json"
+FIRST_MANIFEST = "manifest.json"
+"""What folders of the first form have in its place."""
 FORMAT = {"format": "vecenv dataset", "version": 2}
 LARGEST_HEAD = 2**24
 COMPARED = ("observation_space", "action_space", "job")
@@ -50,11 +52,21 @@ def read_head(folder: str | Path) -> dict[str, Any]:
         head = strict_json.parse(read_inside(root, HEAD, LARGEST_HEAD))
         check_head(head)
     except FileNotFoundError:
+        if (root / FIRST_MANIFEST).exists():
+            raise first_form_error(root) from None
         raise DatasetError(f"{root} holds no collected episodes: there is no {HEAD}") from None
     except (DatasetError, ValueError) as error:
         raise DatasetError(f"{root / HEAD} cannot be read: {error}") from None
     found: dict[str, Any] = head
     return found
+
+
+def first_form_error(folder: Path) -> DatasetError:
+    """What to raise where no folder of the first form will do."""
+    return DatasetError(
+        f"{folder} holds episodes of the first form ({FIRST_MANIFEST}): Dataset and load_episodes read them, and no "
+        "job goes on with them; choose another folder"
+    )
 
 
 def check_head(head: Any) -> None:

@@ -10,7 +10,7 @@ A shard with E episodes of S steps in all holds
     offsets      (E + 1,) int64: episode e has the steps `offsets[e]:offsets[e + 1]`
     episode      (E,) int64: its number in the data set
     seed         (E,) int64: what its env was reset with; -1 where that is not known
-    slot         (E,) int32: the env that it ran in
+    env_id       (E,) int32: the env that it ran in
 
 Dict and Tuple observations are `obs.0`, `obs.1`, ... in the order of the tree, and actions likewise.
 """
@@ -29,7 +29,7 @@ from collector.store.errors import DatasetError
 from vecenv import nest
 
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
-OF_EPISODES = {"episode": "<i8", "seed": "<i8", "slot": "<i4"}
+OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 FLAGS = ("terminated", "truncated")
 DEEPEST = 32
 LARGEST = 2**48

@@ -12,6 +12,7 @@ shard. Bytes after the last line end are those of a line that is being written, 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -25,8 +26,10 @@ from collector.store.errors import DatasetError
 from collector.store.files import strict_json
 from collector.store.files.safe_open import open_inside
 from collector.store.layout import Layout
+from collector.store.packed import PackedEpisodes
 
 MANIFEST = "manifest.jsonl"
+SHARDS = "shards"
 SHARD_NAME = re.compile(r"shards/w\d{3,9}/\d{6,12}\.npz", re.ASCII)
 LONGEST_LINE = 2**27
 BEST_COMPRESSION = 1032
@@ -94,6 +97,20 @@ class Manifest:
     """The last one that the writer left."""
     good_bytes: int = 0
     """Size of the lines that are whole."""
+
+
+def shard_line(writer: str, name: str, data: Any, compressed: bool, episodes: PackedEpisodes) -> dict[str, Any]:
+    """The line of a shard with this content, a buffer, in the folder of a writer such as "w000"."""
+    return {
+        "file": f"{SHARDS}/{writer}/{name}",
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "compressed": compressed,
+        "steps": episodes.steps,
+        "episodes": episodes.episode.tolist(),
+        "lengths": episodes.lengths.tolist(),
+        "returns": episodes.returns().tolist(),
+    }
 
 
 def read_manifest(root: Path) -> Manifest:

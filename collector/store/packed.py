@@ -38,7 +38,7 @@ class PackedEpisodes:
     """int64 `(E,)`: numbers in the data set, -1 where the writer is to give them one."""
     seed: np.ndarray
     """int64 `(E,)`: -1 where it is not known."""
-    slot: np.ndarray
+    env_id: np.ndarray
     """int32 `(E,)`: the env that each ran in."""
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class PackedEpisodes:
             found |= dict(zip(nest.leaves(names), nest.leaves(tree), strict=True))
         found |= {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         found = {name: np.ascontiguousarray(array, layout.columns[name].dtype) for name, array in found.items()}
-        return found | {"offsets": self.offsets, "episode": self.episode, "seed": self.seed, "slot": self.slot}
+        return found | {"offsets": self.offsets, "episode": self.episode, "seed": self.seed, "env_id": self.env_id}
 
     def check(self) -> None:
         """Raise `DatasetError` where these are no whole episodes, or have rewards that are not finite."""
@@ -100,9 +100,9 @@ class PackedEpisodes:
             step = int(np.flatnonzero(~np.isfinite(self.reward.reshape(steps, -1)).all(1))[0])
             which = int(np.searchsorted(ends, step))
             raise DatasetError(
-                f"episode {int(self.episode[which])} of env {int(self.slot[which])} has the reward {self.reward[step]} "
-                f"in step {step - int(self.offsets[which])}; NaN and infinity are not stored: leave the episode out "
-                "or correct the env"
+                f"episode {int(self.episode[which])} of env {int(self.env_id[which])} has the reward "
+                f"{self.reward[step]} in step {step - int(self.offsets[which])}; NaN and infinity are not stored: "
+                "leave the episode out or correct the env"
             )
 
     def __getitem__(self, which: int) -> Episode:
@@ -132,7 +132,7 @@ def cut_episode(arrays: Any, first: int, length: int, which: int) -> Episode:
         arrays.reward[steps],
         arrays.terminated[steps],
         arrays.truncated[steps],
-        int(arrays.slot[which]),
+        int(arrays.env_id[which]),
         number=int(arrays.episode[which]),
         seed=None if seed < 0 else seed,
     )
@@ -160,7 +160,7 @@ def pack(episodes: Sequence[Episode], *, of_one_collector: bool = False) -> Pack
         lengths=np.array([len(episode) for episode in episodes], np.int64),
         episode=np.array([episode.number for episode in episodes], np.int64),
         seed=np.array([-1 if episode.seed is None else episode.seed for episode in episodes], np.int64),
-        slot=np.array([episode.env_id for episode in episodes], np.int32),
+        env_id=np.array([episode.env_id for episode in episodes], np.int32),
     )
 
 

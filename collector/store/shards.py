@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collector.store.errors import DatasetError
-from collector.store.first_form import FIRST_MANIFEST, open_first_shard
+from collector.store.first_form import open_first_shard
+from collector.store.head import FIRST_MANIFEST
 from collector.store.layout import Layout
 from collector.store.manifest import MANIFEST, Index, ShardRecord
 from collector.store.packed import PackedEpisodes
@@ -136,7 +137,7 @@ class Shards:
         else:
             arrays, mapping = open_first_shard(self.root, record, layout, self.structure, known)
             numbers = self._of(which, self._index.number)
-            arrays |= {"episode": numbers, "seed": np.full(len(numbers), -1), "slot": arrays["env_id"]}
+            arrays |= {"episode": numbers, "seed": np.full(len(numbers), -1), "env_id": arrays["env_id"]}
         episodes = self._packed(arrays, layout)
         if not known:
             self._check_meaning(which, arrays, episodes)
@@ -149,7 +150,7 @@ class Shards:
         return PackedEpisodes(
             nest.map(arrays.__getitem__, layout.obs),
             nest.map(arrays.__getitem__, layout.action),
-            **{name: arrays[name] for name in ("reward", "terminated", "truncated", "episode", "seed", "slot")},
+            **{name: arrays[name] for name in ("reward", "terminated", "truncated", "episode", "seed", "env_id")},
             lengths=np.diff(arrays["offsets"]),
         )
 
@@ -161,7 +162,7 @@ class Shards:
             raise DatasetError(f"{path} has offsets that are not those of the lengths in {self.manifest}")
         if not np.array_equal(arrays["episode"], self._of(which, self._index.number)):
             raise DatasetError(f"{path} has other episodes than {self.manifest} says")
-        if episodes.seed.min() < -1 or episodes.slot.min() < 0:
+        if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
             raise DatasetError(f"{path} has a seed or an env below zero")
         if self.structure is None and not np.isfinite(episodes.reward).all():
             raise DatasetError(f"{path} has a reward that is not finite")

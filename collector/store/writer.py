@@ -10,10 +10,7 @@ to the manifest and flushes that. A reader believes the manifest only, so that
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,24 +20,18 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.episode import Episode
+from collector.store import folder as on_disk
 from collector.store.errors import DatasetError
-from collector.store.files import strict_json, system_calls
+from collector.store.files import system_calls
+from collector.store.files.line_file import LineFile
 from collector.store.files.lock import FolderLock
-from collector.store.head import HEAD, changes, head_bytes, read_head
+from collector.store.files.shard_file import shard_bytes
+from collector.store.head import HEAD, head_bytes, read_head
 from collector.store.layout import Layout
-from collector.store.manifest import MANIFEST, read_manifest
+from collector.store.manifest import MANIFEST, SHARDS, Manifest, shard_line
 from collector.store.packed import PackedEpisodes, concatenate, pack
-from collector.store.shard_file import shard_bytes
 
-LOCK = "writer.lock"
-SHARDS = "shards"
-FIRST_FORM = "manifest.json"
-OURS = re.compile(
-    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
-)
-"""What stands in the folder of a data set; other files are of others, and such a folder is never written to."""
 _INTERRUPTED = "a commit was interrupted"
-_SHARD = re.compile(r"(\d{6,12})\.npz(\.partial)?")
 
 
 class StoreWriter:
@@ -104,100 +95,52 @@ class StoreWriter:
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
         self._next_number = 0
-        self._manifest = -1
-        self._size = 0
+        self._manifest: LineFile | None = None
         self._broken = ""
         self._waiting_since: float | None = None
         if (writer == 0) is (commit_line is not None):
             raise ValueError("writer 0 keeps the manifest; the others need commit_line, by which they report to it")
-        with _writing(self.folder, "choose another folder"):
+        with on_disk.writing(self.folder, "choose another folder"):
             self._lock = self._open(head, resume, overwrite)
-        self._next_shard = self._first_free_shard()
+        self._next_shard = on_disk.first_free_shard(self._own)
 
     # Begin
 
     def _open(self, head: dict[str, Any] | None, resume: bool, overwrite: bool) -> FolderLock:
         if self._commit_line is not None:
-            _make_folders(self._own)
-            lock = FolderLock(self._own / LOCK)
-            self._remove_partial(self._own)
+            on_disk.make_folders(self._own)
+            lock = FolderLock(self._own / on_disk.LOCK)
+            on_disk.remove_partial(self._own)
             return lock
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
-        _make_folders(self.folder)
-        check_files(self.folder)
-        lock = FolderLock(self.folder / LOCK)
+        on_disk.make_folders(self.folder)
+        on_disk.check_files(self.folder)
+        lock = FolderLock(self.folder / on_disk.LOCK)
         try:
             if resume and (self.folder / HEAD).exists():
-                self._resume(head)
+                self._take(on_disk.resume(self.folder, head))
             elif resume and head is None:
                 read_head(self.folder)  # which says that there is none
             else:
-                self._begin(content or b"", overwrite)
-            self._manifest = os.open(self.folder / MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+                on_disk.begin(self.folder, content or b"", overwrite)
+            self._manifest = LineFile(self.folder / MANIFEST)
         except BaseException:
             lock.release()
             raise
         return lock
 
-    def _begin(self, head: bytes, overwrite: bool) -> None:
-        present = [
-            path.name for path in self.folder.iterdir() if path.name != LOCK and not path.name.endswith(".partial")
-        ]
-        if present and not overwrite:
-            raise DatasetError(
-                f"{self.folder} already holds {contents(self.folder)}; resume it, choose another folder, or "
-                "overwrite it"
-            )
-        remove_data(self.folder)
-        system_calls.write_atomically(self.folder / HEAD, head)
-        system_calls.write_atomically(self.folder / MANIFEST, b"")
-
-    def _resume(self, head: dict[str, Any] | None) -> None:
-        before = read_head(self.folder)
-        if head is not None and (found := changes(head, before)):
-            raise DatasetError(
-                f"{self.folder} was begun with other settings ({'; '.join(found)}); resume it with those, or choose "
-                "another folder"
-            )
-        manifest = read_manifest(self.folder)
-        for shard in manifest.shards:
-            path = self.folder / shard.file
-            if not path.is_file() or path.stat().st_size != shard.bytes:
-                raise DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")
-        path = self.folder / MANIFEST
-        if not path.exists():
-            system_calls.write_atomically(path, b"")
-        elif path.stat().st_size > manifest.good_bytes:
-            fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-            try:
-                system_calls.truncate(fd, manifest.good_bytes)
-                system_calls.fsync(fd)
-            finally:
-                os.close(fd)
-        committed = {shard.file for shard in manifest.shards}
-        for folder in sorted((self.folder / SHARDS).glob("w*")):
-            self._remove_partial(folder, committed)
-        for name in (HEAD, MANIFEST):
-            with suppress(FileNotFoundError):
-                system_calls.unlink(self.folder / f"{name}{system_calls.PARTIAL}")
-        self.layout, self.ended, self.state = manifest.layout, manifest.end, manifest.state
-        self.failed, self._size = manifest.failed, manifest.good_bytes
+    def _take(self, manifest: Manifest) -> None:
+        """Go on where the writer before ended."""
+        self.layout, self.ended, self.state, self.failed = (
+            manifest.layout,
+            manifest.end,
+            manifest.state,
+            manifest.failed,
+        )
         self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.bytes for shard in manifest.shards)
         self._note(manifest.index.number)
-
-    def _remove_partial(self, folder: Path, committed: set[str] | None = None) -> None:
-        """Remove what is half written; of a writer that keeps the manifest, also shards that are not in it."""
-        for path in sorted(folder.iterdir()):
-            found = _SHARD.fullmatch(path.name)
-            listed = committed is None or f"{SHARDS}/{folder.name}/{path.name}" in committed
-            if found and (found[2] or not listed):
-                system_calls.unlink(path)
-
-    def _first_free_shard(self) -> int:
-        names = [path.name for path in self._own.iterdir()] if self._own.is_dir() else []
-        return 1 + max((int(found[1]) for found in map(_SHARD.fullmatch, names) if found), default=-1)
 
     # Episodes
 
@@ -210,7 +153,7 @@ class StoreWriter:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._manifest < 0 and self._commit_line is None
+        return self._manifest is None and self._commit_line is None
 
     @property
     def waiting_seconds(self) -> float:
@@ -287,10 +230,10 @@ class StoreWriter:
         """
         self._broken = _INTERRUPTED
         try:
-            with _writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
+            with on_disk.writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
                 yield
         except DatasetError:
-            self._broken = "" if self._broken == _INTERRUPTED else self._broken
+            self._broken = "" if self._manifest is None else self._manifest.unknown
             raise
         self._broken = ""
 
@@ -298,35 +241,18 @@ class StoreWriter:
         episodes = concatenate(self._waiting)
         self._waiting = [episodes]
         layout = episodes.layout()
-        _make_folders(self._own)
+        on_disk.make_folders(self._own)
         # A number is used once: a line that may be on the disk or not never names a file that is written again.
         path = self._own / f"{self._next_shard:06d}.npz"
         self._next_shard += 1
         data = shard_bytes(episodes.arrays(), compress=self.compress).getbuffer()
-        try:
-            system_calls.write_atomically(path, data)
-        except OSError:
-            with suppress(OSError):
-                system_calls.unlink(path.with_name(path.name + system_calls.PARTIAL))
-            with suppress(OSError):
-                system_calls.unlink(path)
-            raise
-        line = {
-            "file": f"{SHARDS}/{self._own.name}/{path.name}",
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "compressed": self.compress,
-            "steps": episodes.steps,
-            "episodes": episodes.episode.tolist(),
-            "lengths": episodes.lengths.tolist(),
-            "returns": episodes.returns().tolist(),
-            **notes,
-        }
+        on_disk.write_or_remove(path, data)
+        line = {**shard_line(self._own.name, path.name, data, self.compress, episodes), **notes}
         lines = [line] if self.layout is not None else [{"layout": layout.as_json()}, line]
         try:
             self._append(lines)
         except OSError:
-            if self._broken == _INTERRUPTED:  # the manifest is as it was, so the shard is none
+            if self._manifest is None or not self._manifest.unknown:  # it is as it was, so the shard is none
                 with suppress(OSError):
                     system_calls.unlink(path)
             raise
@@ -372,23 +298,11 @@ class StoreWriter:
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:
         """Add whole lines to the manifest, on the disk, or none."""
-        if self._commit_line is not None:
+        if self._manifest is None:
+            assert self._commit_line is not None
             self._commit_line(list(lines))
-            return
-        data = b"".join(strict_json.dump(line) + b"\n" for line in lines)
-        try:
-            system_calls.write(self._manifest, data)
-            system_calls.fsync(self._manifest)
-        except OSError as error:
-            # Whether the line is on the disk is not known. Without it the shard is none; if it cannot be removed, only
-            # another writer can find out what is there.
-            try:
-                system_calls.truncate(self._manifest, self._size)
-                system_calls.fsync(self._manifest)
-            except OSError:
-                self._broken = str(error)
-            raise
-        self._size += len(data)
+        else:
+            self._manifest.append(lines)
 
     # End
 
@@ -409,9 +323,9 @@ class StoreWriter:
 
     def close(self) -> None:
         """Give the folder back, without committing; once more does nothing."""
-        fd, self._manifest = self._manifest, -1
-        if fd >= 0:
-            os.close(fd)
+        if self._manifest is not None:
+            self._manifest.close()
+            self._manifest = None
         self._lock.release()
         self._broken = self._broken or "it is closed"
 
@@ -422,7 +336,7 @@ class StoreWriter:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_manifest", -1) >= 0:
+        if getattr(self, "_manifest", None) is not None:
             self.close()
 
     def _check_open(self) -> None:
@@ -430,56 +344,3 @@ class StoreWriter:
             raise DatasetError(f"the writer of {self.folder} cannot go on: {self._broken}; resume with another one")
         if self.ended is not None:
             raise DatasetError(f"{self.folder} is complete, with {self.ended:,} episodes; choose another folder")
-
-
-def check_files(folder: Path) -> None:
-    """Raise `DatasetError` where a folder holds what no writer of this form put there."""
-    names = {path.name for path in folder.iterdir()}
-    if FIRST_FORM in names:
-        raise DatasetError(
-            f"{folder} holds episodes of the first form ({FIRST_FORM}): Dataset and load_episodes read them, and no "
-            "job goes on with them; choose another folder"
-        )
-    foreign = sorted(name for name in names if not OURS.fullmatch(name))
-    if foreign:
-        raise DatasetError(f"{folder} is not empty: no job wrote {foreign[0]} there; choose another folder")
-
-
-def contents(folder: Path) -> str:
-    """What a folder holds, for a message."""
-    try:
-        head, count = read_head(folder), len(read_manifest(folder).index)
-    except DatasetError:
-        return "files of an earlier job"
-    job = head["job"]
-    return f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
-
-
-def remove_data(folder: Path) -> None:
-    """Remove a data set; the manifest goes first, so that no reader finds one whose shards are missing."""
-    order = {MANIFEST: 0, HEAD: 1}
-    for path in sorted(folder.iterdir(), key=lambda path: (order.get(path.name, 2), path.name)):
-        if path.name == LOCK:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            system_calls.unlink(path)
-    system_calls.fsync_folder(folder)
-
-
-def _make_folders(folder: Path) -> None:
-    """Make a folder and its parents, on the disk."""
-    missing = [folder, *folder.parents]
-    for each in reversed([path for path in missing if not path.exists()]):
-        with suppress(FileExistsError):
-            system_calls.mkdir(each)
-
-
-@contextmanager
-def _writing(folder: Path, advice: str) -> Iterator[None]:
-    """Raise an OSError inside the `with` block as a `DatasetError`."""
-    try:
-        yield
-    except OSError as error:
-        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error

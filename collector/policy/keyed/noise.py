@@ -10,7 +10,7 @@ import numpy as np
 
 from collector.episodes.keys import episode_keys, random_bits, uniforms
 from collector.policy.exploration import ExplorationType, choose, is_distribution
-from collector.policy.keyed.masks import mask_of_info
+from collector.policy.keyed.masks import ACTION_MASK, mask_of_info
 from collector.policy.keyed.random_policy import KeyedRandomPolicy
 
 T = TypeVar("T")
@@ -51,10 +51,11 @@ class KeyedNoise:
 
     def note_masks(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
         """Note the action masks in the infos that came with the last observations of these envs."""
-        for env_id, info in zip(env_ids.tolist(), infos, strict=True):
-            mask = self._masks[env_id] = mask_of_info(info)
-            if mask is not None:
-                self._has_masks = True
+        if not self._has_masks:
+            self._has_masks = any(ACTION_MASK in info for info in infos)
+        if self._has_masks:
+            for env_id, info in zip(env_ids.tolist(), infos, strict=True):
+                self._masks[env_id] = mask_of_info(info)
 
     def watch(self, call: Callable[[], T]) -> T:
         """What the call of a policy returns. One that draws from torch's own generators (dropout does) is not keyed."""

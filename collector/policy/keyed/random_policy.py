@@ -36,6 +36,8 @@ class KeyedRandomPolicy:
 
     BLOCK = 32
     """Steps of an episode that are drawn at once."""
+    AHEAD = 16
+    """Episodes whose first steps are drawn at once, where they begin one after another."""
 
     def __init__(self, action_spaces: spaces.Space[Any] | Sequence[spaces.Space[Any]], job_seed: int = 0) -> None:
         every = [action_spaces] if isinstance(action_spaces, spaces.Space) else list(action_spaces)
@@ -49,6 +51,9 @@ class KeyedRandomPolicy:
                     f"is {space}, that of env 0 is {self.space}"
                 )
         self._blocks: Any = None
+        self._ahead: Any = None
+        """The first blocks of the episodes `_ahead_of`, of which `_highest` is the last one that has begun."""
+        self._ahead_of, self._highest = range(0), -1
         self._numbers = self._block_of = np.zeros(0, np.int64)
 
     def __call__(self, obs: Any, numbers: Any, steps: Any, masks: Sequence[Any] | None = None) -> Any:
@@ -86,12 +91,29 @@ class KeyedRandomPolicy:
         return nest.take(self._blocks, (np.arange(len(numbers)), step))
 
     def _draw(self, rows: np.ndarray, numbers: np.ndarray, block_of: np.ndarray) -> None:
-        steps = block_of[:, None] * self.BLOCK + np.arange(self.BLOCK)
-        bits = random_bits(episode_keys(self.job_seed, numbers)[:, None], steps, self._words)
-        drawn = draw_keyed(self.space, bits.reshape(-1, self._words))
-        drawn = nest.map(lambda leaf: leaf.reshape(len(rows), self.BLOCK, *leaf.shape[1:]), drawn)
+        drawn = self._drawn_ahead(numbers) if not block_of.any() else None
+        if drawn is None:
+            drawn = self._block(numbers, block_of)
         if self._blocks is None:
             self._blocks = drawn
         else:
             nest.put(self._blocks, rows, drawn)
         self._numbers[rows], self._block_of[rows] = numbers, block_of
+
+    def _drawn_ahead(self, numbers: np.ndarray) -> Any:
+        """The first blocks of these episodes; None where they do not follow those that have begun."""
+        first, last, before = int(numbers.min()), int(numbers.max()), self._highest
+        self._highest = max(before, last)
+        if first not in self._ahead_of or last not in self._ahead_of:
+            if first != before + 1 or last - first >= self.AHEAD:
+                return None
+            self._ahead_of = range(first, first + self.AHEAD)
+            self._ahead = self._block(np.array(self._ahead_of), np.zeros(self.AHEAD, np.int64))
+        return nest.take(self._ahead, numbers - self._ahead_of.start)
+
+    def _block(self, numbers: np.ndarray, block_of: np.ndarray) -> Any:
+        """These blocks of these episodes: `(k, BLOCK, ...)`."""
+        steps = block_of[:, None] * self.BLOCK + np.arange(self.BLOCK)
+        bits = random_bits(episode_keys(self.job_seed, numbers)[:, None], steps, self._words)
+        drawn = draw_keyed(self.space, bits.reshape(-1, self._words))
+        return nest.map(lambda leaf: leaf.reshape(len(numbers), self.BLOCK, *leaf.shape[1:]), drawn)

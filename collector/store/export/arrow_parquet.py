@@ -39,15 +39,15 @@ def write(dataset: Dataset, out: Path, *, name: Path) -> None:
         ],
         metadata={"head": json.dumps(dataset.head), "layout": json.dumps(dataset.layout.as_json())},
     )
-    seeds, slots = [], []
+    seeds, env_ids = [], []
     with parquet.ParquetWriter(out / "steps.parquet", schema, compression="zstd") as writer:
         for block in dataset.blocks():
             writer.write_table(pa.Table.from_arrays(_rows(block, schema), schema=schema))
             seeds += block.seed.tolist()
-            slots += block.slot.tolist()
+            env_ids += block.env_id.tolist()
     columns = {"episode": dataset.numbers, "length": dataset.lengths, "return": dataset.returns}
     known = pa.array([None if seed < 0 else seed for seed in seeds], pa.int64())
-    parquet.write_table(pa.table({**columns, "seed": known, "env_id": slots}), out / "episodes.parquet")
+    parquet.write_table(pa.table({**columns, "seed": known, "env_id": env_ids}), out / "episodes.parquet")
 
 
 def field_of(name: str, column: Column) -> Any:

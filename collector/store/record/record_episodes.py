@@ -211,7 +211,7 @@ class RecordedVectorEnv(VectorWrapper):
 def _last_obs(final_obs: Any, rows: np.ndarray) -> Any:
     """The last observations of some envs, from an array of objects or the arrays of a batch, as a batch."""
     if isinstance(final_obs, np.ndarray) and final_obs.dtype == object:
-        return nest.stack([final_obs[row] for row in rows.tolist()])
+        return nest.merge(np.array, [final_obs[row] for row in rows.tolist()])
     return nest.take(final_obs, rows)
 
 
@@ -230,6 +230,16 @@ def _own_last_obs(obs: Any, info: dict[str, Any], row: int) -> Any:
     return info["final_obs"] if begun else nest.take(obs, row)
 
 
+def _put_actions(column: np.ndarray, at: Any, rows: Any) -> None:
+    """Write the actions of the envs `at`, in whatever form they were passed."""
+    values = nest.as_array(rows)
+    if values.dtype == object:
+        values = np.stack(list(values))
+    if values.dtype != column.dtype:
+        values = values.astype(column.dtype, casting="same_kind")
+    column[at] = values.reshape(-1, *column.shape[1:])
+
+
 class RecordedEngine(RowWiseWrapper):
     """What `RecordEpisodes` makes of a vector env of vecenv."""
 
@@ -237,24 +247,30 @@ class RecordedEngine(RowWiseWrapper):
         super().__init__(venv)
         self._recording = _Recording(writer, len(venv), venv.action_space[0], shard_bytes, shard_seconds)
         self._sent = space_rows(venv.action_space[0], len(venv))
-        self._everyone = list(range(len(venv)))
         self._asked: tuple[Any, dict[str, Any]] = None, {}
         """The ids (None: all) and keywords of the last call."""
+        self._steps_all = False
+        """Whether it is a step of all envs, whose rows come in their order."""
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`."""
-        self._asked = kwargs.get("env_id") if id is None else id, kwargs
+        self._note_call(id, kwargs)
         return super().reset(id, **kwargs)
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`."""
-        self._asked = kwargs.get("env_id") if id is None else id, kwargs
+        self._note_call(id, kwargs)
+        self._steps_all = self._asked[0] is None
         return super().step(action, id, **kwargs)
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        self._asked = kwargs.get("env_id") if id is None else id, kwargs
+        self._note_call(id, kwargs)
         super().send(action, id, **kwargs)
+
+    def _note_call(self, id: Any, kwargs: dict[str, Any]) -> None:
+        self._asked = kwargs.get("env_id") if id is None else id, kwargs
+        self._steps_all = False
 
     def map_action(self, action: Any) -> Any:
         """Note the actions until their steps are back."""
@@ -263,11 +279,7 @@ class RecordedEngine(RowWiseWrapper):
         if isinstance(self._sent, (dict, tuple)) and not isinstance(action, type(self._sent)):
             rows = nest.stack(list(action))
         at = slice(None) if ids is None else nest.as_array(ids)
-        for sent, leaf in zip(nest.leaves(self._sent), nest.leaves(rows), strict=True):
-            values = nest.as_array(leaf)
-            if values.dtype == object:
-                values = np.stack(list(values))
-            sent[at] = values.reshape(-1, *sent.shape[1:]).astype(sent.dtype, casting="same_kind")
+        nest.merge(lambda pair: _put_actions(pair[0], at, pair[1]), (self._sent, rows))
         return action
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
@@ -290,26 +302,28 @@ class RecordedEngine(RowWiseWrapper):
         ids, ended = self._record((obs, rew, terminated, truncated), info)
         begun = [row for row in ended.tolist() if "final_obs" in info[row] and "final_info" in info[row]]
         if begun:
-            self._recording.recorder(obs).begin(np.array([ids[row] for row in begun], np.int64), None)
+            rows = ended if len(begun) == len(ended) else np.array(begun, np.int64)
+            self._recording.recorder(obs).begin(rows if ids is None else ids[rows], None)
         return obs, rew, terminated, truncated, info
 
-    def _record(self, columns: Any, info: np.ndarray) -> tuple[list[int], np.ndarray]:
-        """Record rows of steps; returns their env ids, and which rows ended an episode."""
+    def _record(self, columns: Any, info: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+        """Record rows of steps; returns their env ids (None: all in order), and which rows ended an episode."""
         obs, reward, terminated, truncated = columns
-        ids = [row["env_id"] for row in info]
-        at = None if ids == self._everyone else np.array(ids, np.int64)
+        ids: np.ndarray | None = None
+        if not self._steps_all or len(info) != self._recording.n:
+            ids = np.array([row["env_id"] for row in info], np.int64)
         recorder = self._recording.recorder(obs)
-        for row in np.flatnonzero(truncated).tolist():
+        for row in np.asarray(truncated).nonzero()[0].tolist():
             if "restarted" in info[row] and "error" in info[row]:
-                recorder.discard(ids[row])
+                recorder.discard(info[row]["env_id"])
 
         def last_obs(rows: np.ndarray) -> Any:
             if not any("final_obs" in info[row] for row in rows.tolist()):
                 return nest.take(obs, rows)
-            return nest.stack([_own_last_obs(obs, info[row], row) for row in rows.tolist()])
+            return nest.merge(np.array, [_own_last_obs(obs, info[row], row) for row in rows.tolist()])
 
-        actions = self._sent if at is None else nest.take(self._sent, at)
-        return ids, recorder.step(at, actions, obs, reward, terminated, truncated, last_obs)
+        actions = self._sent if ids is None else nest.take(self._sent, ids)
+        return ids, recorder.step(ids, actions, obs, reward, terminated, truncated, last_obs)
 
     def close(self) -> None:
         """Close the envs, and end the data set."""
