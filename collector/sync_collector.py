@@ -133,7 +133,10 @@ class SyncDataCollector(BatchCollector):
 
     def _prepare(self, policy: Policy | None) -> None:
         if self.env.is_async:
-            raise ValueError("a synchronous collector needs a vector env without wait_num and timeout")
+            raise ValueError(
+                "SyncDataCollector waits for all envs in each round: use AsyncDataCollector for a vector env with "
+                "wait_num or timeout, or make it without"
+            )
         check_rounds(self.env, mixed=False, cuts=self._limit > 0)
         super()._prepare(policy)
         self._buffer: RolloutBuffer | None = None
