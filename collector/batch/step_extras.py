@@ -38,7 +38,8 @@ class StepBatch(NamedTuple):
     """int64 `(k,)`."""
     obs: Any
     """The observations before the step: `(k, ...)`, or a dict or tuple of such."""
-    action: np.ndarray
+    action: Any
+    """`(k, ...)`, or a dict or tuple of such, as in a batch."""
     reward: np.ndarray
     """float64 `(k,)`, or `(k, m)` where rewards are vectors."""
     terminated: np.ndarray
