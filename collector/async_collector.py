@@ -244,9 +244,7 @@ class AsyncDataCollector(BatchCollector):
         }
         if on_step is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
-            self._clock.lap("storage")
-            chunk["extras"].update(on_step(round_))
-            self._clock.lap("hooks")
+            chunk["extras"].update(on_step.timed(round_, self._clock.lap))
         self._log.append(chunk)
         self._logged += int((~failed).sum())
         self._episodes.step(ids, done)
