@@ -99,7 +99,7 @@ class AsyncDataCollector(BatchCollector):
         """Groups that are ready for actions."""
         self._flying = np.zeros(self._env_num, np.bool_)
         self._resetting = np.zeros(self._env_num, np.bool_)
-        self._acted: dict[str, np.ndarray] = {}
+        self._acted: dict[str, Any] = {}
         """The outputs that each env steps with."""
         self._acted_version = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
@@ -163,19 +163,26 @@ class AsyncDataCollector(BatchCollector):
         self._clock.lap("act")
 
     def _note_outputs(self, outputs: Outputs, ids: np.ndarray) -> None:
-        layout = self._runner.layout or {name: (rows.shape[1:], rows.dtype) for name, rows in outputs.items()}
-        for name, (shape, dtype) in layout.items():
+        for name, rows in outputs.items():
             if name not in self._acted:
-                check_policy_names(layout)
-                self._acted[name] = np.zeros((self._env_num, *shape), dtype)
-            self._acted[name][ids] = outputs.get(name, 0)  # with a random action: zeros
+                check_policy_names(outputs)
+                self._acted[name] = nest.map(self._zeros_like, rows)
+            nest.put(self._acted[name], ids, rows)
+        for name, (shape, dtype) in self._runner.layout.items():
+            if name not in outputs:  # what the policy returns where this is a random action
+                if name not in self._acted:
+                    self._acted[name] = np.zeros((self._env_num, *shape), dtype)
+                self._acted[name][ids] = 0
+
+    def _zeros_like(self, rows: np.ndarray) -> np.ndarray:
+        return np.zeros((self._env_num, *rows.shape[1:]), rows.dtype)
 
     def _send(self, ids: np.ndarray) -> None:
         reset = self._episodes.over[ids]
         if reset.all():
             self.env.send(None, reset=ids)
         else:
-            self.env.send(self._acted["action"][ids], ids, reset=ids[reset] if reset.any() else None)
+            self.env.send(nest.take(self._acted["action"], ids), ids, reset=ids[reset] if reset.any() else None)
         self._flying[ids], self._resetting[ids], self._sent_at[ids] = True, reset, time.monotonic()
         self._runner.begin(ids[reset])
         self._clock.lap("env")
@@ -223,7 +230,7 @@ class AsyncDataCollector(BatchCollector):
         failed[self._episodes.note_failures(ids, np.flatnonzero(done), info)] = True
         chunk = {
             "obs": nest.take(self._obs, ids),
-            "action": self._acted["action"][ids],
+            "action": nest.take(self._acted["action"], ids),
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
@@ -237,9 +244,7 @@ class AsyncDataCollector(BatchCollector):
         }
         if on_step is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
-            self._clock.lap("storage")
-            chunk["extras"].update(on_step(round_))
-            self._clock.lap("hooks")
+            chunk["extras"].update(on_step.timed(round_, self._clock.lap))
         self._log.append(chunk)
         self._logged += int((~failed).sum())
         self._episodes.step(ids, done)

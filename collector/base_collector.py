@@ -1,15 +1,14 @@
-"""What all collectors share: their arguments, and what happens to a batch before and after it is collected."""
+"""What users call: the arguments of all collectors, their batches, whole episodes, evaluation, and state."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from gymnasium.vector import VectorEnv
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
@@ -17,35 +16,18 @@ from collector.batch.concatenate import concatenate
 from collector.batch.info_columns import InfoColumns, check_info_keys
 from collector.batch.postprocessing import Finishing, truncate_last
 from collector.batch.request import BatchRequest
-from collector.batch.rewards import RewardShape, check_rewards
 from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
-from collector.episodes.progress import Episodes
-from collector.episodes.seeded import SeededEpisodes
-from collector.episodes.statistics import CollectStats, Ended, EpisodeTracker
+from collector.episodes.statistics import CollectStats, Ended
 from collector.evaluation import Evaluation, cannot_be_made_again
 from collector.interruptor import Interruptor
-from collector.policy.exploration import (
-    ExplorationType,
-    as_exploration_type,
-    exploring,
-    requested_exploration_type,
-)
+from collector.loops.collection_loop import CollectionLoop
+from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.interface import Policy
-from collector.policy.keyed.noise import KeyedNoise
-from collector.policy.runner import PolicyRunner
-from collector.policy.weights import PolicyWeights
-from collector.timing import Clock, CollectorStats
-from vecenv import nest
-from vecenv.backends.host.failure import add_note
-from vecenv.caller_warnings import warn_caller
-from vecenv.engine.arguments.ids import as_ids
-
-Self = TypeVar("Self", bound="BatchCollector")
 
 
-class BatchCollector(ABC):
+class BatchCollector(CollectionLoop):
     """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
 
     _default_backend = "dummy"
@@ -109,11 +91,9 @@ class BatchCollector(ABC):
         self._options: dict[str, Any] = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
         self._reuse = return_same_td
         self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
-        self._closed = self._failed = False
+        self._batches = 0
         self._evaluation: Evaluation | None = None
-        self._runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
-        """The vector env."""
         is_own = self.env is not create_env_fn and not isinstance(create_env_fn, VectorEnv)
         try:
             make.check_used()
@@ -132,47 +112,6 @@ class BatchCollector(ABC):
             if isinstance(create_env_fn, VectorEnv):
                 self.env.release()
             raise
-
-    def _prepare(self, policy: Policy | None) -> None:
-        self._env_num: int = self.env.env_num
-        self._all_ids = np.arange(self._env_num)
-        self._tracker = EpisodeTracker(self._env_num)
-        self._episodes = Episodes(self._env_num)
-        self._noise: KeyedNoise | None = None
-        if self._seeds is not None:
-            self._episodes = SeededEpisodes(self._env_num, self._seeds)
-            self._noise = KeyedNoise(getattr(self._seeds, "job_seed", 0), self._env_num)
-        self._reward_shape = RewardShape()
-        self._batches = self._steps = 0
-        self._warned_of_failures = False
-        self._shut_down_by = ""
-        self._clock = Clock()
-        self._obs: Any = None
-        self.policy: Any = policy
-        self._runner = PolicyRunner(
-            policy, self.env, self._exploration_type, self.policy_device, noise=self._noise, **self._options
-        )
-        self._weights = PolicyWeights(policy, self._runner.module)
-        if self.init_random_frames:
-            self._runner.replaces(random=True)  # now, because it refuses spaces from which it cannot draw
-
-    # What a loop defines.
-
-    @abstractmethod
-    def _gather(self, request: BatchRequest) -> Any:
-        """Collect one batch of numpy arrays."""
-
-    @abstractmethod
-    def _round_up(self, frames: int) -> int:
-        """How many steps `_gather` collects for a request of `frames`."""
-
-    @abstractmethod
-    def _finish_steps(self, discard: bool) -> None:
-        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
-
-    @abstractmethod
-    def _discard_steps(self) -> None:
-        """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
 
     # Batches.
 
@@ -298,19 +237,26 @@ class BatchCollector(ABC):
             steps = batch.frames
         else:
             assert n_episode is not None
-            quota = n_episode // self._env_num + (self._all_ids < n_episode % self._env_num)
-            request = BatchRequest(CHUNK * self._env_num, random, quota, hook)
-            with self._weights.kept():  # it is one batch, though it is collected in pieces
-                self._abandon_started()
-                batches, ended = collect_episodes(
-                    self._gather_checked, request, self._interruptor, self._reward_shape, on_episode, keep
-                )
-            unfinished = self._abandon_started()  # there are some where the interruptor was stopped
-            steps, batch = int(ended.lens.sum()), concatenate(batches, [unfinished]) if keep else None
+            batch, ended = self._collect_episodes(n_episode, random, hook, on_episode, keep)
+            steps = int(ended.lens.sum())
         if keep and self.storing_device is not None:
             batch = batch.to(self.storing_device)
         seconds = time.perf_counter() - begin
         return CollectStats(len(ended.lens), steps, seconds, ended.returns, ended.lens, batch if keep else None)
+
+    def _collect_episodes(
+        self, n_episode: int, random: bool, hook: CheckedHook | None, on_episode: Callable[..., Any] | None, keep: bool
+    ) -> tuple[Any, Ended]:
+        """One batch of whole episodes, if it is kept, and the episodes."""
+        quota = n_episode // self._env_num + (self._all_ids < n_episode % self._env_num)
+        request = BatchRequest(CHUNK * self._env_num, random, quota, hook)
+        with self._weights.kept():  # it is one batch, though it is collected in pieces
+            self._abandon_started()
+            batches, ended = collect_episodes(
+                self._gather_checked, request, self._interruptor, self._reward_shape, on_episode, keep
+            )
+        unfinished = self._abandon_started()  # there are some where the interruptor was stopped
+        return concatenate(batches, [unfinished]) if keep else None, ended
 
     def evaluate(
         self,
@@ -381,139 +327,6 @@ class BatchCollector(ABC):
             truncate_last(batch)
         return batch
 
-    def _gather_checked(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """One batch of the loop, as numpy arrays, and the episodes that ended in it."""
-        self._check_open()
-        self._recover()
-        self._clock.lap("idle")
-        request = request._replace(random=self._runner.replaces(request.random))
-        wanted = requested_exploration_type() or self._exploration_type
-        self._runner.explore(wanted)
-        try:
-            with exploring(wanted), self._weights.kept(), self._runner.on_threads():
-                batch = self._gather(request)
-            check_rewards(batch)
-        except BaseException as error:
-            self._note_failure(error)
-            raise
-        ended = self._tracker.update(batch)
-        self._steps += batch.frames
-        self._clock.lap("storage")
-        self._warn_of_failures()
-        return batch, ended
-
-    def _warn_of_failures(self) -> None:
-        """Give a warning after the first batch in which episodes broke off."""
-        count = self._episodes.broken
-        if not count or self._warned_of_failures:
-            return
-        self._warned_of_failures = True
-        which = "1 episode" if count == 1 else f"{count} episodes"
-        warn_caller(
-            f"{which} of this batch broke off where envs failed ({self._episodes.first_failure}): `batch.broken` marks "
-            "their steps, and `mask` leaves out the rows of the failures. Others are only counted: collector.stats()"
-        )
-
-    def _note_failure(self, error: BaseException) -> None:
-        """Note that an exception ended a batch: new episodes come next. Where there can be none, shut down."""
-        if self._seeds is not None:
-            why = "its steps are lost, and with episode_seeds every episode is played to its end"
-        elif getattr(self.env, "is_closed", False):
-            why = "its vector env is closed"
-        else:
-            self._failed = True
-            add_note(error, "the steps of this batch are lost; the collector can go on, with new episodes in all envs")
-            return
-        add_note(error, f"the collector was shut down by this: {why}")
-        self._shut_down_by = type(error).__name__
-        self.shutdown()
-
-    def _recover(self) -> None:
-        """After a failure: abandon the episodes in progress, and what is in flight."""
-        if self._failed:
-            self._discard_steps()
-            self._episodes.abandon()
-            self._runner.begin(self._all_ids)
-            self._failed = False
-
-    def _check_open(self) -> None:
-        if self._closed and self._shut_down_by:
-            raise RuntimeError(f"the collector was shut down by the {self._shut_down_by} before; make a new one")
-        if self._closed:
-            raise RuntimeError("the collector is shut down; make a new one")
-        if getattr(self.env, "is_closed", False):
-            raise RuntimeError("the vector env was closed, and the collector cannot go on; make new ones")
-
-    # Episodes and seeds.
-
-    @property
-    def all_played(self) -> bool:
-        """Whether all of `episode_seeds` have been played to their end; False for a collector without.
-
-        The iterator ends then; `rollout` and `collect` raise `RuntimeError`.
-        """
-        return isinstance(self._episodes, SeededEpisodes) and self._episodes.all_played
-
-    @property
-    def everything_keyed(self) -> bool:
-        """Whether all actions so far depend on the observations, the weights, and the job seed, number and step of
-        their episode alone. See `episode_seeds`; False for a collector without.
-        """
-        return self._noise is not None and self._noise.everything
-
-    def _refuse_with_seeds(self, what: str) -> None:
-        if self._seeds is not None:
-            raise ValueError(
-                f"{what} cannot be used with episode_seeds: each episode is reset with its own seed and played to its "
-                "end; limit them with EpisodeSeeds(job_seed, numbers=range(n))"
-            )
-
-    def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset envs (ids or a mask; None: all) before their next step; their episodes in progress are abandoned.
-
-        With `kwargs` (`seed`, `options`) for the envs' `reset` it is done at once. Ids that are wrong raise what the
-        vector env's `reset` raises for them, before anything is changed.
-        """
-        self._refuse_with_seeds("reset()")
-        ids = self._all_ids if index is None else as_ids(index, self._env_num)
-        self._recover()
-        self._finish_steps(discard=len(ids) == self._env_num)
-        self._episodes.abandon(ids)
-        if kwargs:
-            obs, _ = self.env.reset(ids, **kwargs)
-            self._put_obs(ids, obs)
-            self._episodes.over[ids] = False
-            self._runner.begin(ids)
-
-    def _abandon_started(self) -> np.ndarray:
-        """Abandon the episodes of which a step has been taken; returns their ids."""
-        self._recover()
-        abandoned = self._episodes.ids(np.flatnonzero(self._episodes.taken))  # before steps in flight end some of them
-        self._finish_steps(discard=True)
-        self._episodes.abandon(np.flatnonzero(self._episodes.taken))
-        return abandoned
-
-    def _put_obs(self, ids: np.ndarray, obs: Any) -> None:
-        """Set the observations that the policy gets next for these envs."""
-        if self._obs is None:
-            self._obs = nest.map(lambda rows: np.zeros((self._env_num, *rows.shape[1:]), rows.dtype), obs)
-        nest.put(self._obs, ids, obs)
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed all envs and the random actions, and reset: the batches that follow are reproducible.
-
-        Each env gets its own seed from the chain that begins with `seed` (with `static_seed`: `seed` itself).
-        Returns the seed after the last one, to go on with. A policy that draws from torch's random stream needs
-        `torch.manual_seed` too.
-        """
-        self._refuse_with_seeds("set_seed()")
-        self._recover()
-        self._finish_steps(discard=False)
-        following: int = self.env.set_seed(seed, static_seed)
-        self._runner.reseed_random_actions()
-        self.reset()
-        return following
-
     # State.
 
     def state_dict(self) -> dict[str, Any]:
@@ -553,32 +366,9 @@ class BatchCollector(ABC):
         """
         self._weights.update(policy_weights)
 
-    def stats(self) -> CollectorStats:
-        """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
-        return self._clock.stats(self._runner.transfer_seconds, self._steps, self._episodes.broken)
-
-    # Life.
-
-    def shutdown(self, close_env: bool = True) -> None:
-        """End the collector, and close the vector env unless `close_env` is False. Safe to call again, and after any
-        failure.
-        """
-        if not self._closed:
-            self._close(env_too=close_env)
-
     def _close(self, env_too: bool) -> None:
-        self._closed = True
         try:
-            if self._runner is not None:
-                self._runner.close()
             if self._evaluation is not None:
                 self._evaluation.close()
         finally:
-            if env_too:
-                self.env.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
+            super()._close(env_too)

@@ -23,6 +23,14 @@ def cannot_be_made_again(source: Any, made: Any) -> str | None:
     return None
 
 
+def needs_eval_env(why: str) -> ValueError:
+    """The error of `evaluate` where no envs can be made for it."""
+    return ValueError(
+        f"evaluate() needs envs of its own, and this collector cannot make them: {why}; pass eval_env=, a vector env "
+        "that evaluation may use"
+    )
+
+
 class Evaluation:
     """Collects whole episodes with collectors of their own; the one whose envs are made here is kept."""
 
@@ -44,10 +52,7 @@ class Evaluation:
         """Collect; `stay_open` keeps the envs for the next time. Raises `ValueError` where there are none."""
         if eval_env is None and self._own is None:
             if self._why_not is not None:
-                raise ValueError(
-                    f"evaluate() needs envs of its own, and this collector cannot make them: {self._why_not}; pass "
-                    "eval_env=, a vector env that evaluation may use"
-                )
+                raise needs_eval_env(self._why_not)
             env = self._make_env()
             try:
                 self._own = make_collector(env)

@@ -14,6 +14,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rollout import Rollout
 from collector.batch.step_extras import CheckedHook, StepBatch
 from collector.interruptor import Interruptor
+from collector.policy.action_trees import common_layout
 from collector.policy.interface import Policy
 from collector.policy.random_policy import draw_legal, masks_of
 from collector.sync_collector import SyncDataCollector
@@ -133,12 +134,13 @@ class _Borrowed:
 def _draws(venv: Any) -> Policy:
     """A policy that draws from the envs' own action spaces, so that the next rollout goes on where this one ended."""
 
-    def act(obs: Any, env_id: Any = None) -> np.ndarray:
+    def act(obs: Any, env_id: Any = None) -> Any:
         ids = range(venv.env_num) if env_id is None else env_id
         every = venv.action_space
         spaces = [every[i] for i in ids]
         if (masks := masks_of(obs, spaces[0], len(spaces))) is not None:
             return np.stack([draw_legal(space, mask) for space, mask in zip(spaces, masks, strict=True)])
-        return np.stack([space.sample() for space in spaces])
+        rows = [space.sample() for space in spaces]
+        return {"action": nest.stack(rows)} if common_layout(spaces) else rows
 
     return act

@@ -25,7 +25,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.actor, self.critic = (nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, out)) for out in (2, 1))
 
-    def forward(self, obs):  # obs: (k, 4), a row for each environment that is about to step
+    def forward(self, obs):  # obs: (k, 4), a row for each env that is about to step
         dist = torch.distributions.Categorical(logits=self.actor(obs))
         action = dist.sample()
         return {"action": action, "log_prob": dist.log_prob(action)}  # batch.action, batch.extras["log_prob"]
@@ -45,12 +45,14 @@ with SyncDataCollector(envs, model, frames_per_batch=512, total_frames=512 * bat
             advantage, last = torch.zeros_like(delta), torch.zeros(len(delta))
             for t in reversed(range(delta.shape[1])):
                 advantage[:, t] = last = delta[:, t] + 0.99 * 0.95 * end[:, t] * last
+        # The rows of steps: with on_error="restart" the mask leaves out those in which an env failed.
+        columns = (batch.obs, batch.action, batch.extras["log_prob"], advantage, advantage + value)
+        obs, action, old, advantage, wanted = (column[batch.mask] for column in columns)
+        scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         for _ in range(4):
-            log_prob = torch.distributions.Categorical(logits=model.actor(batch.obs)).log_prob(batch.action)
-            ratio = (log_prob - batch.extras["log_prob"]).exp()
-            scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            ratio = (torch.distributions.Categorical(logits=model.actor(obs)).log_prob(action) - old).exp()
             loss = -torch.min(ratio * scaled, ratio.clamp(0.8, 1.2) * scaled).mean()
-            loss = loss + 0.5 * (model.critic(batch.obs)[..., 0] - advantage - value).pow(2).mean()
+            loss = loss + 0.5 * (model.critic(obs)[..., 0] - wanted).pow(2).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()  # the collector asks this very module: the next batch has the new weights

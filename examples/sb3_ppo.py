@@ -6,6 +6,7 @@ python examples/sb3_ppo.py [--fast]
 import argparse
 
 import gymnasium as gym
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor
@@ -16,6 +17,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--fast", action="store_true", help="few steps, to see that it works")
 fast = parser.parse_args().fast
 
+torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers want the CPUs
 envs = VecMonitor(SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 8))
 try:
     model = PPO("MlpPolicy", envs, n_steps=64, batch_size=128, seed=0, device="cpu")

@@ -538,7 +538,7 @@ class TestEnvironments:
 
     def test_an_asynchronous_vector_env_is_refused(self) -> None:
         venv = DummyVectorEnv(countdowns(3, 4), wait_num=1)
-        with pytest.raises(ValueError, match="wait_num"):
+        with pytest.raises(ValueError, match="use AsyncDataCollector for a vector env with wait_num"):
             SyncDataCollector(venv, zeros, frames_per_batch=10)
         assert venv.reset()[0].shape == (2, 2)
         venv.close()

@@ -267,7 +267,7 @@ class TestSignatures:
         np.testing.assert_array_equal(self.collect(Ids()).extras["id"], [[0] * 8, [1] * 8])
 
     def test_what_has_no_signature_gets_the_observations(self) -> None:
-        message = r"actions of shape \(1, 2\); for the action space they must be \(1,\)"
+        message = r"'action' of shape \(1, 2\); for the action space it must be \(1,\)"
         with (
             SyncDataCollector(DummyVectorEnv(countdowns(3)), np.copy, frames_per_batch=4) as collector,
             pytest.raises(ValueError, match=message),
@@ -498,7 +498,7 @@ class TestWhatDoesNotFit:
         for rows in (batch.action, batch.extras["v"]):
             assert rows.dtype == np.float32
             assert (rows == torch.tensor(1 / 3, dtype=torch.bfloat16).item()).all()
-        with pytest.raises(TypeError, match=r"returned actions of dtype float32; .* they must be int64"):
+        with pytest.raises(TypeError, match=r"returned 'action' of dtype float32; .* it must be int64"):
             self.collect(policy, **options)
 
     @pytest.mark.parametrize("options", [{}, {"policy_device": "cpu"}])

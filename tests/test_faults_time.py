@@ -483,5 +483,9 @@ def test_envs_that_wait_instead_of_computing_are_reported_of_once(column: Column
         assert ledger.venv.num_workers == N // 2
     reported = [warning for warning in warned if warning.category is RuntimeWarning]
     assert len(reported) == 1
-    assert f"they wait more than they compute, one after the other. Pass num_workers={N}" in str(reported[0].message)
+    message = str(reported[0].message)
+    assert (
+        f"they wait more than they compute, one after the other. Pass num_workers={N} to the vector env, or" in message
+    )
+    assert "as AsyncDataCollector does" in message
     assert Path(reported[0].filename).name == "ledger.py", "a warning names the line that called us"

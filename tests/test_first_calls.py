@@ -24,6 +24,7 @@ from vecenv import (
     SyncVectorEnv,
     ThreadVectorEnv,
     VectorEnvNormObs,
+    make_vec,
 )
 from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
 from vecenv.sb3 import DummyVecEnv, SubprocVecEnv
@@ -108,6 +109,16 @@ class TestKeywords:
             Mine([CountingEnv], color="blue")
         with Mine([CountingEnv], colour="blue", num_workers=1) as venv:
             assert len(venv) == 1
+
+    def test_make_vec_passes_them_to_the_env_and_says_so(self):
+        """As gymnasium's does; the error of the env is followed by the argument that the vector env has."""
+        for name in ("num_workers", "num_worker"):
+            with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'") as caught:
+                make_vec("CartPole-v1", 2, backend="dummy", **{name: 2})
+            assert caught.value.__notes__[-1].endswith("for the vector env: vector_kwargs={'num_workers': 2}")
+        with pytest.raises(TypeError, match="'colour'") as caught:
+            make_vec("CartPole-v1", 2, backend="dummy", colour="red")
+        assert not any("vector_kwargs" in note for note in caught.value.__notes__)
 
 
 class TestAutoresetModes:

@@ -500,6 +500,20 @@ def test_an_exploration_type_that_cannot_reach_the_actors_is_refused():
         assert collector.next().frames == 6
 
 
+def test_infos_of_the_actors_and_an_evaluation_beside_them():
+    options = {"num_actors": 2, "frames_per_batch": 24, "total_frames": 48, "info_keys": ("prob",)}
+    with RayCollector(["FrozenLake-v1"] * 3, **options) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert batch.extras["prob"].shape == (6, 4)
+            assert (batch.extras["prob"] > 0).all()
+            first = collector.evaluate(4, seed=1)
+        assert len(first.returns) == 4
+        assert collector.next() is None
+        np.testing.assert_array_equal(collector.evaluate(4, seed=1).lens, first.lens)  # after the last batch
+        assert collector.frames == 48
+
+
 def test_the_driver_can_be_interrupted_while_it_waits(ledger):
     with Gates(2) as gates, held(ledger, gates) as collector:
         threading.Thread(target=lambda: (gates.await_arrival(0), os.kill(os.getpid(), signal.SIGINT))).start()

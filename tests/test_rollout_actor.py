@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
-from countdown import BreaksOnce, DictObs
+from countdown import BreaksOnce, Countdown, DictObs
 
-from collector import ClusterStats, RayCollector, Rollout, SyncDataCollector
+from collector import ClusterStats, ExplorationType, RayCollector, Rollout, SyncDataCollector
 from collector.cluster.cluster_stats import ActorStats
+from collector.cluster.driver_evaluation import DriverEvaluation
 from collector.cluster.packed_rollout import BatchAssembler
 from collector.cluster.published_weights import PublishedWeights, on_cpu
 from collector.cluster.rollout_actor import RolloutActor
-from vecenv import DummyVectorEnv
+from vecenv import DummyVectorEnv, VectorEnvNormObs
 
 
 def actors(count: int, make_venv: Any, policy: Any = None, seed: int | None = None, **options: Any) -> list[Any]:
@@ -135,6 +136,77 @@ def test_rollouts_of_another_form_are_refused(closing):
         batch_of(closing)
 
 
+class TellsLate(Countdown):
+    """Only its last info has `left`."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"left": 7} if terminated else {}
+
+
+def test_entries_of_infos_come_too_from_actors_that_have_seen_none_yet(closing):
+    for length in (99, 3, 99):
+        closing += actors(1, [partial(TellsLate, length)], info_keys=("left",))
+    for slots in ((0, 1, 2), (1, 2, 0)):
+        assembler = BatchAssembler(3)
+        for slot in slots:
+            assembler.add(slot, closing[slot].collect(0, None, False)[1])
+        batch = assembler.finish()
+        np.testing.assert_array_equal(batch.extras["left"], np.where(batch.terminated, 7.0, 0.0))
+        assert batch.terminated[1].any()
+
+
+def weights_of(policy: Any) -> PublishedWeights:
+    return PublishedWeights(policy, lambda weights: weights)
+
+
+class TestEvaluation:
+    """In the driver's process."""
+
+    def evaluation(self, make_venv: Any, policy: Any = None, **options: Any) -> DriverEvaluation:
+        return DriverEvaluation(make_venv, {}, weights_of(policy), options, None)
+
+    def run(self, evaluation: DriverEvaluation, n_episode: int, **options: Any) -> Any:
+        given = {"seed": None, "eval_env": None, "keep": False, "stay_open": True, **options}
+        return evaluation.run(n_episode, ExplorationType.MODE, **given)
+
+    @pytest.mark.parametrize("make_venv", [cartpoles(2), lambda: DummyVectorEnv(cartpoles(2))])
+    def test_it_is_that_of_a_local_collector(self, make_venv):
+        evaluation = self.evaluation(make_venv, lean, max_frames_per_traj=20)
+        with SyncDataCollector(cartpoles(2), lean, frames_per_batch=2, max_frames_per_traj=20) as local:
+            expected = local.evaluate(5, seed=3)
+        for _ in range(2):  # the same envs again
+            np.testing.assert_array_equal(self.run(evaluation, 5, seed=3).returns, expected.returns)
+        evaluation.close()
+        assert expected.lens.max() <= 20
+
+    def test_it_has_the_weights_of_the_last_update(self):
+        class Act(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.action = torch.nn.Parameter(torch.zeros(()))
+
+            def forward(self, obs):
+                return self.action.round().long().expand(len(obs))
+
+        policy = Act()
+        weights = weights_of(policy)
+        evaluation = DriverEvaluation(cartpoles(1), {}, weights, {}, None)
+        with torch.no_grad():
+            policy.action += 1
+        assert not self.run(evaluation, 1, keep=True).batch.action.any()
+        weights.weights.update(None)
+        assert self.run(evaluation, 1, keep=True, stay_open=False).batch.action.all()
+
+    def test_a_vector_env_that_has_learnt_is_not_made_again(self):
+        evaluation = self.evaluation(lambda: VectorEnvNormObs(DummyVectorEnv(cartpoles(2))))
+        with pytest.raises(ValueError, match="what the VectorEnvNormObs around the vector env has learned"):
+            self.run(evaluation, 2)
+        with DummyVectorEnv(cartpoles(1)) as venv:
+            assert len(self.run(evaluation, 2, eval_env=venv).returns) == 2
+            venv.reset()
+
+
 def test_a_batch_belongs_to_the_caller(closing):
     closing += actors(1, cartpoles(2), lean)
     batch = batch_of(closing)
@@ -179,6 +251,7 @@ def test_a_policy_travels_with_the_weights_it_has():
         ({"policy_device": "cuda"}, ValueError, "num_gpus is 0: pass num_gpus=1"),
         ({"total_frames": 30, "frames_per_batch": 20}, ValueError, "not a multiple of frames_per_batch"),
         ({"create_env_kwargs": [{}, {}, {}]}, ValueError, "3 entries for 2 actors"),
+        ({"info_keys": "x"}, TypeError, r"info_keys are the names of entries"),
         ({"interruptor": None}, TypeError, r"no arguments \['interruptor'\]"),
         ({"make_venv": "CartPole-v1"}, TypeError, "make_venv must be a callable"),
         ({"policy": DummyVectorEnv(cartpoles(1))}, TypeError, "make_venv comes first"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from collector.batch.rollout import FlatRollout, Rollout
+from vecenv import nest
 
 
 class RewardError(ValueError):
@@ -37,8 +38,8 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
-    action = batch.action[at]
-    by_policy = action.dtype.kind == "f" and bool(np.isnan(action).any())
+    action = nest.take(batch.action, at)
+    by_policy = any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in nest.leaves(action))
     cause = " (the policy returned NaN)" if by_policy else ""
     error = RewardError(
         f"env {batch.env_ids[at[0]]} returned a reward of NaN in step {batch.step_count[at]} of its episode "

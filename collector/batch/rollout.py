@@ -35,6 +35,7 @@ class Steps(ABC):
     """What `Rollout` and `FlatRollout` have in common. Arrays have one entry for each step."""
 
     action: Any
+    """As the envs got it: an array, or a tree of arrays where the policy returned one (Dict and Tuple spaces)."""
     reward: Any
     """float64; with a last dimension `(m,)` where rewards are vectors."""
     terminated: Any

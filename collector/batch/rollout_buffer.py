@@ -79,11 +79,12 @@ class RolloutBuffer:
         columns["terminated"][where] = terminated
         columns["truncated"][where] = truncated
 
-    def write_extra(self, name: str, where: Where, rows: np.ndarray) -> None:
-        """Put rows there that not every round has: the others are zero."""
-        if name not in self._columns:
-            self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
-        self._columns[name][where] = rows
+    def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
+        """Put rows there, by name, that not every round has: the others are zero."""
+        for name, rows in extras.items():
+            if name not in self._columns:
+                self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
+            self._columns[name][where] = rows
 
     def has(self, name: str) -> bool:
         """Whether rows of that name have been written."""

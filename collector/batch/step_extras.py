@@ -38,7 +38,8 @@ class StepBatch(NamedTuple):
     """int64 `(k,)`."""
     obs: Any
     """The observations before the step: `(k, ...)`, or a dict or tuple of such."""
-    action: np.ndarray
+    action: Any
+    """`(k, ...)`, or a dict or tuple of such, as in a batch."""
     reward: np.ndarray
     """float64 `(k,)`, or `(k, m)` where rewards are vectors."""
     terminated: np.ndarray
@@ -87,6 +88,13 @@ class CheckedHook:
         extras = {name: np.array(rows) for name, rows in returned.items()}
         for name, rows in extras.items():
             self._check(name, rows, len(step.env_id))
+        return extras
+
+    def timed(self, step: StepBatch, lap: Callable[[str], None]) -> dict[str, np.ndarray]:
+        """The same, with its time counted by `lap`, which is that of the collector's clock."""
+        lap("storage")
+        extras = self(step)
+        lap("hooks")
         return extras
 
     @property

@@ -29,7 +29,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
 
     start = column(torch.zeros_like(batch.terminated))  # flags are False after the reset of a finished env
     step = {
-        "action": batch.action,
+        "action": _nested(batch.action),
         "terminated": start,
         "truncated": start.clone(),
         "done": start.clone(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from collector.batch.info_columns import check_info_keys
 from vecenv.engine.arguments.checks import check_count, check_timeout
 
 OF_ACTORS = {
@@ -14,6 +15,7 @@ OF_ACTORS = {
     "env_device",
     "exploration_mode",
     "exploration_type",
+    "info_keys",
     "max_frames_per_traj",
     "policy_threads",
     "reset_at_each_iter",
@@ -27,6 +29,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """TypeError for an argument that actors do not take."""
     if unknown := options.keys() - OF_ACTORS:
         raise TypeError(f"RayCollector has no arguments {sorted(unknown)}; beside its own it takes {sorted(OF_ACTORS)}")
+    check_info_keys(options.get("info_keys"))
 
 
 def check_sources(make_venv: Any, policy: Any) -> None:

@@ -51,10 +51,20 @@ class BatchAssembler:
         if self._steps is None:
             self._steps = nest.map(lambda rows: self._allocate(rows, env_num), steps)
         where = slice(slot * env_num, (slot + 1) * env_num)
+        self._add_missing(self._steps["extras"], steps["extras"])
         nest.merge(lambda pair: _copy(pair[0], where, pair[1]), [self._steps, steps])
         # These are small, and copied when they are joined; the store would keep all of them while one is in use.
         rest = {name: tree for name, tree in columns.items() if name not in STEPS}
         self._rest[slot] = nest.map(np.array, rest)
+
+    def _add_missing(self, own: Columns, extras: Columns) -> None:
+        """Zeros for extras that only some rollouts have: an actor knows those of `info_keys` once an info had them."""
+        for name in extras.keys() - own.keys():
+            rows = extras[name]
+            own[name] = np.zeros((len(rows), self._slots * rows.shape[1], *rows.shape[2:]), rows.dtype)
+        for name in own.keys() - extras.keys():
+            rows = own[name]
+            extras[name] = np.zeros((len(rows), rows.shape[1] // self._slots, *rows.shape[2:]), rows.dtype)
 
     def finish(self) -> Rollout:
         """The batch of the slots that are filled, in their order."""

@@ -29,9 +29,11 @@ from collector.cluster.cluster_arguments import (
     kwargs_of_actors,
 )
 from collector.cluster.cluster_stats import ClusterStats
+from collector.cluster.driver_evaluation import DriverEvaluation
 from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_batches import RolloutBatches
-from collector.policy.exploration import requested_exploration_type
+from collector.episodes.statistics import CollectStats
+from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.interface import Policy
 from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.engine.arguments.checks import check_count, check_timeout
@@ -92,7 +94,7 @@ class RayCollector:
             `SyncDataCollector`. `storing_device` is one of the driver, `policy_device` one of the actors.
         options: other arguments of `SyncDataCollector`, for the actors: `max_frames_per_traj`, `reset_at_each_iter`,
             `exploration_type`, `set_truncated`, `compile_policy`, `cudagraph_policy`,
-            `policy_threads`, `backend`. There is no `interruptor` and no `return_same_td`.
+            `policy_threads`, `info_keys`, `backend`. There is no `interruptor` and no `return_same_td`.
 
     Raises `ImportError` where ray is not installed, `WorkerTimeoutError` where actors cannot be scheduled, and what
     `make_venv` raises.
@@ -181,11 +183,15 @@ class RayCollector:
             "init_random_frames": self.init_random_frames,
         }
         self._bar: Any = None
+        self._evaluation: DriverEvaluation | None = None
         self._cluster = connect()
         self._pool: ActorPool = None  # type: ignore[assignment]  # until the actors are made
         try:
             ray = self._cluster.ray
             self._weights = PublishedWeights(policy, ray.put)
+            self._evaluation = DriverEvaluation(
+                make_venv, self._env_kwargs[0], self._weights, options, self.storing_device
+            )
             self._pickled = ray.put(cloudpickle.dumps((make_venv, self._weights.policy, options)))
             if max_bytes_in_flight is None:
                 max_bytes_in_flight = max(1, ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE)
@@ -295,6 +301,25 @@ class RayCollector:
     def rollout(self) -> Any:
         """Collect one batch, as it is: not counted in `frames`, not split, not post-processed."""
         return self._finishing.store(self._collect_batch())
+
+    def evaluate(
+        self,
+        n_episode: float,
+        exploration_type: ExplorationType = ExplorationType.MODE,
+        *,
+        seed: int | None = None,
+        eval_env: Any = None,
+        keep: bool = False,
+    ) -> CollectStats:
+        """Collect `n_episode` whole episodes beside the training, with the weights of the last update; nothing is
+        counted in `frames`. It may be called after the last batch, too.
+
+        They are played in this process, on its CPU, in a vector env that `make_venv` makes the first time, with the
+        `create_env_kwargs` of actor 0. Arguments and errors are those of `SyncDataCollector.evaluate`.
+        """
+        assert self._evaluation is not None
+        count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
+        return self._evaluation.run(count, wanted, seed=seed, eval_env=eval_env, keep=keep, stay_open=not self._closed)
 
     def __len__(self) -> int:
         """How many full batches `total_frames` are. Raises `TypeError` for a collector without end."""
@@ -407,6 +432,8 @@ class RayCollector:
         try:
             if self._bar is not None:
                 self._bar.close()
+            if self._evaluation is not None:
+                self._evaluation.close()
             if self._pool is not None:
                 self._pool.close()
         finally:

@@ -3,7 +3,8 @@
 A policy is any callable that takes a batch of observations `(k, ...)`, one row for each env that is about to step, and
 returns one of
 
-- the actions, `(k, ...)`;
+- the actions, `(k, ...)`; those of Dict and Tuple spaces are a dict or tuple of such, under `action` of a dict (or one
+  dict or tuple for each row, in a list or an array of objects);
 - a distribution over them (anything with `sample` and `log_prob`, as in `torch.distributions`), from which the
   exploration type picks: a sample, the mode or the mean;
 - a dict with `action` (either of the above) and more to be stored with it, `(k, ...)` each;

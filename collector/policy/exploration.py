@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
+from vecenv import nest
+
 
 class ExplorationType(enum.Enum):
     """What is taken from a distribution that a policy returns (names as in torchrl).
@@ -114,10 +116,12 @@ def draws_as_torch(kind: type) -> bool:
 
 
 def choose(action: Any, wanted: ExplorationType) -> Any:
-    """The action chosen from a distribution; anything else as it is.
+    """The action chosen from a distribution, or from each in a dict or tuple; anything else as it is.
 
     Raises `ValueError` where the distribution has no mode or mean.
     """
+    if isinstance(action, (dict, tuple)):
+        return nest.map(lambda leaf: choose(leaf, wanted), action)
     if not is_distribution(type(action)):  # type: ignore[arg-type]
         return action
     if wanted is ExplorationType.RANDOM:

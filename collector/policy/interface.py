@@ -22,5 +22,8 @@ def read_output(
     if not isinstance(output, dict):
         return {"action": pick(output, exploration)}
     if "action" not in output:
-        raise TypeError(f"the policy returned a dict without 'action'; its keys are {sorted(map(str, output))}")
+        raise TypeError(
+            f"the policy returned a dict without 'action'; its keys are {sorted(map(str, output))}. (The actions of a "
+            "Dict space are a dict under that key.)"
+        )
     return {**output, "action": pick(output["action"], exploration)}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from collector.batch.step_extras import RowLayout, check_policy_names
+from collector.policy.action_trees import common_layout, flatten, unflatten
 from collector.policy.exploration import ExplorationType, choose
 from collector.policy.interface import Policy, read_output
 from collector.policy.keyed.noise import KeyedNoise
@@ -49,15 +50,17 @@ class PolicyRunner:
         self.module: Any = None
         """The network that is called (a copy where the policy is on another device), or None."""
         self.layout: Layout = {}
-        """Shape of a row and dtype of each output, once the policy has been called."""
+        """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
         self._env, self._exploration = env, exploration
         self.rows: int = env.env_num
         """The number of rows with which a loop that calls it for all envs has to do so: that of the envs, or more."""
         self._threads = threads
         self._noise, self._choose = noise, choose if noise is None else noise.choose
-        self._space = _common_space(env.action_space)
+        self._space: Any = env.action_space[0]
+        self._expected = common_layout(env.action_space)
+        """Shape of a row and dtype of each leaf of the actions, where all envs have the same."""
         self._returned: Layout = {}
-        self._needs_cast = False
+        self._to_cast: list[str] = []
         self._seconds = self._policy_seconds = 0.0
         self._torch: Any = None
         self._on_device: Any = None
@@ -135,8 +138,11 @@ class PolicyRunner:
         layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
         if layout != self._returned or {values.shape[:1] for values in outputs.values()} != {env_ids.shape}:
             self._check(outputs, layout, len(env_ids))
-        if self._needs_cast:
-            outputs = {**outputs, "action": self._as_in_space(outputs["action"])}
+        for name in self._to_cast:
+            outputs[name] = self._as_in_space(name, outputs[name])
+        if "action" not in outputs:
+            action = unflatten(outputs, self._space)
+            outputs = {"action": action, **{name: outputs[name] for name in outputs if name not in self._expected}}
         self._seconds += time.perf_counter() - begin
         return outputs
 
@@ -156,8 +162,20 @@ class PolicyRunner:
         else:
             output = self._call_by_name(*(inputs if self._wants_rows else (inputs, ())))
         outputs = read_output(output, self._exploration, self._choose)
+        if isinstance(outputs["action"], (dict, tuple)):
+            outputs = self._by_leaf(outputs)
         self._policy_seconds += time.perf_counter() - begin
         return outputs
+
+    def _by_leaf(self, outputs: dict[Any, Any]) -> dict[str, Any]:
+        """Outputs with an entry for each leaf of the actions of a Dict or Tuple space."""
+        action = outputs.pop("action")
+        if not self._expected:
+            raise TypeError(
+                f"the policy returned 'action' as a {type(action).__name__}; the action space {self._space} holds what "
+                "has no array, or envs differ in it: return one action for each env, a list or an object array"
+            )
+        return {**flatten(action, self._space), **outputs}
 
     def _call_by_name(self, obs: Any, rows: tuple[Any, ...]) -> Any:
         keys = self._signature.keys
@@ -206,7 +224,7 @@ class PolicyRunner:
         """`layout`; a policy that was never called is called for these envs, its outputs are dropped, and torch's
         random generators are not advanced.
         """
-        if not self.layout:
+        if not self._returned:
             with _generators_kept():
                 self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
             self.begin(env_ids)
@@ -250,31 +268,33 @@ class PolicyRunner:
         """Raise where outputs do not fit each other, those before, or the action space."""
         for name, values in outputs.items():
             if values.shape[:1] != (rows,):
-                should = f"{(rows, *self._space[0])}" if name == "action" and self._space else f"({rows}, ...)"
+                should = f"{(rows, *self._expected[name][0])}" if name in self._expected else f"({rows}, ...)"
                 raise ValueError(
                     f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
                 )
         if self._returned and layout != self._returned:
             raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self._returned} before")
-        if self._space is not None:
-            shape = layout["action"][0]
-            if shape != self._space[0] and shape + self._space[0] != (1,):
+        in_space = {name: each for name, each in self._expected.items() if name in layout}
+        for name, (expected, _) in in_space.items():
+            shape = layout[name][0]
+            if shape != expected and shape + expected != (1,):
                 raise ValueError(
-                    f"the policy returned actions of shape {(rows, *shape)}; for the action space they must be "
-                    f"{(rows, *self._space[0])}"
+                    f"the policy returned {name!r} of shape {(rows, *shape)}; for the action space it must be "
+                    f"{(rows, *expected)}"
                 )
-            self._needs_cast = layout["action"] != self._space
+        self._to_cast = [name for name, each in in_space.items() if layout[name] != each]
         self._returned = layout
-        self.layout = layout if self._space is None else {**layout, "action": self._space}
+        self.layout = {
+            name: in_space.get(name, each) for name, each in layout.items() if name == "action" or name not in in_space
+        }
 
-    def _as_in_space(self, action: np.ndarray) -> np.ndarray:
-        """The action as the envs get it, so that the stored action is the one that was executed."""
-        assert self._space is not None
-        shape, dtype = self._space
+    def _as_in_space(self, name: str, action: np.ndarray) -> np.ndarray:
+        """The action (a leaf of it) as the envs get it, so that the stored action is the one that was executed."""
+        shape, dtype = self._expected[name]
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)
         if cast is None or (action.dtype.kind == "f" and dtype.kind != "f"):
             raise TypeError(
-                f"the policy returned actions of dtype {action.dtype}; for the action space they must be {dtype}, or "
+                f"the policy returned {name!r} of dtype {action.dtype}; for the action space it must be {dtype}, or "
                 f"fit it: {action!r}"
             )
         return cast.reshape(len(action), *shape)
@@ -292,10 +312,3 @@ def _generators_kept() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-def _common_space(action_spaces: Sequence[Any]) -> RowLayout | None:
-    """Shape and dtype of an action, where all envs have the same and it is an array."""
-    found = {(getattr(space, "shape", None), getattr(space, "dtype", None)) for space in action_spaces}
-    shape, dtype = found.pop()
-    return None if found or shape is None or dtype is None else (tuple(shape), np.dtype(dtype))

@@ -18,7 +18,9 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from vecenv.backends.host.failure import add_note
 from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments.unknown import option_meant
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.to_gymnasium.sync_and_async import (
     ActorVectorEnv,
@@ -28,6 +30,7 @@ from vecenv.facades.to_gymnasium.sync_and_async import (
 )
 from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
 from vecenv.tuning.auto_backend import ONLY_PROCESSES, arguments_for, choose_backend
+from vecenv.venvs import ShmemVectorEnv
 
 # What AsyncVectorEnv accepts and SyncVectorEnv does not, with the values that do not ask for processes.
 ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker": None, "max_concurrency": None}
@@ -96,7 +99,11 @@ def make_vec(
     _check(**asked)
     asked["venv_kwargs"] = asked.pop("vector_kwargs") or asked["venv_kwargs"]
     env_fn = functools.partial(_make, copy.deepcopy(spec), asked["wrappers"] or (), kwargs)
-    envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["venv_kwargs"] or {}))
+    try:
+        envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["venv_kwargs"] or {}))
+    except TypeError as error:
+        _note_misplaced(error, kwargs)
+        raise
     spec.kwargs = {**kwargs, **{name: value for name, value in asked.items() if value}, "vectorization_mode": MODE}
     spec.vector_entry_point = f"{__name__}:{spec.id}"
     envs.spec = spec
@@ -116,6 +123,16 @@ def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
             raise TypeError(f"{name} must be a dict of arguments, got {value!r}")
     if len(given) > 1:
         raise TypeError("venv_kwargs and vector_kwargs are two names of one argument: pass only one")
+
+
+def _note_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
+    """Note at the error of an env which keyword it got that was probably meant for the vector env."""
+    for name, value in kwargs.items():
+        if repr(name) in str(error) and (meant := option_meant(name, AsyncVectorEnv, ShmemVectorEnv)) is not None:
+            add_note(
+                error,
+                f"make_vec passes {name!r} on to the env; for the vector env: vector_kwargs={{{meant!r}: {value!r}}}",
+            )
 
 
 def _find_spec(id: str | EnvSpec) -> EnvSpec:

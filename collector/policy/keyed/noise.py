@@ -77,7 +77,7 @@ class KeyedNoise:
         """As `exploration.choose`, with samples of known families drawn from this noise."""
         if not is_distribution(type(action)):  # type: ignore[arg-type]
             self.everything = False
-            return action
+            return choose(action, wanted)  # those in a dict or tuple are not keyed
         if wanted is not ExplorationType.RANDOM:
             return choose(action, wanted)
         from collector.policy.keyed.distributions import sample_keyed  # which needs torch

@@ -13,12 +13,15 @@ def _waits() -> int:
 
 def advice(n: int, workers: int) -> str:
     """The end of the warning of `BlockingMeter`: what to pass for `n` envs where they are to have `workers`."""
-    own = f". Pass num_workers={min(n, workers)} where the vector env is made, to give each its own worker"
+    own = (
+        f". Pass num_workers={min(n, workers)} to the vector env, or to the collector that makes it, to give each its "
+        "own worker"
+    )
     if n < 3:
         return f"{own}."
     return (
-        f"{own}; where their steps differ in length and the loop goes on with those that are ready, "
-        f"wait_num={max(n // 4, 1)} (which does that by itself) is faster still: docs/backends.md"
+        f"{own}. Where their steps differ in length, wait_num={max(n // 4, 1)} is faster still (it gives each its own "
+        "worker too), in a loop that goes on with those that are ready, as AsyncDataCollector does: docs/backends.md"
     )
 
 

@@ -18,9 +18,20 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
     known = sorted(_names(takers or (user,)) - set(hidden))
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            meant = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(known)}"
+            close = _closest(name, known)
+            meant = f"; it has {', '.join(known)}" if close is None else f"; did you mean {close!r}?"
             raise TypeError(f"{user.__name__} has no argument {name!r}{meant}")
+
+
+def option_meant(name: str, *takers: type[Any]) -> str | None:
+    """The argument of the constructors of `takers`, or of their bases, that this is or resembles; None for no such
+    one.
+    """
+    return _closest(name, sorted(_names(takers)))
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)
 
 
 def _names(takers: Sequence[type[Any]]) -> set[str]:

@@ -164,11 +164,7 @@ class SeededRounds:
             step = StepBatch(
                 ids, buffer.read("obs", where), outputs["action"], reward, terminated, truncated, obs, info
             )
-            self._lap("storage")
-            extras = self._request.on_step(step)
-            self._lap("hooks")
-            for name, rows in extras.items():
-                buffer.write_extra(name, where, rows)
+            buffer.write_extras(where, self._request.on_step.timed(step, self._lap))
         buffer.write("obs", where + n, obs)
         self._rows[ids] += 1
         self._noise.note_masks(ids, info)

@@ -1,0 +1,69 @@
+"""Actions of Dict and Tuple spaces: trees of batched arrays; the name of a leaf is `action['key']`, `action[0]`, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from collector.batch.step_extras import RowLayout
+
+ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def parts(space: spaces.Space[Any], path: str = "action") -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """The spaces that a space of Dict and Tuple consists of, with the names of their leaves; another space itself."""
+    for key, child in _children(space):
+        yield from parts(child, f"{path}[{key!r}]")
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        yield path, space
+
+
+def is_of_arrays(space: spaces.Space[Any]) -> bool:
+    """Whether actions are arrays, or trees of them."""
+    return all(isinstance(part, ARRAYS) for _, part in parts(space))
+
+
+def common_layout(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowLayout]:
+    """Shape and dtype of each leaf of an action; empty where envs differ, or a leaf is no array (text, sequences)."""
+    first, *others = ([(path, part.shape, part.dtype) for path, part in parts(each)] for each in action_spaces)
+    if any(each != first for each in others):
+        return {}
+    layout = {path: (tuple(shape), np.dtype(dtype)) for path, shape, dtype in first if shape is not None and dtype}
+    return layout if len(layout) == len(first) else {}
+
+
+def flatten(action: Any, space: spaces.Space[Any], path: str = "action") -> dict[str, Any]:
+    """The leaves of a batch of actions by their names. Raises `ValueError` where it has not the form of the space."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return {path: action}
+    if isinstance(space, spaces.Dict):
+        fits = isinstance(action, Mapping) and action.keys() == space.spaces.keys()
+        expected = f"a dict with the keys {list(space.spaces)}"
+    else:
+        fits = isinstance(action, tuple) and len(action) == len(space.spaces)
+        expected = f"a tuple of {len(space.spaces)}"
+    if not fits:
+        got = f"a dict with the keys {list(action)}" if isinstance(action, Mapping) else f"{action!r}"
+        raise ValueError(f"the policy returned {path!r} as {got}; for the action space it must be {expected}")
+    leaves = {}
+    for key, child in _children(space):
+        leaves.update(flatten(action[key], child, f"{path}[{key!r}]"))
+    return leaves
+
+
+def unflatten(leaves: Mapping[str, Any], space: spaces.Space[Any], path: str = "action") -> Any:
+    """The batch of actions that `flatten` took apart."""
+    if isinstance(space, spaces.Dict):
+        return {key: unflatten(leaves, child, f"{path}[{key!r}]") for key, child in _children(space)}
+    if isinstance(space, spaces.Tuple):
+        return tuple(unflatten(leaves, child, f"{path}[{key!r}]") for key, child in _children(space))
+    return leaves[path]
+
+
+def _children(space: spaces.Space[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else []
