@@ -36,7 +36,7 @@ LOCK = "writer.lock"
 SHARDS = "shards"
 FIRST_FORM = "manifest.json"
 OURS = re.compile(
-    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
+    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
 )
 """What stands in the folder of a data set; other files are of others, and such a folder is never written to."""
 _INTERRUPTED = "a commit was interrupted"
