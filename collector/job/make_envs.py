@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -80,7 +81,9 @@ def make_transform(each: str | Call) -> transforms.Transform:
     call = _as_call(each)
     kind = getattr(transforms, call.call, None) if ":" not in call.call else load_attr(call.call, "a transform")
     if kind is None:
-        raise JobError(f"there is no transform {call.call!r} in vecenv.transforms; one of your own is module:name")
+        close = difflib.get_close_matches(call.call, transforms.__all__, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "one of your own is module:name"
+        raise JobError(f"there is no transform {call.call!r} in vecenv.transforms; {hint}")
     try:
         transform: transforms.Transform = kind(**call.kwargs)
     except (TypeError, ValueError) as error:
@@ -121,6 +124,10 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         return VECTOR_ENVS[job.backend](env_fns, **workers, **options)
     except (gymnasium.error.Error, ImportError) as error:
         raise JobError(f"{job.env} cannot be made: {error}") from None
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise JobError(f"{job.env} cannot be made with these kwargs: {error}") from error
 
 
 def check_env(job: Job) -> None:
