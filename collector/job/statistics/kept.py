@@ -2,6 +2,7 @@
 
 The file is written before the shard. Killed between the two, a job goes on with statistics that have seen steps which
 are played again, as those of the episodes in progress always are: none are lost, and such a job is not repeatable.
+An env whose worker ends and is started again begins with what it had when the run, or the vector env, began.
 """
 
 from __future__ import annotations
