@@ -35,7 +35,7 @@ _context.set_forkserver_preload(["collector.job.run", "gymnasium.envs.classic_co
 """Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
 
 
-def job_process(out: str, backend: str, episodes: str, kill_at: str) -> None:
+def job_process(out: str, backend: str, episodes: str, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
     """Run or resume the job in this process, which kills itself before, within or after a system call of a commit."""
     at, _, when = kill_at.partition(":")
     count = 0
@@ -58,7 +58,15 @@ def job_process(out: str, backend: str, episodes: str, kill_at: str) -> None:
 
     for name in CALLS:
         setattr(system_calls, name, watched(getattr(system_calls, name)))
-    job = Job(env="CartPole-v1", episodes=int(episodes), num_envs=4, backend=backend, seed=5, shard_bytes=3000)
+    job = Job(
+        env="CartPole-v1",
+        episodes=int(episodes),
+        num_envs=4,
+        backend=backend,
+        seed=5,
+        shard_bytes=3000,
+        transforms=transforms,
+    )
     if os.path.exists(os.path.join(out, "dataset.json")):
         resume_job(out, job)
     else:
@@ -74,9 +82,9 @@ class Tally(NamedTuple):
     """That were complete, and equal to the undisturbed one."""
 
 
-def start(out: Path, backend: str, episodes: int, kill_at: str = "") -> Any:
+def start(out: Path, backend: str, episodes: int, kill_at: str = "", transforms: tuple[Any, ...] = ()) -> Any:
     """The job in a process of its own: new, or resumed. `kill_at`: "17:before", "17:after" or "17:within"."""
-    running = _context.Process(target=job_process, args=(str(out), backend, str(episodes), kill_at))
+    running = _context.Process(target=job_process, args=(str(out), backend, str(episodes), kill_at, transforms))
     running.start()
     return running
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collector.job.job import Job, JobError
     from collector.job.job_files import load_job
     from collector.job.run import resume_job, run_job
+    from collector.job.statistics.frozen import save_statistics
     from collector.policy.mlp import MLPPolicy
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
@@ -78,6 +79,7 @@ __all__ = [
     "resume_job",
     "rollout",
     "run_job",
+    "save_statistics",
     "set_exploration_type",
 ]
 
@@ -94,6 +96,7 @@ _LOADED_WHEN_USED = {
     "load_job": "collector.job.job_files",
     "resume_job": "collector.job.run",
     "run_job": "collector.job.run",
+    "save_statistics": "collector.job.statistics.frozen",
     "TorchVectorEnv": "collector.device.torch_vector_env",
     "to_torchrl": "collector.device.to_torchrl",
 }

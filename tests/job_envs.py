@@ -165,6 +165,24 @@ class Drawn(gymnasium.Env):
         return np.array([self._taken + self._offset], np.float32)
 
 
+class Large(gymnasium.Env):
+    """Observations of 40 kB, episodes of one step; the 300th raises."""
+
+    observation_space, action_space = spaces.Box(0, 1, (5000,), np.float64), spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._left = 300
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        return np.zeros(5000), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._left -= 1
+        if not self._left:
+            raise OverflowError("enough")
+        return np.zeros(5000), 1.0, True, False, {}
+
+
 class Mean:
     """A policy in numpy, of a class that is made with the spaces."""
 

@@ -16,6 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
+from collector.job.cli import main
 from tests.stored import OBS, assert_same, episode, tree_episode, write
 from vecenv import nest
 
@@ -169,31 +170,87 @@ def test_lerobot(make: Any, tmp_path: Path) -> None:
 
 
 READ_BY_LEROBOT = """
-import sys, json, numpy as np
+import sys, numpy as np
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 data = LeRobotDataset("vecenv/numbers", root=sys.argv[1])
 rows = [data[i] for i in range(len(data))]
-print(json.dumps({key: np.asarray([row[key].tolist() for row in rows]).tolist() for key in sys.argv[2:]}))
+found = {key: np.asarray([row[key].numpy() for row in rows]) for key in sys.argv[3:]}
+np.savez(sys.argv[2], episodes=data.meta.total_episodes, task=rows[0]["task"], fps=data.fps, **found)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_lerobot_reads_it_in_a_venv_of_its_own(tmp_path: Path) -> None:
+@made
+def test_lerobot_reads_it_in_a_venv_of_its_own(make: Any, tmp_path: Path) -> None:
     """LEROBOT_PYTHON: a Python that has it; its hundred packages are no dependency of the tests."""
     python = os.environ.get("LEROBOT_PYTHON")
     if python is None:
         pytest.skip("set LEROBOT_PYTHON to the python of a venv with lerobot")
-    data = Dataset(write(tmp_path / "a"))
+    data = Dataset(write(tmp_path / "a", make=make))
     out = export(data, "lerobot", tmp_path / "out")
-    columns = ["observation.state", "action", "next.reward", "episode_index", "frame_index"]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    command = [python, "-c", READ_BY_LEROBOT, str(out), *columns]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout)
     every = data.transitions()
-    expected = (every.obs, every.action, every.reward, every.episode, every.step)
-    for key, column in zip(columns, expected, strict=True):
-        np.testing.assert_allclose(found[key], column, rtol=1e-6)
+    expected = {"next.reward": every.reward, "episode_index": every.episode, "frame_index": every.step}
+    expected |= {"next.done": every.terminated | every.truncated, "timestamp": every.step / 30}
+    if make is episode:
+        expected |= {"observation.state": every.obs, "action": every.action}
+    else:
+        pixels = np.moveaxis(every.obs["pixels"], -1, 1) / 255  # as lerobot has pictures
+        expected |= {"observation.pixels": pixels, "observation.pose.0": every.obs["pose"][0]}
+        expected |= {"action.move": every.action["move"], "action.press": every.action["press"]}
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    env.pop("PYTHONPATH", None)
+    command = [python, "-c", READ_BY_LEROBOT, str(out), str(tmp_path / "read.npz"), *expected]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "read.npz") as found:
+        assert (int(found["episodes"]), int(found["fps"]), str(found["task"])) == (6, 30, "Numbers-v0")
+        for key, column in expected.items():
+            np.testing.assert_allclose(found[key], column, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_command(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """`export DIR --to FORMAT`, with and without `--out`: the library of each format opens what it names."""
+    pytest.importorskip({"hdf5": "h5py", "minari": "minari"}.get(to, "pyarrow" if to != "npz" else "numpy"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    data = Dataset(write(tmp_path / "a"))
+    chosen = {"minari": "mine/numbers-v0"}.get(to, str(tmp_path / "chosen"))
+    for out in ([], ["--out", chosen]):
+        assert main(["export", str(data.folder), "--to", to, *out]) == 0
+        where = Path(capsys.readouterr().out.strip())
+        assert rewards_in(where, to) == data.transitions().reward.tolist()
+        assert main(["export", str(data.folder), "--to", to, *out]) == 1
+        assert f"{where} exists; choose another place" in capsys.readouterr().err
+    expected = tmp_path / "minari/mine/numbers-v0" if to == "minari" else tmp_path / "chosen"
+    assert where == expected
+
+
+def rewards_in(path: Path, to: str) -> list[float]:
+    """The rewards of an export, as its library reads them."""
+    if to == "npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return list(arrays["reward"].tolist())
+    if to == "hdf5":
+        import h5py
+
+        with h5py.File(path) as file:
+            return list(file["reward"][()].tolist())
+    if to == "minari":
+        import minari
+
+        found = minari.load_dataset("/".join(path.parts[-2:]))
+        return [float(reward) for each in found.iterate_episodes() for reward in each.rewards]
+    from pyarrow import parquet
+
+    if to == "lerobot":
+        return list(parquet.read_table(path / "data")["next.reward"].to_pylist())
+    steps = parquet.read_table(path / "steps.parquet")
+    return [
+        reward
+        for reward, last in zip(*(steps[name].to_pylist() for name in ("reward", "is_last")), strict=True)
+        if not last
+    ]
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -380,11 +380,13 @@ class TestFolders:
         (tmp_path / "manifest.json").write_text("{}")
         for attempt in (
             lambda: run_job(job(), tmp_path),
+            lambda: run_job(job(), tmp_path, overwrite=True),
             lambda: resume_job(tmp_path),
             lambda: resume_job(tmp_path, job()),
         ):
             with pytest.raises(DatasetError, match=r"first form .*Dataset and load_episodes read them.*another folder"):
                 attempt()
+        assert (tmp_path / "manifest.json").read_text() == "{}"
 
 
 class TestSignals:

@@ -192,7 +192,11 @@ class TestCommandLine:
         ("arguments", "message"),
         [
             (["runn", "x.toml"], "'runn' is no command; did you mean run?"),
-            (["--env", "CartPole-v1"], "'--env' is no command; begin with one of run, resume, "),
+            (
+                ["--env", "CartPole-v1"],
+                "'--env' is no command; the flags of a job come after run: python -m collector run",
+            ),
+            (["look", "data"], "'look' is no command; begin with one of run, resume, "),
             (["run", "--episodes", "3"], "a job has an env"),
             (["run", "--env", "CartPole-v1"], "a job has either episodes = N or steps = N"),
             (["run", "--env", "CartPoll-v1", "--steps", "3"], "there is no env CartPoll-v1: "),

@@ -79,6 +79,24 @@ class TestNumbers:
         assert {"time", "episodes", "steps_per_second", "mean_return", "bottleneck"} <= lines[-1].keys()
 
 
+@pytest.mark.slow  # TensorBoard takes seconds to import
+def test_tensorboard_reads_what_a_job_wrote_for_it(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    arguments = ["--env", "CartPole-v1", "--episodes", "40", "--backend", "dummy", "--out", str(tmp_path / "a")]
+    assert main(["run", *arguments, "--tensorboard", "--no-plot"]) == 0
+    events = EventAccumulator(str(tmp_path / "a/tensorboard")).Reload()
+    data, last = Dataset(tmp_path / "a"), read_metrics(tmp_path / "a")[-1]
+    numbers = {name for name, value in last.items() if isinstance(value, (int, float))}
+    numbers.remove("time")  # TensorBoard has its own
+    assert set(events.Tags()["scalars"]) == {f"job/{name}" for name in numbers}
+    for name in numbers:
+        newest = events.Scalars(f"job/{name}")[-1]
+        assert newest.value == pytest.approx(last[name], rel=1e-6)
+        assert newest.step == data.steps
+    assert events.Scalars("job/episodes")[-1].value == 40
+
+
 class TestPictures:
     @pytest.mark.usefixtures("fonts")
     def test_the_picture_shows_something(self, tmp_path: Path) -> None:

@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments[0]
     if command not in COMMANDS and command not in ("-h", "--help"):
         close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"begin with one of {', '.join(COMMANDS)}"
+        if command.startswith("-"):
+            hint = f"the flags of a job come after run: {PROG} run {command} ..."
+        else:
+            hint = f"did you mean {close[0]}?" if close else f"begin with one of {', '.join(COMMANDS)}"
         return _end(2, f"{command!r} is no command; {hint}")
     try:
         code: int = tyro.extras.subcommand_cli_from_dict(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from collector.job.job import Job, JobError, as_record
+from collector.job.job import Job, JobError, as_shown
 from collector.job.job_files import job_of_settings, load_job, with_settings
 from collector.job.job_flags import DEFAULTS, JobFlags, as_settings
 from collector.store.errors import DatasetError
@@ -54,7 +54,7 @@ def run(
         overwrite: replace what an earlier job wrote there.
         plot: draw the returns when the job ends.
         tensorboard: write metrics for TensorBoard too.
-        dry_run: print the job as it would run, and do nothing.
+        dry_run: print the job as it would run and how much it would write, measured for a second; write nothing.
         json: print the result as one object of JSON; progress goes to standard error.
         flags: settings of the job.
     """
@@ -62,7 +62,12 @@ def run(
     wanted = load_job(job, settings) if job is not None else job_of_settings(settings)
     folder = out or Path("data") / (job.stem if job is not None else re.sub(r"[/:]", "-", wanted.env))
     if dry_run:
-        sys.stdout.write(_as_json({"out": str(folder), "job": as_record(wanted)}))
+        from collector.job.look.info import statistics_in_words
+        from collector.job.look.size import measure_size
+
+        shown = as_shown(wanted)
+        plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
+        sys.stdout.write(_as_json({**plan, "size": measure_size(wanted)}))
         return 0
     from collector.job.run import resume_job, run_job  # here, so that --help is answered without it
     from collector.store.head import HEAD
@@ -286,7 +291,7 @@ def _collect(job: Job, folder: Path, as_json: bool, plot: bool, collect: Callabl
 
 def changed(job: Job) -> dict[str, Any]:
     """The settings of a job that are not the defaults."""
-    record = as_record(job).items()
+    record = as_shown(job).items()
     return {name: value for name, value in record if value != DEFAULTS.get(name) and value not in ([], {})}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collector.episodes.episode import Episode
+from collector.job.statistics.kept import States, write_statistics
 from collector.store.packed import pack
 from collector.store.writer import StoreWriter
 
@@ -38,6 +39,7 @@ class Committer:
         self._error: BaseException | None = None
         self._failed: dict[str, int] = {}
         self._state: Any = None
+        self._statistics: States | None = None
         self._thread = threading.Thread(target=self._run, name="collector-committer", daemon=True)
 
     def __enter__(self) -> Committer:
@@ -64,8 +66,11 @@ class Committer:
                 self._failed[name] = self._failed.get(name, 0) + count
             self._state = state
 
-    def add(self, episodes: Sequence[Episode]) -> None:
-        """Take episodes. Waits while more than two shards are waiting for the disk. Raises the error of a commit."""
+    def add(self, episodes: Sequence[Episode], statistics: States | None = None) -> None:
+        """Take episodes, and what the transforms have learnt by then, which is stored with them.
+
+        Waits while more than two shards are waiting for the disk. Raises the error of a commit.
+        """
         # About: one multiplication in the place of a sum over all arrays.
         nbytes = int(self._row_bytes(episodes) * sum(map(len, episodes)))
         with self._changed:
@@ -78,6 +83,7 @@ class Committer:
                 self._due = time.monotonic() + self._seconds
                 self._changed.notify_all()
             self._waiting += episodes
+            self._statistics = statistics
             self._waiting_bytes += nbytes
             if self._waiting_bytes >= self._bytes:
                 self._due = 0.0
@@ -114,8 +120,11 @@ class Committer:
         with self._changed:
             episodes, self._waiting, self._waiting_bytes = self._waiting, [], 0
             failed, self._failed, state, self._state = self._failed, {}, self._state, None
+            statistics, self._statistics = self._statistics, None
             self._due = float("inf")
             self._changed.notify_all()
         if episodes:
             self._writer.add_packed(pack(episodes, of_one_collector=True))
+        if statistics is not None:
+            write_statistics(self._writer.folder, statistics)
         self._writer.commit(failed=failed, state=state)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import vecenv
-from collector.job.job import Job, JobError, as_record
+from collector.job.job import ANYWHERE, Job, JobError, as_record, as_shown
 from collector.job.job_files import make_job
 from collector.job.make_envs import imported_names
 from collector.store.errors import DatasetError
@@ -122,6 +122,17 @@ def check_unchanged(
         raise JobError(f"the job of {folder} has changed: {'; '.join(changes)}; {OTHER_FOLDER}")
 
 
+def check_same_job(folder: Path, stored: Job, wanted: Job) -> None:
+    """Raise `JobError` with what differs between the job of a folder and another one that is to go on with it."""
+    old, new = (dict(as_shown(job)) for job in (stored, wanted))
+    before, after = old["transforms"], new["transforms"]
+    if before != after and len(before) == len(after):  # rather the one that differs than the start of the list
+        for i, pair in enumerate(zip(before, after, strict=True)):
+            old[f"transforms[{i}]"], new[f"transforms[{i}]"] = pair
+        old["transforms"] = new["transforms"] = None
+    check_unchanged(folder, old, new, ANYWHERE)
+
+
 def notes_on(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What has changed since a repeatable job began that may change bits, though not what the job is."""
     if not stored.get("repeatable"):
@@ -138,4 +149,4 @@ def notes_on(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -31,6 +31,23 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kwargs: dict[str, Any] = {}
 
 
+class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Statistics that a job file names, as they were when it was read: the job does not need the file any more."""
+
+    file: str
+    sha256: str
+    """Of the file."""
+    state: dict[str, Any]
+    """As JSON: what the transform's `state_dict` returned."""
+
+
+class TransformCall(Call, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A transform by its name: `{call = "VecNorm", frozen = "statistics.json"}`."""
+
+    frozen: str | Frozen | None = None
+    """A file of statistics, which it takes over and does not update; relative to the job file."""
+
+
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A collection job. A file with these names (JSON, TOML, YAML) is one, too: `load_job`.
 
@@ -43,7 +60,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """
 
     env: str
-    """A gymnasium id, such as "CartPole-v1" or "my_module:MyEnv-v0"; or "my_module:make_env", a function."""
+    """A gymnasium id, such as "CartPole-v1", "ALE/Pong-v5" or "my_module:MyEnv-v0"; or "my_module:make_env", a
+    function."""
     episodes: int | None = None
     """Collect so many whole episodes: numbers 0 to `episodes - 1`."""
     steps: int | None = None
@@ -89,8 +107,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Keyword arguments for the env."""
     wrappers: tuple[str | Call, ...] = ()
     """Wrappers around each env, the innermost first."""
-    transforms: tuple[str | Call, ...] = ()
-    """Transforms of `vecenv.transforms` around each env and its wrappers, in the order of observations."""
+    transforms: tuple[str | TransformCall, ...] = ()
+    """Transforms of `vecenv.transforms` around each env and its wrappers, in the order of observations. One that has
+    statistics (VecNorm, NormalizeReward) goes on with its own when the job is resumed; with `frozen`, a file, it takes
+    over those and keeps them, and the job is repeatable."""
     policy_kwargs: dict[str, Any] = {}
     """Keyword arguments for the class of the policy."""
 
@@ -134,3 +154,26 @@ def as_record(job: Job) -> dict[str, Any]:
     """
     record: dict[str, Any] = msgspec.to_builtins(job)
     return record
+
+
+def as_shown(job: Job) -> dict[str, Any]:
+    """The job as JSON types for people: the name of a file of statistics stands for its numbers."""
+    return shown_record(as_record(job))
+
+
+def shown_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The same of what `as_record` returned.
+
+    >>> frozen = {"file": "a.json", "sha256": "0123456789abcdef0", "state": {}}
+    >>> shown_record({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]
+    {'call': 'VecNorm', 'frozen': 'a.json (sha256 0123456789abcdef)'}
+    """
+    entries, found = record.get("transforms"), []
+    if not isinstance(entries, (list, tuple)):
+        return record
+    for each in entries:
+        frozen = each.get("frozen") if isinstance(each, dict) else None
+        if isinstance(frozen, dict):
+            each = {**each, "frozen": f"{frozen.get('file')} (sha256 {str(frozen.get('sha256'))[:16]})"}
+        found.append(each)
+    return {**record, "transforms": found}

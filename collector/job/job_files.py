@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from collector.job.job import Job, JobError, as_record
+from collector.job.statistics.frozen import with_frozen
 
 LARGEST_FILE = 2**20
 
@@ -44,7 +45,7 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
         raise JobError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise JobError(f"{file} is no job: it holds a {type(content).__name__}, and a job is names with values")
-    return make_job(_with_settings(content, settings), str(file))
+    return with_frozen(make_job(_with_settings(content, settings), str(file)), file.parent)
 
 
 def make_job(content: Mapping[str, Any], source: str) -> Job:
@@ -60,7 +61,7 @@ def make_job(content: Mapping[str, Any], source: str) -> Job:
     if "env" not in content:
         raise JobError(f'{source}: a job has an env, such as env = "CartPole-v1"')
     try:
-        return msgspec.convert(_whole_numbers(content), Job)
+        return msgspec.convert(_in_lists(_whole_numbers(content)), Job)
     except JobError as error:
         raise JobError(f"{source}: {error}") from None
     except msgspec.ValidationError as error:
@@ -73,7 +74,7 @@ def job_of_settings(settings: Iterable[str]) -> Job:
     >>> job_of_settings(["env=CartPole-v1", "steps=1e3"]).steps
     1000
     """
-    return make_job(_with_settings({}, settings), "the command line")
+    return with_frozen(make_job(_with_settings({}, settings), "the command line"))
 
 
 def with_settings(job: Job, settings: Iterable[str]) -> Job:
@@ -128,6 +129,12 @@ def _whole_numbers(content: Mapping[str, Any]) -> dict[str, Any]:
         return value
 
     return {name: whole(name, value) for name, value in content.items()}
+
+
+def _in_lists(content: dict[str, Any]) -> dict[str, Any]:
+    """One wrapper or transform is a list of one."""
+    lists = {name: content[name] for name in ("wrappers", "transforms") if name in content}
+    return content | {name: [each] if isinstance(each, (str, dict)) else each for name, each in lists.items()}
 
 
 def _suggestion(name: str) -> str:

@@ -14,6 +14,8 @@ import tyro
 
 from collector.job.job import Job
 
+SINGULARS = {"wrappers": ("--wrapper",), "transforms": ("--transform",)}
+"""Other names of flags, for one entry."""
 PLURALS = {"wrappers", "transforms", "env_kwargs", "policy_kwargs"}
 """Settings that have no simple value: a flag takes JSON."""
 
@@ -23,7 +25,12 @@ def _flag_type(name: str, hint: Any, default: Any) -> Any:
     shown = "" if default in (None, msgspec.NODEFAULT) or name in PLURALS else f" [{default}]"
     kinds = {str: "TEXT", str | None: "TEXT", bool: "true|false"}
     metavar = "|".join(choices) or ("JSON" if name in PLURALS else kinds.get(hint, "N"))
-    return Annotated[str | None, tyro.conf.arg(help=_docs()[name] + shown, metavar=metavar, help_behavior_hint="")]
+    return Annotated[
+        str | None,
+        tyro.conf.arg(
+            help=_docs()[name] + shown, metavar=metavar, help_behavior_hint="", aliases=SINGULARS.get(name, ())
+        ),
+    ]
 
 
 @cache

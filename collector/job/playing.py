@@ -26,6 +26,7 @@ from collector.episodes.seeds import EpisodeSeeds
 from collector.job.job import Job, JobError
 from collector.job.make_envs import make_venv
 from collector.job.plan import Plan
+from collector.job.statistics.kept import States, statistics_of
 from collector.job.stopping import OutOfTime, Stopping
 from collector.sync_collector import SyncDataCollector
 from vecenv.errors import VectorEnvError
@@ -64,6 +65,8 @@ class Player:
         """How often an episode was played again alone."""
         self.skipped_before = 0
         """Episodes that earlier runs of the job have given up."""
+        self.statistics: States | None = None
+        """What the transforms of each env had learnt when it was last asked: envs that are made anew begin with it."""
         self.skipped: dict[int, str] = {}
         """Episodes that were given up, with the last error of each."""
 
@@ -92,7 +95,7 @@ class Player:
         if plan.is_exhausted:
             return
         try:
-            with make_venv(self._job) as env, self._collector(env, plan) as batches:
+            with make_venv(self._job, self.statistics) as env, self._collector(env, plan) as batches:
                 cutter = EpisodeCutter()
                 while not (plan.is_complete or plan.is_exhausted or self._are_many_suspect()):
                     batch = self._next_batch(batches)
@@ -121,7 +124,7 @@ class Player:
             self.retried += 1
             try:
                 seeds = EpisodeSeeds(self._plan.job_seed, [number])
-                with make_venv(job) as env, self._collector(env, seeds) as batches:
+                with make_venv(job, self.statistics) as env, self._collector(env, seeds) as batches:
                     cutter, episodes = EpisodeCutter(), list[Episode]()
                     while not episodes:
                         if self._stop.is_stopped:
@@ -165,6 +168,13 @@ class Player:
             batch = batches.rollout()
         self.frames += batch.frames
         return batch
+
+    def ask_statistics(self, venv: Any) -> States | None:
+        """What the transforms of all envs have learnt, where `venv` has some or all of these."""
+        found = statistics_of(venv)
+        if found is not None:
+            self.statistics = [*found, *(self.statistics or [])[len(found) :]]
+        return self.statistics
 
     def _keep(self, batches: SyncDataCollector, episodes: list[Episode]) -> None:
         self._on_batch(batches, episodes)

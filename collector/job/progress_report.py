@@ -5,12 +5,14 @@ On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and
 
 from __future__ import annotations
 
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
 
 from collector.job.job import Job
 from collector.job.look.info import spread
+from collector.job.look.size import as_size
 from collector.job.policies import describe
 from collector.job.run import JobState
 
@@ -20,6 +22,10 @@ try:
     from rich.table import Table
 except ImportError as error:
     raise ImportError("the command line needs rich: pip install 'vecenv[job]'") from error
+
+
+LARGE = 2**30
+"""Bytes from which on the size of a job is said when it begins."""
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -38,7 +44,7 @@ class Report:
     def __init__(self, console: Console, job: Job, heading: str) -> None:
         self._console, self._job, self._heading = console, job, heading
         self._next_line = 1.0
-        self._warned = False
+        self._warned = self._sized = False
         self._bar = Progress(
             BarColumn(bar_width=16),
             TaskProgressColumn(),
@@ -64,6 +70,10 @@ class Report:
             # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
             self._say(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
+        if not self._sized and state.bytes_of_step:
+            self._sized = True
+            if note := size_note(state, disk_usage(state.out).free):
+                self._say(note)
         if not state.returns and not self._warned and state.frames >= (self._job.steps or 100_000):
             self._warned = True
             self._say(
@@ -73,6 +83,23 @@ class Report:
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def size_note(state: JobState, free: float) -> str:
+    """What there is to say of the size of a job, with so many bytes free on its disk: "" where it is small.
+
+    >>> from pathlib import Path
+    >>> pixels = JobState(Job(env="ALE/Pong-v5", steps=1_000_000), Path("data"), bytes_of_step=100_000.0)
+    >>> size_note(pixels, free=2e12)
+    'note: about 93.1 GiB for 1,000,000 steps, 97.7 KiB a step; compress = true makes pictures smaller'
+    """
+    size = state.expected_bytes or 0.0
+    if size < LARGE and size < free:
+        return ""
+    text = f"note: about {as_size(size)} for {wanted(state.job)}, {as_size(state.bytes_of_step)} a step"
+    if size >= free:
+        text += f"; only {as_size(free)} are free there"
+    return text if state.job.compress else f"{text}; compress = true makes pictures smaller"
 
 
 def _figures(state: JobState) -> str:
@@ -121,6 +148,7 @@ def info_table(info: dict[str, Any]) -> Table:
         ("status", info["status"]),
         ("env", str(job.get("env", "written by a program, not a job"))),
         ("policy", f"{job.get('policy', '?')}; seed {job.get('seed', '?')}"),
+        *(("transform", text) for text in info["statistics"]),
         ("repeatable", {True: "yes", False: "no"}.get(info["repeatable"], "?")),
         ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
         ("steps", f"{info['steps']:,}"),

@@ -14,14 +14,17 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.job.committing import Committer
-from collector.job.head import check_folder, check_unchanged, job_head, job_of, notes_on, stored_job
-from collector.job.job import ANYWHERE, Job, JobError, as_record
+from collector.job.head import check_folder, check_same_job, check_unchanged, job_head, job_of, notes_on, stored_job
+from collector.job.job import Job, JobError
 from collector.job.job_files import with_settings
 from collector.job.look.metrics import Metrics, import_tensorboard
-from collector.job.make_envs import check_env, with_statistics
+from collector.job.look.size import bytes_of_step, job_bytes
+from collector.job.make_envs import check_env, transforms_with_statistics, wrappers_with_statistics
 from collector.job.plan import Plan
 from collector.job.playing import Player
 from collector.job.policies import declares_repeatable, hash_of, make_policy, resolve_device
+from collector.job.statistics.frozen import with_frozen
+from collector.job.statistics.kept import States, read_statistics
 from collector.job.stopping import Stopping
 from collector.store.head import read_head
 from collector.store.manifest import Manifest, read_manifest
@@ -66,6 +69,8 @@ class JobState:
     """How often an episode whose env had failed was played again in this run."""
     skipped: dict[int, str] = field(default_factory=dict)
     """Numbers of the episodes that were given up in this run, with the last error of each."""
+    bytes_of_step: float = 0.0
+    """Bytes that a step takes on the disk, about; 0 before an episode of this run has ended."""
     repeatable: bool = False
     """Whether another run of the job gives the same bits."""
     notes: list[str] = field(default_factory=list)
@@ -82,6 +87,12 @@ class JobState:
         if self.job.episodes is not None:
             return min(1.0, self.episodes / self.job.episodes)
         return min(1.0, self.steps / (self.job.steps or 1))
+
+    @property
+    def expected_bytes(self) -> float | None:
+        """Size of the whole job, about; None before an episode has ended, where its length counts."""
+        mean = float(np.mean(self.lengths)) if self.lengths else None
+        return job_bytes(self.job, self.bytes_of_step, mean) if self.bytes_of_step else None
 
     @property
     def recent_return(self) -> float:
@@ -112,7 +123,7 @@ def run_job(
         state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
         print(state.status, state.steps)
     """
-    return _Run(job, Path(out), tensorboard, on_progress).start(overwrite)
+    return _Run(with_frozen(job), Path(out), tensorboard, on_progress).start(overwrite)
 
 
 def resume_job(
@@ -136,8 +147,8 @@ def resume_job(
     """
     folder = Path(out)
     stored = job_of(folder, allow_import) if job is None else stored_job(folder)
-    wanted = with_settings(stored if job is None else job, settings)
-    check_unchanged(folder, as_record(stored), as_record(wanted), ANYWHERE)
+    wanted = with_settings(stored if job is None else with_frozen(job), settings)
+    check_same_job(folder, stored, wanted)
     return _Run(wanted, folder, tensorboard, on_progress).resume()
 
 
@@ -152,6 +163,10 @@ class _Run:
         self.state = JobState(job, out, device=resolve_device(job))
         self._plan = Plan(job.seed, job.episodes, job.steps)
         self._policy: Any = None
+        self._learning = transforms_with_statistics(job)
+        """The transforms whose statistics are stored with the episodes,"""
+        self._statistics: States | None = None
+        """and those of an earlier run."""
         # These three from the first batch on.
         self._writer: StoreWriter | None = None
         self._metrics: Metrics | None = None
@@ -168,10 +183,10 @@ class _Run:
 
     def resume(self) -> JobState:
         """Run what is left of it."""
-        if names := with_statistics(self._job):
+        if names := wrappers_with_statistics(self._job):
             raise JobError(
                 f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
-                "run it again, with --overwrite"
+                "run it again with the transforms VecNorm or NormalizeReward, whose statistics are stored"
             )
         stored, manifest = read_head(self._out), read_manifest(self._out)
         if manifest.end is not None:
@@ -180,6 +195,8 @@ class _Run:
             return self._completed()
         with closing(StoreWriter(self._out, stored, resume=True, compress=self._job.compress)) as writer:
             self._restore(read_manifest(self._out))  # once more: now no other process writes
+            if self._learning and self.state.episodes:
+                self._statistics = read_statistics(self._out, self._job.num_envs)
             self._writer = writer
 
             def go_on(head: dict[str, Any]) -> StoreWriter:
@@ -205,6 +222,7 @@ class _Run:
             self._open_writer, self._files = open_writer, files
             self._player = Player(self._job, plan, stop, self._make_policy, self._take)
             self._player.skipped_before = len(self._skipped_before)
+            self._player.statistics = self._statistics
             self._began = time.monotonic()
             with ExitStack() as self._commits:  # on leaving it, all that was collected is committed
                 try:
@@ -237,12 +255,15 @@ class _Run:
             self._begin(batches)
         assert self._committer is not None
         assert self._metrics is not None
-        self._committer.add(episodes)
+        learnt = self._player.ask_statistics(batches.env) if self._learning and episodes else None
+        self._committer.add(episodes, learnt)
         lengths = [len(episode) for episode in episodes]
         state.returns += returns_of(episodes, lengths)
         state.lengths += lengths
         state.episodes += len(episodes)
         state.steps += sum(lengths)
+        if episodes and not state.bytes_of_step:
+            state.bytes_of_step = bytes_of_step(episodes[0], self._job.compress)
         state.frames, state.seconds = self._player.frames, time.monotonic() - self._began
         if state.seconds >= self._next_stats:
             self._next_stats = state.seconds + STATS_SECONDS
@@ -264,7 +285,7 @@ class _Run:
         """Open the folder: now that there is a batch, it is known what it will hold."""
         state, venv = self.state, batches.env
         state.workers = 0 if isinstance(venv, DummyVectorEnv) else venv.num_workers
-        state.repeatable = not with_statistics(self._job) and (
+        state.repeatable = not (self._learning or wrappers_with_statistics(self._job)) and (
             declares_repeatable(self._policy) or batches.everything_keyed
         )
         head = job_head(self._job, venv, state.device, hash_of(self._policy), state.repeatable)

@@ -17,7 +17,7 @@ from collector.store.manifest import MANIFEST, SHARDS, Manifest, read_manifest
 
 LOCK = "writer.lock"
 OURS = re.compile(
-    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
+    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
 )
 """What stands in the folder of a data set; other files are of others, and such a folder is never written to."""
 _SHARD = re.compile(r"(\d{6,12})\.npz(\.partial)?")

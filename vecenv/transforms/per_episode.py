@@ -212,6 +212,21 @@ class NormalizeReward(Freezable, NoPartTransform):
         """Take over what `state_dict` returned."""
         self.return_rms.load_state_dict(state)
 
+    @staticmethod
+    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The mean, variance and count of all returns that were seen in these states.
+
+        >>> NormalizeReward.merged([{"mean": 1.0, "var": 0.0, "count": 1.0}, {"mean": 3.0, "var": 0.0, "count": 1.0}])
+        {'mean': array(2.), 'var': array(1.), 'count': 2.0}
+        """
+        mean, var, count = (np.array([state[key] for state in states], np.float64) for key in ("mean", "var", "count"))
+        total = float(count.sum())
+        if not total:
+            return states[0]
+        middle = (count * mean).sum() / total
+        spread = (count * (var + (mean - middle) ** 2)).sum() / total
+        return {"mean": np.array(middle), "var": np.array(spread), "count": total}
+
     def __repr__(self) -> str:
         return f"NormalizeReward(gamma={self.gamma}{', frozen' if self.frozen else ''})"
 

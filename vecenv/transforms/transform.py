@@ -237,6 +237,11 @@ class Freezable(Transform):
         """A clone that is frozen, for a test env."""
         return self.clone().freeze()
 
+    @staticmethod
+    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state of one that has seen what each of several has, such as those in workers: of their `state_dict`s."""
+        raise NotImplementedError
+
 
 class NoPartTransform(Transform):
     """Base of transforms that transform no part of the observation by itself: of rewards, flags and actions."""

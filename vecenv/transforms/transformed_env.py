@@ -121,6 +121,14 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step the env: (obs, reward, terminated, truncated, info)."""
         return self._chain.step(action)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the transforms have learnt."""
+        return self.transform.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        self.transform.load_state_dict(state)
+
     def __repr__(self) -> str:
         return f"TransformedEnv({self.env}, {self.transform})"
 

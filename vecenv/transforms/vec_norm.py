@@ -232,6 +232,15 @@ class VecNorm(Freezable):
             for key, array in arrays.items():
                 array[...] = like(np.asarray(state[key], np.float64), array)
 
+    @staticmethod
+    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state with the sums and counts of all of these.
+
+        >>> VecNorm.merged([{"observation_count": 2.0}, {"observation_count": 3.0}])
+        {'observation_count': array(5.)}
+        """
+        return {key: np.array(sum(np.asarray(state[key], np.float64) for state in states)) for key in states[0]}
+
     # For processes that share it.
 
     def shared_state(self) -> dict[str, np.ndarray]:

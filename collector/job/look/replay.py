@@ -12,7 +12,7 @@ import numpy as np
 from collector.episodes.episode import Episode
 from collector.job.head import job_of
 from collector.job.job import Job, JobError
-from collector.job.make_envs import make_env
+from collector.job.make_envs import make_env, transforms_with_statistics, wrappers_with_statistics
 from collector.job.plan import Plan
 from collector.job.playing import Player
 from collector.job.policies import make_policy, resolve_device
@@ -37,7 +37,8 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
 
     Returns what is different for each number that was played; "" where nothing is. A job that is repeatable is played
     with its policy; of one that is not, the stored actions are repeated in the env. Raises `DatasetError` where the
-    folder is no data set, `JobError` where no job wrote it, or it names modules that are not in `allow_import`.
+    folder is no data set, `JobError` where no job wrote it, it names modules that are not in `allow_import`, or has
+    wrappers or transforms whose statistics go on from episode to episode.
 
     Example::
 
@@ -46,6 +47,11 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     data, job = Dataset(folder), job_of(Path(folder), allow_import)
     if not len(data):
         return {}
+    if names := [*wrappers_with_statistics(job), *transforms_with_statistics(job)]:
+        raise JobError(
+            f"the episodes of {folder} cannot be played again: {', '.join(names)} had statistics of the episodes "
+            "before each; with statistics that are frozen they could"
+        )
     chosen = {int(i) for i in np.linspace(0, len(data) - 1, num=min(count, len(data))).round()}
     stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}
     if not data.head.get("repeatable"):
