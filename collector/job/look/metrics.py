@@ -30,7 +30,10 @@ class Metrics:
         self._seconds, self._next = seconds, 0.0
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write a line of what `read` returns if it is time for one, or `now`. Raises `DatasetError` where it cannot."""
+        """Write a line of what `read` returns if it is time for one, or `now`.
+
+        Raises `DatasetError` where the disk refuses it.
+        """
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._seconds
