@@ -5,9 +5,10 @@
 - open: a manifest of 10^6 episodes, in a process of its own: seconds until `Dataset(DIR)` is there, and the most memory
   that the process has had, imports included. The target is 2 s and 300 MB.
 - batches: random batches of 256 transitions from `--gigabytes` of plain shards (episodes of 1000 steps with
-  observations of 84 x 84 bytes), in a process of its own, after each shard was opened once and its hash checked.
-  Printed are transitions a second, and the most memory of the process. The target is 20,000 a second within 1 GB. With
-  `--compressed` also of compressed shards.
+  observations of 84 x 84 bytes), in a process of its own, after each shard was opened once and its hash checked: with
+  what the page cache has left of them ("warm"), and after it was asked to drop them ("cold"). Printed are transitions a
+  second, and the most memory of the process. The target is 20,000 a second within 1 GB. With `--compressed` also of
+  compressed shards of a quarter of that, before compression.
 - record: steps a second of CartPole x 64 with and without `RecordEpisodes`, in turn; the median of the ratios, and the
   same of CPU time of this process, which other programs disturb less. The target is at most 10 % slower.
 """
@@ -47,24 +48,43 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(f"{opened - imported:.2f} s ({cpu:.2f} s of CPU time) for {len(data):,} episodes, {peak:.0f} MB at most")
 """
 BATCHES = """
-import resource, sys, time
+import os, resource, sys, time
 from collector import Dataset
-data = Dataset(sys.argv[1])
+
+def status(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key + ":")) / 1024
+
+def read_from_disk():
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+data, seconds = Dataset(sys.argv[1]), float(sys.argv[2])
 begun = time.perf_counter()
 for which in range(len(data._shards.records)):
     data._shards[which]
 checked = time.perf_counter() - begun
-batches, count = data.batches(256, seed=0), 0
-for _ in range(20):
-    next(batches)
-begun, cpu = time.perf_counter(), time.process_time()
-while time.perf_counter() - begun < float(sys.argv[2]):
-    count += len(next(batches))
-rate, of_cpu = count / (time.perf_counter() - begun), count / (time.process_time() - cpu)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(f"{rate:,.0f} transitions/s ({of_cpu:,.0f} a second of CPU time)")
-print(f"from {data.nbytes / 2**30:.1f} GB, {peak:.0f} MB at most")
-print(f"the first look at all shards, with their hashes: {checked:.1f} s")
+print(f"from {data.nbytes / 2**30:.1f} GB in {len(data.shard_files)} shards; the first look at all of them, with their")
+print(f"hashes: {checked:.1f} s")
+for name in sys.argv[3:]:
+    if name == "cold":
+        data._shards.forget_pages()
+        for file in data.shard_files:
+            fd = os.open(data.folder / file, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+    batches, count, anon = data.batches(256, seed=0), 0, 0
+    for _ in range(20):
+        next(batches)
+    begun, cpu, disk = time.perf_counter(), time.process_time(), read_from_disk()
+    while (took := time.perf_counter() - begun) < seconds:
+        for _ in range(20):
+            count += len(next(batches))
+        anon = max(anon, status("RssAnon"))
+    rate, of_cpu = count / took, count / (time.process_time() - cpu)
+    disk = (read_from_disk() - disk) / 2**30
+    print(f"{name}: {rate:,.0f} transitions/s ({of_cpu:,.0f} a second of CPU time), {disk:.1f} GB read from the disk")
+    print(f"    at most {status('VmHWM'):.0f} MB resident, of which {anon:.0f} MB are its own and not pages of files")
 """
 
 
@@ -114,7 +134,7 @@ def write_pixels(folder: Path, gigabytes: float, compress: bool) -> None:
 def measure_batches(folder: Path, gigabytes: float, compress: bool) -> None:
     """Write the data set, and sample it."""
     write_pixels(folder, gigabytes, compress)
-    print("batches, compressed:" if compress else "batches:", run(BATCHES, str(folder), "8"), end="")
+    print("batches, compressed:" if compress else "batches:", run(BATCHES, str(folder), "10", "warm", "cold"), end="")
 
 
 def drive(step: Any, actions: np.ndarray, calls: int) -> tuple[float, float]:
@@ -175,7 +195,7 @@ def main() -> None:
         if "batches" in options.only:
             measure_batches(folder / "batches", options.gigabytes, False)
         if options.compressed:
-            measure_batches(folder / "compressed", options.gigabytes / 5, True)
+            measure_batches(folder / "compressed", options.gigabytes / 4, True)
         if "record" in options.only:
             measure_record(folder / "record", options.rounds)
 

@@ -17,6 +17,7 @@ import pytest
 from collector import Dataset, DatasetError, episode_seed
 from collector.interruptor import StopSignals
 from collector.job.job import JobError
+from collector.job.look.metrics import Metrics
 from collector.job.playing import JobFailedError
 from collector.job.run import JobState, resume_job, run_job
 from collector.store.files import system_calls
@@ -265,6 +266,15 @@ class TestFailures:
         assert data.verify() == []
         resume_job(tmp_path / "a", small)
         assert_same(tmp_path / "a", uninterrupted)
+
+    def test_so_does_a_disk_that_is_full_when_metrics_are_written(self, tmp_path: Path) -> None:
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+        metrics = Metrics(tmp_path)
+        with pytest.raises(
+            DatasetError, match=r"metrics\.jsonl: No space left on device; the episodes committed before"
+        ):
+            metrics.write(lambda: {"steps": 1})
+        metrics.close()
 
 
 class TestGoingOn:

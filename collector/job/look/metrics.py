@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from collector.store.errors import DatasetError
 
 METRICS = "metrics.jsonl"
 LARGEST_LINE = 4096
@@ -27,13 +30,21 @@ class Metrics:
         self._seconds, self._next = seconds, 0.0
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write a line of what `read` returns if it is time for one, or `now`."""
+        """Write a line of what `read` returns if it is time for one, or `now`.
+
+        Raises `DatasetError` where the disk refuses it.
+        """
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._seconds
         numbers = read()
-        self._file.write(json.dumps({"time": round(time.time(), 3), **numbers}) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps({"time": round(time.time(), 3), **numbers}) + "\n")
+            self._file.flush()
+        except OSError as error:  # the disk is full: it will not take the episodes either
+            raise DatasetError(
+                f"cannot write to {self._file.name}: {error.strerror}; the episodes committed before are kept"
+            ) from error
         if self._writer is not None:
             for name, value in numbers.items():
                 if isinstance(value, (int, float)):
@@ -41,7 +52,8 @@ class Metrics:
 
     def close(self) -> None:
         """Close the files."""
-        self._file.close()
+        with suppress(OSError):  # of what could not be written before
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
 
