@@ -34,10 +34,9 @@ class ActorCritic(nn.Module):
 model = ActorCritic()
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 envs = ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)
-# device="cpu": batches hold tensors; without it they hold numpy arrays.
 with SyncDataCollector(envs, model, frames_per_batch=512, total_frames=512 * batches, device="cpu") as collector:
     collector.set_seed(0)
-    for batch in collector:  # obs (8, 64, 4), action, reward, terminated, truncated (8, 64)
+    for batch in collector:  # tensors, by device=: obs (8, 64, 4), action, reward, terminated, truncated (8, 64)
         reward, end = batch.reward.float(), ~batch.done
         with torch.no_grad():
             value, after = (model.critic(obs)[..., 0] for obs in (batch.obs, batch.next.obs))
@@ -45,9 +44,8 @@ with SyncDataCollector(envs, model, frames_per_batch=512, total_frames=512 * bat
             advantage, last = torch.zeros_like(delta), torch.zeros(len(delta))
             for t in reversed(range(delta.shape[1])):
                 advantage[:, t] = last = delta[:, t] + 0.99 * 0.95 * end[:, t] * last
-        # The rows of steps: with on_error="restart" the mask leaves out those in which an env failed.
         columns = (batch.obs, batch.action, batch.extras["log_prob"], advantage, advantage + value)
-        obs, action, old, advantage, wanted = (column[batch.mask] for column in columns)
+        obs, action, old, advantage, wanted = (column[batch.mask] for column in columns)  # no rows of failures
         scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         for _ in range(4):
             ratio = (torch.distributions.Categorical(logits=model.actor(obs)).log_prob(action) - old).exp()
