@@ -17,7 +17,7 @@ from collector.job.make_envs import imported_names
 from collector.store.errors import DatasetError
 from collector.store.files.lock import FolderLock
 from collector.store.head import HEAD, make_head, read_head
-from collector.store.writer import FIRST_FORM, LOCK, check_files, contents
+from collector.store.writer import LOCK, check_files, contents
 
 TRUSTED = ("gymnasium.envs", "gymnasium.wrappers", "vecenv", "ale_py")
 """Modules that a stored job may name."""
@@ -49,8 +49,6 @@ def stored_job(folder: Path) -> Job:
 
     Raises `JobError` where no job wrote the folder, `DatasetError` where it is no data set.
     """
-    if (folder / FIRST_FORM).exists():
-        check_files(folder)  # which says what to do
     record = read_head(folder).get("job")
     if not isinstance(record, dict):
         raise JobError(f"no job wrote {folder}: it has episodes, but nothing says how to play them")
