@@ -159,7 +159,7 @@ def info_table(info: dict[str, Any]) -> Table:
             "speed",
             "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run",
         ),
-        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {info['bytes'] / 2**20:,.1f} MiB"),
+        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {as_size(info['bytes'])}"),
         ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
     ]
     return table_of(rows)
