@@ -104,7 +104,7 @@ class TestSize:
             main(["run", *large, "--episodes", str(20_000), "--no-plot", "--out", str(tmp_path / "a")])
         [note] = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
         assert note.startswith("note: about 1.5 GiB for 20,000 episodes, 78.1 KiB a step; ")
-        assert "compress = true makes pictures smaller" in note
+        assert "compress = true makes it smaller" in note
 
     def test_a_small_one_does_not(self, tmp_path: Path, capsys: Any) -> None:
         collect(tmp_path / "a", "--env", "CartPole-v1", "--episodes", "9", "--backend", "dummy")

@@ -54,7 +54,9 @@ def assert_nothing_is_lost(folder: Path) -> None:
 
 
 class TestLearning:
-    @pytest.mark.parametrize("backend", ["dummy", "shmem"])
+    @pytest.mark.parametrize(
+        "backend", ["dummy", "shmem", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.local_ray])]
+    )
     def test_a_job_that_was_stopped_goes_on_with_its_statistics(self, backend: str, tmp_path: Path) -> None:
         state = run_job(learning(backend=backend), tmp_path / "a", on_progress=stop_at(20))
         assert state.status == "interrupted"

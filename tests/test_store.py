@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,25 @@ class TestTransitions:
         for found in data:
             assert_same(found, tree_episode(found.number))
             assert len(data._shards._open) == 1 or not compress
+
+    @pytest.mark.slow
+    def test_pages_of_pictures_are_given_back(self, tmp_path: Path) -> None:
+        pixels = np.ones((81, 210, 160, 3), np.uint8)
+        with StoreWriter(tmp_path / "a", make_head(spaces.Box(0, 255, pixels.shape[1:], np.uint8), ACTION)) as writer:
+            for number in range(24):
+                writer.add(episode(number, length=80, obs=pixels))
+                writer.commit()
+            writer.end()
+        code = (
+            "import resource, sys; from collector import Dataset\n"
+            "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+            "data = Dataset(sys.argv[1], memory=2**24); before = peak()\n"
+            "print(sum(int(each.obs.any()) for each in data), data.nbytes >> 20, (peak() - before) >> 10)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True)
+        count, size, grown = map(int, done.stdout.split())
+        assert (count, size) == (24, 186)
+        assert grown < 70, "two episodes of 8 MB, and pages of 16 MB and a shard"
 
     def test_torch_has_views_with_workers(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch")

@@ -154,6 +154,11 @@ def full_id(env: str) -> str:
     return f"{ATARI_MODULE}{env}" if env.startswith("ALE/") else env
 
 
+def with_statistics(job: Job) -> list[str]:
+    """The wrappers and transforms that carry statistics from one episode to the next; what is frozen does not."""
+    return [*wrappers_with_statistics(job), *transforms_with_statistics(job)]
+
+
 def wrappers_with_statistics(job: Job) -> list[str]:
     """The wrappers that carry statistics from one episode to the next, which cannot be stored."""
     names = [_as_call(each).call for each in job.wrappers]

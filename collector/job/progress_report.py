@@ -65,15 +65,15 @@ class Report:
 
     def __call__(self, state: JobState) -> None:
         """Show the progress of the job."""
+        if not self._sized and state.bytes_of_step:
+            self._sized = True
+            if note := size_note(state, disk_usage(state.out).free):
+                self._say(note)
         self._bar.update(self._task, completed=state.done, description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
             # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
             self._say(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
-        if not self._sized and state.bytes_of_step:
-            self._sized = True
-            if note := size_note(state, disk_usage(state.out).free):
-                self._say(note)
         if not state.returns and not self._warned and state.frames >= (self._job.steps or 100_000):
             self._warned = True
             self._say(
@@ -91,7 +91,7 @@ def size_note(state: JobState, free: float) -> str:
     >>> from pathlib import Path
     >>> pixels = JobState(Job(env="ALE/Pong-v5", steps=1_000_000), Path("data"), bytes_of_step=100_000.0)
     >>> size_note(pixels, free=2e12)
-    'note: about 93.1 GiB for 1,000,000 steps, 97.7 KiB a step; compress = true makes pictures smaller'
+    'note: about 93.1 GiB for 1,000,000 steps, 97.7 KiB a step; compress = true makes it smaller'
     """
     size = state.expected_bytes or 0.0
     if size < LARGE and size < free:
@@ -99,7 +99,7 @@ def size_note(state: JobState, free: float) -> str:
     text = f"note: about {as_size(size)} for {wanted(state.job)}, {as_size(state.bytes_of_step)} a step"
     if size >= free:
         text += f"; only {as_size(free)} are free there"
-    return text if state.job.compress else f"{text}; compress = true makes pictures smaller"
+    return text if state.job.compress else f"{text}; compress = true makes it smaller"
 
 
 def _figures(state: JobState) -> str:
@@ -159,7 +159,7 @@ def info_table(info: dict[str, Any]) -> Table:
             "speed",
             "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run",
         ),
-        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {info['bytes'] / 2**20:,.1f} MiB"),
+        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {as_size(info['bytes'])}"),
         ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
     ]
     return table_of(rows)

@@ -19,7 +19,7 @@ from collector.job.job import Job, JobError
 from collector.job.job_files import with_settings
 from collector.job.look.metrics import Metrics, import_tensorboard
 from collector.job.look.size import bytes_of_step, job_bytes
-from collector.job.make_envs import check_env, transforms_with_statistics, wrappers_with_statistics
+from collector.job.make_envs import check_env, transforms_with_statistics, with_statistics, wrappers_with_statistics
 from collector.job.plan import Plan
 from collector.job.playing import Player
 from collector.job.policies import declares_repeatable, hash_of, make_policy, resolve_device
@@ -285,7 +285,7 @@ class _Run:
         """Open the folder: now that there is a batch, it is known what it will hold."""
         state, venv = self.state, batches.env
         state.workers = 0 if isinstance(venv, DummyVectorEnv) else venv.num_workers
-        state.repeatable = not (self._learning or wrappers_with_statistics(self._job)) and (
+        state.repeatable = not with_statistics(self._job) and (
             declares_repeatable(self._policy) or batches.everything_keyed
         )
         head = job_head(self._job, venv, state.device, hash_of(self._policy), state.repeatable)

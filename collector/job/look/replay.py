@@ -12,7 +12,7 @@ import numpy as np
 from collector.episodes.episode import Episode
 from collector.job.head import job_of
 from collector.job.job import Job, JobError
-from collector.job.make_envs import make_env, transforms_with_statistics, wrappers_with_statistics
+from collector.job.make_envs import make_env, with_statistics
 from collector.job.plan import Plan
 from collector.job.playing import Player
 from collector.job.policies import make_policy, resolve_device
@@ -47,7 +47,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     data, job = Dataset(folder), job_of(Path(folder), allow_import)
     if not len(data):
         return {}
-    if names := [*wrappers_with_statistics(job), *transforms_with_statistics(job)]:
+    if names := with_statistics(job):
         raise JobError(
             f"the episodes of {folder} cannot be played again: {', '.join(names)} had statistics of the episodes "
             "before each; with statistics that are frozen they could"
