@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class StoreWriter:
         compress: deflate the shards: smaller, slower to write and to read at random.
         commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
             keeps the manifest: it passes them to `record` of its own writer.
+        recorded: names of all shards that are in the manifest, as it has them, where another process keeps it: what an
+            earlier writer of this number has left beside them is removed. None: it stays.
 
     Raises `DatasetError` where the folder is locked by another writer, holds files of others or another data set, or
     cannot be written; nothing is changed then.
@@ -79,6 +81,7 @@ class StoreWriter:
         overwrite: bool = False,
         compress: bool = False,
         commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
+        recorded: Collection[str] | None = None,
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
@@ -99,7 +102,7 @@ class StoreWriter:
         self.bytes = 0
         """Size of the committed shards."""
         self._own = self.folder / SHARDS / f"w{writer:03d}"
-        self._commit_line = commit_line
+        self._commit_line, self._recorded = commit_line, recorded
         self._waiting: list[PackedEpisodes] = []
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
@@ -120,7 +123,7 @@ class StoreWriter:
         if self._commit_line is not None:
             _make_folders(self._own)
             lock = FolderLock(self._own / LOCK)
-            self._remove_partial(self._own)
+            self._remove_partial(self._own, self._recorded)
             return lock
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
@@ -187,8 +190,8 @@ class StoreWriter:
         self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.bytes for shard in manifest.shards)
         self._note(manifest.index.number)
 
-    def _remove_partial(self, folder: Path, committed: set[str] | None = None) -> None:
-        """Remove what is half written; of a writer that keeps the manifest, also shards that are not in it."""
+    def _remove_partial(self, folder: Path, committed: Collection[str] | None = None) -> None:
+        """Remove what is half written, and shards that are not in the manifest, where it is known what is."""
         for path in sorted(folder.iterdir()):
             found = _SHARD.fullmatch(path.name)
             listed = committed is None or f"{SHARDS}/{folder.name}/{path.name}" in committed
