@@ -192,6 +192,7 @@ JOBS = {
     "dm_control_pixels": ["steps=20", "num_envs=2", "max_episode_steps=10"],
     "ray": ["episodes=4"],
 }
+OPTIONS = {"ray": ["--cluster=auto", "--cluster-actors=1"]}
 MARKS = {"atari": [pytest.mark.slow], "dm_control_pixels": [pytest.mark.slow], "ray": [pytest.mark.ray]}
 
 
@@ -208,6 +209,7 @@ def test_job(job, tmp_path):
         "run",
         str(ROOT / f"examples/jobs/{job}.toml"),
         *settings,
+        *OPTIONS.get(job, []),
     ]
     done = subprocess.run([*command, "--no-plot"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     if job == "dm_control_pixels" and done.returncode:
@@ -221,13 +223,14 @@ def test_job(job, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_commands_of_the_page_on_jobs(tmp_path):
-    """All of them, in their order in docs/jobs.md, with the job file that stands there."""
+    """All of them but those on a cluster, in their order in docs/jobs.md, with the job file that stands there."""
     page = (ROOT / "docs/jobs.md").read_text("utf-8")
     (tmp_path / "cartpole.toml").write_text(re.search(r"^```toml\n(.*?)^```$", page, re.M | re.S).group(1))
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S))
     commands = re.findall(r"^(python -m collector .+)$|`(python -m collector .+?)`", page, re.M)
     commands = [shlex.split(block or inline, comments=True) for block, inline in commands]
-    assert len(commands) >= blocks.count("python -m collector") + 3
+    commands = [command for command in commands if "--cluster" not in command]
+    assert len(commands) >= blocks.count("python -m collector") - blocks.count("--cluster") + 3
     assert {command[3] for command in commands} >= {
         "run",
         "resume",

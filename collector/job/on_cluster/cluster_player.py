@@ -57,8 +57,8 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
         raise JobError(f"cluster_actors must be at least 1, got {actors}")
     if names := with_statistics(job):
         raise JobError(
-            f"{', '.join(names)} keeps statistics from one episode to the next, which each actor of a cluster would "
-            "have of its own: normalise when you train, or run the job without --cluster"
+            f"the statistics of {', '.join(names)} go from one episode to the next, and each actor of a cluster would "
+            "have its own: normalise when you train, or run the job without --cluster"
         )
     if job.backend == "ray":
         raise JobError(
@@ -211,9 +211,7 @@ class ClusterPlayer:
     def _ask(self, actor: ActorCalls) -> None:
         """Ask an actor that has nothing to do for what is next."""
         hand = self._hands[actor.index]
-        if hand.to_open:
-            hand.to_open = False
-            self._pool.ask(actor, "open", self._digest, self._recorded)
+        if self._ask_to_open(actor):
             return
         # As many as it can begin at once, and what it may end in the next two calls.
         wanted = max(0, self._job.num_envs + 2 * hand.pace - len(hand.numbers))
@@ -224,12 +222,20 @@ class ClusterPlayer:
         elif hand.ended:  # it has nothing to do, perhaps for long
             self._pool.ask(actor, "flush")
 
+    def _ask_to_open(self, actor: ActorCalls) -> bool:
+        hand = self._hands[actor.index]
+        asked, hand.to_open = hand.to_open, False
+        if asked:
+            self._pool.ask(actor, "open", self._digest, self._recorded)
+        return asked
+
     def _flush(self, stopping: bool) -> None:
         """Have what is whole recorded: at the end all that the job needs; after a signal or an error, in time."""
         until = time.monotonic() + LAST_COMMITS
         alive = [actor for actor in self._pool.alive if actor.handle is not None]
         asked = [actor for actor in alive if self._needs_flush(self._hands[actor.index])]
         for actor in asked:
+            self._ask_to_open(actor)
             self._pool.ask(actor, "flush")
         first: Exception | None = None
         while any(actor.calls for actor in asked):
@@ -313,7 +319,7 @@ class ClusterPlayer:
         for actor, hand in zip(self._pool.actors, self._hands, strict=True):
             if actor.restarts == hand.restarts and not (actor.dropped and (hand.numbers or hand.ended)):
                 continue
-            self._deaths.update(hand.numbers)
+            self._deaths.update(list(hand.numbers))
             self._hands[actor.index] = Hand(restarts=actor.restarts)
             self._lose(hand)
             for number in hand.numbers:
