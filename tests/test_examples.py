@@ -192,12 +192,11 @@ JOBS = {
     "dm_control_pixels": ["steps=20", "num_envs=2", "max_episode_steps=10"],
     "ray": ["episodes=4"],
 }
-OPTIONS = {"ray": ["--cluster=auto", "--cluster-actors=1"]}
 MARKS = {"atari": [pytest.mark.slow], "dm_control_pixels": [pytest.mark.slow], "ray": [pytest.mark.ray]}
 
 
 @pytest.mark.parametrize("job", [pytest.param(job, marks=MARKS.get(job, [])) for job in JOBS])
-def test_job(job, tmp_path):
+def test_job(job, tmp_path, request):
     """With small numbers. Where the machine has no OpenGL, that of dm_control ends with what to install."""
     settings = [f"--set={setting}" for setting in JOBS[job]]
     command = [
@@ -209,7 +208,7 @@ def test_job(job, tmp_path):
         "run",
         str(ROOT / f"examples/jobs/{job}.toml"),
         *settings,
-        *OPTIONS.get(job, []),
+        *([f"--cluster={request.getfixturevalue('ray_address')}", "--cluster-actors=1"] if job == "ray" else []),
     ]
     done = subprocess.run([*command, "--no-plot"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     if job == "dm_control_pixels" and done.returncode:

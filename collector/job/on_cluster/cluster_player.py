@@ -30,7 +30,7 @@ from collector.job.make_envs import with_statistics
 from collector.job.on_cluster.episode_actor import ActorReport, EpisodeActor
 from collector.job.plan import Plan
 from collector.job.playing import JobFailedError, check_budget
-from collector.job.stopping import OutOfTime, Stopping
+from collector.job.stopping import Stopping
 from collector.store.head import HEAD
 from collector.store.manifest import read_manifest
 from collector.store.writer import StoreWriter
@@ -160,8 +160,10 @@ class ClusterPlayer:
             try:
                 with self._stop.leaving_in_time():
                     self._pool.start()
-            except OutOfTime:
-                return
+            except KeyboardInterrupt:  # what Ray makes of `OutOfTime`
+                if self._stop.is_stopped:
+                    return
+                raise
             while not self._is_over():
                 try:
                     self._play()
@@ -322,13 +324,13 @@ class ClusterPlayer:
             self._deaths.update(list(hand.numbers))
             self._hands[actor.index] = Hand(restarts=actor.restarts)
             self._lose(hand)
-            for number in hand.numbers:
-                if self._deaths[number] >= MOST_DEATHS:
-                    raise JobFailedError(
-                        f"{MOST_DEATHS} actors have died with episode {number}, the last with "
-                        f"{self._pool.failures[-1].reason}: its env may end the process that it runs in; with "
-                        'backend = "shmem" the process is the env\'s own'
-                    )
+            if found := sorted(number for number in hand.numbers if self._deaths[number] >= MOST_DEATHS):
+                episodes = f"one of the episodes {str(found[:20])[1:-1]}" if len(found) > 1 else f"episode {found[0]}"
+                raise JobFailedError(
+                    f"{MOST_DEATHS} actors have died while they had {episodes}; the last failure: "
+                    f"{self._pool.failures[-1].reason}. An env that ends its process does so; with backend = "
+                    '"shmem" the process is not the actor\'s, and the episode is skipped and counted'
+                )
 
     def _lose(self, hand: Hand) -> None:
         self._plan.lost(hand.ended)
