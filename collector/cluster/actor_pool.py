@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,12 +156,17 @@ class ActorPool:
         """Close the vector envs, and end all actors: after some seconds, whatever they do."""
         alive = [actor for actor in self.alive if actor.handle is not None]
         made = [actor for actor in alive if not actor.calls or actor.calls[0].kind not in ("place", "start")]
+        left = [call.reference for actor in alive for call in actor.calls]
         for actor in alive:
             actor.discard()
         if not self._ray.is_initialized():
             return  # the program has shut Ray down, and the actors with it
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
+        if left:  # Ray prints errors at which nobody has looked
+            for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
+                with suppress(Exception):
+                    self._ray.get(reference, timeout=0)
         for actor in alive:
             self._kill(actor)
 

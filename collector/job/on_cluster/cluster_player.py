@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import socket
 import sys
 import time
 from collections import Counter
@@ -72,8 +74,11 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
 def connect_to(address: str) -> RayCluster:
     """Connect to the cluster of a job. Raises `JobError` where there is none."""
     try:
+        if re.fullmatch(r"[\w.-]+:\d+", address):
+            host, port = address.split(":")
+            socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray itself tries for minutes
         return connect(address)
-    except ConnectionError as error:
+    except OSError as error:
         raise JobError(
             f'there is no Ray cluster at {address!r}: {error}; --cluster takes "auto", or the address of one, such '
             "as 10.0.0.1:6379"
