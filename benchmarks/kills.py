@@ -2,6 +2,7 @@
 
     python -m benchmarks.kills                            # 200 kills: some minutes
     python -m benchmarks.kills --kills 20 --backend shmem
+    python -m benchmarks.kills --kills 30 --backend ray   # drivers and actors of jobs on a cluster that it starts
 
 A job runs in a process of its own, with small shards, so that it commits all the time. Two of three kills are injected:
 the process kills itself before or after the k-th system call of its commits (write, fsync, rename, the line of the
@@ -13,6 +14,7 @@ killed again, until it is complete. Then it must equal, bit for bit, the same jo
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import random
@@ -21,6 +23,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +40,31 @@ _context.set_forkserver_preload(["collector.job.run", "gymnasium.envs.classic_co
 
 def job_process(out: str, backend: str, episodes: str, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
     """Run or resume the job in this process, which kills itself before, within or after a system call of a commit."""
+    arm(kill_at)
+    settings: dict[str, Any] = {"env": "CartPole-v1", "backend": backend}
+    options: dict[str, Any] = {}
+    if backend.startswith("ray"):
+        from benchmarks import ray_kills
+
+        logging.getLogger("vecenv").setLevel(logging.ERROR)  # it warns of actors that die
+        settings = ray_kills.settings(Path(out).parent / "orders")
+        if address := backend.removeprefix(ray_kills.PREFIX):
+            options = {"cluster": address, "cluster_actors": ray_kills.ACTORS}
+    job = Job(**settings, episodes=int(episodes), num_envs=4, seed=5, shard_bytes=3000, transforms=transforms)
+    if os.path.exists(os.path.join(out, "dataset.json")):
+        resume_job(out, job, **options)
+    else:
+        run_job(job, out, **options)
+
+
+def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
+    """Have this process kill itself at a system call of a commit: "17:before", "17:within" or "17:after"; "": never."""
     at, _, when = kill_at.partition(":")
     count = 0
+
+    def die() -> None:
+        last_words()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         def and_killed(*args: Any) -> Any:
@@ -48,29 +74,16 @@ def job_process(out: str, backend: str, episodes: str, kill_at: str, transforms:
             if here and when == "within" and call.__name__ == "write":
                 os.write(args[0], memoryview(args[1]).cast("B")[: len(args[1]) // 2])
             if here and when != "after":
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             result = call(*args)
             if here:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             return result
 
         return and_killed
 
     for name in CALLS:
         setattr(system_calls, name, watched(getattr(system_calls, name)))
-    job = Job(
-        env="CartPole-v1",
-        episodes=int(episodes),
-        num_envs=4,
-        backend=backend,
-        seed=5,
-        shard_bytes=3000,
-        transforms=transforms,
-    )
-    if os.path.exists(os.path.join(out, "dataset.json")):
-        resume_job(out, job)
-    else:
-        run_job(job, out)
 
 
 class Tally(NamedTuple):
@@ -92,12 +105,16 @@ def start(out: Path, backend: str, episodes: int, kill_at: str = "", transforms:
 def kill_jobs(folder: Path, backend: str, kills: int, seed: int, episodes: int = 150) -> Tally:
     """Kill and resume jobs in `folder` until they were killed so often. AssertionError where anything is lost."""
     rng = random.Random(seed)
-    whole = folder / "whole"
-    finish(start(whole, backend, episodes))
+    whole, undisturbed, kill = folder / "whole", backend, kill_until_complete
+    if backend.startswith("ray"):
+        from benchmarks import ray_kills
+
+        undisturbed, kill = ray_kills.PREFIX, ray_kills.kill_until_complete  # undisturbed it needs no cluster
+    finish(start(whole, undisturbed, episodes))
     tally = Tally(0, 0, 0)
     while tally.kills < kills:
         out = folder / f"job{tally.jobs}"
-        for within in kill_until_complete(out, backend, episodes, rng):
+        for within in kill(out, backend, episodes, rng):
             tally = tally._replace(kills=tally.kills + 1, within_commits=tally.within_commits + within)
             if tally.kills == kills:
                 finish(start(out, backend, episodes))
@@ -113,9 +130,7 @@ def kill_until_complete(out: Path, backend: str, episodes: int, rng: random.Rand
     committed: set[int] = set()
     while True:
         inject = rng.random() < 2 / 3
-        # A commit is about seven calls; the first ones of a new job write the head.
-        at = f"{rng.randrange(1, 30)}:{rng.choice(['before', 'within', 'after'])}" if inject else ""
-        running = start(out, backend, episodes, at)
+        running = start(out, backend, episodes, moment(rng) if inject else "")
         if not inject:
             wait_for_growth(out, running)
             time.sleep(rng.random() * 0.2)
@@ -125,6 +140,11 @@ def kill_until_complete(out: Path, backend: str, episodes: int, rng: random.Rand
         if code == 0:
             return
         yield inject
+
+
+def moment(rng: random.Random) -> str:
+    """One for `arm`. A commit is about seven calls; the first ones of a new job write the head."""
+    return f"{rng.randrange(1, 30)}:{rng.choice(['before', 'within', 'after'])}"
 
 
 def wait_for_growth(out: Path, running: Any) -> None:
@@ -172,6 +192,15 @@ def assert_same(one: Dataset, two: Dataset) -> None:
             assert all(x.tobytes() == y.tobytes() for x, y in pairs), f"{name} of episode {a.number} differs"
 
 
+def place(backend: str) -> Any:
+    """A context that gives the backend as `kill_jobs` takes it: for "ray" with a cluster that it starts."""
+    if backend != "ray":
+        return nullcontext(backend)
+    from benchmarks import ray_kills
+
+    return ray_kills.cluster()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200, help="in all [%(default)s]")
@@ -182,8 +211,8 @@ def main() -> None:
     begin = time.perf_counter()
     for i, backend in enumerate(backends):
         kills = options.kills // len(backends) + (i < options.kills % len(backends))
-        with tempfile.TemporaryDirectory() as folder:
-            tally = kill_jobs(Path(folder), backend, kills, options.seed + i)
+        with tempfile.TemporaryDirectory() as folder, place(backend) as where:
+            tally = kill_jobs(Path(folder), where, kills, options.seed + i)
         print(
             f"{backend}: {tally.kills} kills, {tally.within_commits} of them within a commit; {tally.jobs} jobs "
             f"complete and equal to the undisturbed one; {time.perf_counter() - begin:.0f} s",

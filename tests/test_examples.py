@@ -196,7 +196,7 @@ MARKS = {"atari": [pytest.mark.slow], "dm_control_pixels": [pytest.mark.slow], "
 
 
 @pytest.mark.parametrize("job", [pytest.param(job, marks=MARKS.get(job, [])) for job in JOBS])
-def test_job(job, tmp_path):
+def test_job(job, tmp_path, request):
     """With small numbers. Where the machine has no OpenGL, that of dm_control ends with what to install."""
     settings = [f"--set={setting}" for setting in JOBS[job]]
     command = [
@@ -208,6 +208,7 @@ def test_job(job, tmp_path):
         "run",
         str(ROOT / f"examples/jobs/{job}.toml"),
         *settings,
+        *([f"--cluster={request.getfixturevalue('ray_address')}", "--cluster-actors=1"] if job == "ray" else []),
     ]
     done = subprocess.run([*command, "--no-plot"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     if job == "dm_control_pixels" and done.returncode:
@@ -221,13 +222,14 @@ def test_job(job, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_commands_of_the_page_on_jobs(tmp_path):
-    """All of them, in their order in docs/jobs.md, with the job file that stands there."""
+    """All of them but those on a cluster, in their order in docs/jobs.md, with the job file that stands there."""
     page = (ROOT / "docs/jobs.md").read_text("utf-8")
     (tmp_path / "cartpole.toml").write_text(re.search(r"^```toml\n(.*?)^```$", page, re.M | re.S).group(1))
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S))
     commands = re.findall(r"^(python -m collector .+)$|`(python -m collector .+?)`", page, re.M)
     commands = [shlex.split(block or inline, comments=True) for block, inline in commands]
-    assert len(commands) >= blocks.count("python -m collector") + 3
+    commands = [command for command in commands if "--cluster" not in command]
+    assert len(commands) >= blocks.count("python -m collector") - blocks.count("--cluster") + 3
     assert {command[3] for command in commands} >= {
         "run",
         "resume",

@@ -16,11 +16,13 @@ import pytest
 
 from collector import Dataset, DatasetError, episode_seed
 from collector.interruptor import StopSignals
+from collector.job.committing import Committer
 from collector.job.job import JobError
 from collector.job.look.metrics import Metrics
 from collector.job.playing import JobFailedError
 from collector.job.run import JobState, resume_job, run_job
 from collector.store.files import system_calls
+from collector.store.head import make_head
 from collector.store.writer import StoreWriter
 from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process
 from vecenv.tuning.auto_backend import VECTOR_ENVS
@@ -147,6 +149,16 @@ class TestWhatAJobWrites:
         small = job(**counting(), episodes=60, shard_bytes=2000)
         run_job(small, tmp_path / "size")
         assert len(Dataset(tmp_path / "size").shard_files) >= 3
+
+    def test_a_commit_is_due_when_more_comes_than_may_wait(self, uninterrupted: Path, tmp_path: Path) -> None:
+        first, *others = Dataset(uninterrupted)
+        with (
+            StoreWriter(tmp_path / "a", make_head()) as writer,
+            Committer(writer, 2 * first.nbytes, seconds=3600.0) as committer,
+        ):
+            committer.add([first])
+            committer.add(others)
+        assert_same(tmp_path / "a", uninterrupted)
 
     def test_a_commit_is_due_by_time_though_an_env_does_not_return(self, tmp_path: Path) -> None:
         hanging, committed = 40, 30  # those that end in the same batch as the hang are played again

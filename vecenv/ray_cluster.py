@@ -1,8 +1,9 @@
 """The connection to Ray, and what its users share: the only file that imports ray.
 
-`connect()` joins the cluster that `ray.init` or `RAY_ADDRESS` gave, or starts a local one; the last `release()` undoes
-what `connect()` did, and nothing else. Actors are made with `actor_options`: Ray never restarts them and never repeats
-a call, because a fresh env in place of the old one has to be reset first, and a call that ran twice steps an env twice.
+`connect()` joins the cluster that `ray.init`, its address or `RAY_ADDRESS` gave, or starts a local one; the last
+`release()` undoes what `connect()` did, and nothing else. Actors are made with `actor_options`: Ray never restarts them
+and never repeats a call, because a fresh env in place of the old one has to be reset first, and a call that ran twice
+steps an env twice.
 """
 
 from __future__ import annotations
@@ -60,28 +61,44 @@ class RayCluster:
                     self.ray.shutdown()
 
 
-def connect() -> RayCluster:
-    """Use the cluster that `ray.init` has connected to, else the one of `RAY_ADDRESS`, else a local one, which is
-    started without dashboard and without the output of its processes.
+def connect(address: str | None = None) -> RayCluster:
+    """Use the cluster that `ray.init` has connected to, else the one at `address`.
 
-    Raises `ImportError` where ray is not installed, and what `ray.init` raises.
+    address: as for `ray.init`. "auto" is the cluster of `RAY_ADDRESS`, else the one that runs on this machine, else a
+    local one. None: that of `RAY_ADDRESS`, else a local one. Local ones are started without dashboard and without the
+    output of their processes.
+
+    Raises `ImportError` where ray is not installed, and what `ray.init` raises: `ConnectionError` where there is no
+    cluster at the address.
     """
     global _users, _address
     ray = import_ray()
     with _lock:
         if not ray.is_initialized():
-            joins = bool(os.environ.get("RAY_ADDRESS"))
-            with contextlib.nullcontext() if joins else _full_priority():
-                # Without an address Ray would also join any cluster that runs on this machine: another user's, too.
-                ray.init(
-                    address=None if joins else "local",
-                    include_dashboard=None if joins else False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
+            # Without an address Ray would also join any cluster that runs on this machine: another user's, too.
+            of_environment = bool(os.environ.get("RAY_ADDRESS"))
+            if address is None and not of_environment:
+                address = "local"
+            try:
+                _init(ray, address)
+            except ConnectionError:
+                if address != "auto" or of_environment:
+                    raise
+                _init(ray, "local")
             _address = ray.get_runtime_context().gcs_address
         _users += 1
     return RayCluster(ray)
+
+
+def _init(ray: Any, address: str | None) -> None:
+    starts = address == "local"
+    with _full_priority() if starts else contextlib.nullcontext():
+        ray.init(
+            address=address,
+            include_dashboard=False if starts else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
 
 
 @contextlib.contextmanager
@@ -234,7 +251,10 @@ def future(ref: Any) -> Future[Any]:
 
 
 def free_places(options: Mapping[str, Any]) -> int:
-    """How many actors with these options the free CPUs allow, 0 or more."""
+    """How many actors with these options the free CPUs and GPUs allow, 0 or more."""
+    if options["num_gpus"]:
+        gpus = int(import_ray().available_resources().get("GPU", 0) / options["num_gpus"])
+        return min(gpus, free_places({**options, "num_gpus": 0}))
     each, total = options["num_cpus"], import_ray().cluster_resources().get("CPU", 0)
     if not each:
         return int(total)

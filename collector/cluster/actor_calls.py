@@ -17,7 +17,7 @@ class Call:
     """A call that an actor has not answered yet. It answers its calls in their order."""
 
     kind: str
-    """"place" (any answer: it runs), "start", "control" or "collect"."""
+    """"place" (any answer: it runs), "start", "control", "collect", or "ask" (any other method)."""
     reference: Any
     limit: float | None
     """Seconds that it may take once it is the oldest."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from collector.cluster.actor_calls import ActorCalls, Call
 from collector.cluster.cluster_stats import ActorFailure
 from collector.cluster.packed_rollout import Columns
-from collector.cluster.rollout_actor import Report, RolloutActor
+from collector.cluster.rollout_actor import RolloutActor
 from vecenv.backends.host.failure import add_note
 from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, end_actor, is_loss, make_actor, unscheduled
@@ -35,13 +36,16 @@ class Limits(NamedTuple):
     rollout_timeout: float | None
     on_worker_failure: str
     max_restarts: int
+    after_restarts: str = "raise"
+    """What happens to an actor that has failed `max_restarts` times in a row: "raise" or "drop"."""
 
 
 class Arrived(NamedTuple):
     """A rollout that an actor has collected. Its arrays are read-only, and lie in Ray's store."""
 
     actor: ActorCalls
-    report: Report
+    report: Any
+    """A `Report`; the answer of the method, where another one was asked for."""
     frames: int
     """Steps that the actor was asked for."""
     columns: Columns
@@ -51,6 +55,8 @@ class ActorPool:
     """`count` rollout actors.
 
     options: for the actors, of `actor_options`. start_arguments: what the actor of an index is started with.
+    actor_class: a class with the methods `whereabouts`, `start` and `close` of `RolloutActor`, made with its index and
+    `count`.
     """
 
     def __init__(
@@ -60,8 +66,10 @@ class ActorPool:
         options: dict[str, Any],
         limits: Limits,
         start_arguments: Callable[[ActorCalls], tuple[Any, ...]],
+        actor_class: type = RolloutActor,
     ) -> None:
         self._ray = cluster.ray
+        self._actor_class = actor_class
         self._options, self._limits, self._start_arguments = options, limits, start_arguments
         self.actors = [ActorCalls(index) for index in range(count)]
         self.failures: deque[ActorFailure] = deque(maxlen=100)
@@ -96,6 +104,17 @@ class ActorPool:
         """Ask for a rollout of `frames` steps; the arguments are those of `RolloutActor.collect`."""
         method = actor.handle.collect.options(num_returns=2)
         self._call(actor, "collect", method, arguments, self._limits.rollout_timeout, frames)
+
+    def ask(self, actor: ActorCalls, name: str, *arguments: Any) -> None:
+        """Ask for a method that is no rollout; `next_answer` has what it returns."""
+        self._call(actor, "ask", getattr(actor.handle, name), arguments, self._limits.rollout_timeout, 0)
+
+    def next_answer(self, timeout: float | None = None) -> tuple[ActorCalls, Any] | None:
+        """The next answer to what was asked by `ask`; None and raises as `next_rollout`. An actor whose code has raised
+        goes on.
+        """
+        arrived = self.next_rollout(timeout)
+        return None if arrived is None else (arrived.actor, arrived.report)
 
     def next_rollout(self, timeout: float | None = None) -> Arrived | None:
         """The rollout that has waited longest, as soon as there is one. None after `timeout` seconds, where nothing is
@@ -137,12 +156,17 @@ class ActorPool:
         """Close the vector envs, and end all actors: after some seconds, whatever they do."""
         alive = [actor for actor in self.alive if actor.handle is not None]
         made = [actor for actor in alive if not actor.calls or actor.calls[0].kind not in ("place", "start")]
+        left = [call.reference for actor in alive for call in actor.calls]
         for actor in alive:
             actor.discard()
         if not self._ray.is_initialized():
             return  # the program has shut Ray down, and the actors with it
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
+        if left:  # Ray prints errors at which nobody has looked
+            for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
+                with suppress(Exception):
+                    self._ray.get(reference, timeout=0)
         for actor in alive:
             self._kill(actor)
 
@@ -150,7 +174,7 @@ class ActorPool:
 
     def _launch(self, actor: ActorCalls) -> None:
         limit = self._limits.start_timeout
-        actor.handle = make_actor(RolloutActor, self._options, actor.index, len(self.actors))
+        actor.handle = make_actor(self._actor_class, self._options, actor.index, len(self.actors))
         actor.stamp = (0, 0)
         self._call(actor, "place", actor.handle.whereabouts, (), limit, 0)
         self._call(actor, "start", actor.handle.start, self._start_arguments(actor), limit, 0)
@@ -188,7 +212,11 @@ class ActorPool:
             references = [call.reference] if call.columns is None else [call.reference, call.columns]
             answer, *rest = self._ray.get(references, timeout=limit)
         except Exception as error:
-            failure = self._failure_of(actor, error)
+            try:
+                failure = self._failure_of(actor, error)
+            except Exception:
+                actor.pop()  # that call is over; the actor is not
+                raise
             if failure is None:
                 raise
             self._fail(actor, failure)
@@ -202,6 +230,8 @@ class ActorPool:
             (columns,) = rest
             actor.note_rollout(answer, call.frames, columns, len(self.actors))
             return Arrived(actor, answer, call.frames, columns)
+        elif call.kind == "ask":
+            return Arrived(actor, answer, 0, {})
         return None
 
     # Failures.
@@ -220,7 +250,7 @@ class ActorPool:
         if cause is error:
             return None
         trace = RemoteTraceback(getattr(error, "traceback_str", str(error)))
-        if isinstance(cause, (WorkerDiedError, WorkerTimeoutError)):
+        if isinstance(cause, (WorkerDiedError, WorkerTimeoutError)) and actor.calls[0].kind != "ask":
             # The envs' own worker is gone, and with it the vector env of the actor.
             failure = self._named(actor, type(cause), f"in {self._whose(actor)}: {cause}")
             failure.__cause__ = trace
@@ -250,7 +280,7 @@ class ActorPool:
         lost = actor.lose()
         answer = "raise" if self._starting else self._limits.on_worker_failure
         if answer == "restart" and actor.restarts_in_a_row >= self._limits.max_restarts:
-            answer = "raise"
+            answer = self._limits.after_restarts
             add_note(failure, f"it was restarted {actor.restarts_in_a_row} times without a rollout (max_restarts)")
         if answer == "drop" and len(self.alive) == 1:
             answer = "raise"
@@ -259,7 +289,8 @@ class ActorPool:
         self.failures.append(
             ActorFailure(actor.index, self._env_ids(actor), actor.node, actor.pid, reason, lost, answer)
         )
-        logger.warning("%s; %d frames lost; on_worker_failure: %s", reason, lost, answer)
+        frames = f"{lost} frames lost; " if lost else ""
+        logger.warning("%s; %son_worker_failure: %s", reason, frames, answer)
         if answer == "raise":
             raise failure
         if answer == "drop":
@@ -294,4 +325,4 @@ class ActorPool:
 
 def _doing(actor: ActorCalls) -> str:
     kind = actor.calls[0].kind
-    return "collected" if kind == "collect" else "answered" if kind == "control" else "started"
+    return {"collect": "collected", "control": "answered", "ask": "worked"}.get(kind, "started")

@@ -27,6 +27,8 @@ Settings = Annotated[
 Modules = Annotated[
     list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
 ]
+Address = Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")]
+Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Folder = Annotated[Path, tyro.conf.Positional]
 
@@ -38,6 +40,8 @@ def run(
     set: Settings = [],  # noqa: B006
     resume: bool = False,
     overwrite: bool = False,
+    cluster: Address = None,
+    cluster_actors: Count = None,
     plot: bool = True,
     tensorboard: bool = False,
     dry_run: bool = False,
@@ -52,6 +56,9 @@ def run(
         set: NAME=VALUE or NAME.KEY=VALUE, in the place of what the file has.
         resume: go on where an earlier run of the same job in this folder has ended, if there was one.
         overwrite: replace what an earlier job wrote there.
+        cluster: play on a Ray cluster, each actor with the envs of the job: its address, or "auto": the one that runs
+            here, else one that is started. The folder must be on a file system that all nodes share.
+        cluster_actors: how many actors [one for each free CPU].
         plot: draw the returns when the job ends.
         tensorboard: write metrics for TensorBoard too.
         dry_run: print the job as it would run and how much it would write, measured for a second; write nothing.
@@ -64,9 +71,13 @@ def run(
     if dry_run:
         from collector.job.look.info import statistics_in_words
         from collector.job.look.size import measure_size
+        from collector.job.on_cluster.cluster_player import check_cluster
 
+        check_cluster(wanted, cluster, cluster_actors)
         shown = as_shown(wanted)
         plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
+        if cluster is not None:
+            plan["cluster"] = {"address": cluster, "actors": cluster_actors or "one for each free CPU"}
         sys.stdout.write(_as_json({**plan, "size": measure_size(wanted)}))
         return 0
     from collector.job.run import resume_job, run_job  # here, so that --help is answered without it
@@ -77,11 +88,13 @@ def run(
     goes_on = resume and (folder / HEAD).exists()
 
     def collect(report: Progress) -> JobState:
+        options: dict[str, Any] = {"cluster": cluster, "cluster_actors": cluster_actors}
+        options |= {"tensorboard": tensorboard, "on_progress": report}
         if goes_on:
-            return resume_job(folder, wanted, tensorboard=tensorboard, on_progress=report)
-        return run_job(wanted, folder, overwrite=overwrite, tensorboard=tensorboard, on_progress=report)
+            return resume_job(folder, wanted, **options)
+        return run_job(wanted, folder, overwrite=overwrite, **options)
 
-    return _collect(wanted, folder, json, plot, collect)
+    return _collect(wanted, folder, cluster, json, plot, collect)
 
 
 def resume(
@@ -89,6 +102,8 @@ def resume(
     *,
     set: Settings = [],  # noqa: B006
     allow_import: Modules = [],  # noqa: B006
+    cluster: Address = None,
+    cluster_actors: Count = None,
     plot: bool = True,
     tensorboard: bool = False,
     json: bool = False,
@@ -99,6 +114,8 @@ def resume(
         folder: what `run` wrote.
         set: NAME=VALUE, for settings that only say where episodes are played: backend, num_workers, step_timeout, ...
         allow_import: a module that the stored job may import; none but those of gymnasium and vecenv otherwise.
+        cluster: play on a Ray cluster, wherever the job ran before; see `run`.
+        cluster_actors: how many actors [one for each free CPU].
         plot: draw the returns when the job ends.
         tensorboard: write metrics for TensorBoard too.
         json: print the result as one object of JSON; progress goes to standard error.
@@ -108,7 +125,8 @@ def resume(
 
     job = with_settings(job_of(folder, allow_import), set)
     options: dict[str, Any] = {"settings": set, "allow_import": allow_import, "tensorboard": tensorboard}
-    return _collect(job, folder, json, plot, lambda report: resume_job(folder, on_progress=report, **options))
+    options |= {"cluster": cluster, "cluster_actors": cluster_actors}
+    return _collect(job, folder, cluster, json, plot, lambda report: resume_job(folder, on_progress=report, **options))
 
 
 def info(folder: Folder, *, json: bool = False) -> int:
@@ -258,7 +276,14 @@ def tune(
 COMMANDS = {each.__name__: each for each in (run, resume, info, verify, export, plot, video, tune)}
 
 
-def _collect(job: Job, folder: Path, as_json: bool, plot: bool, collect: Callable[[Progress], JobState]) -> int:
+def _collect(
+    job: Job,
+    folder: Path,
+    cluster: str | None,
+    as_json: bool,
+    plot: bool,
+    collect: Callable[[Progress], JobState],
+) -> int:
     """Run a job, show how it goes and what came of it, and return the exit code."""
     from collector.job.look.info import dataset_info
     from collector.job.progress_report import Report, make_console, summary, wanted
@@ -269,7 +294,8 @@ def _collect(job: Job, folder: Path, as_json: bool, plot: bool, collect: Callabl
     if not as_json:
         line = f"Job: {json.dumps(changed(job))}"
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs into {folder}"
+    where = "" if cluster is None else " in each actor"
+    heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs{where} into {folder}"
     try:
         with Report(console, job, heading) as report:
             state = collect(report)

@@ -75,6 +75,8 @@ class Committer:
         nbytes = int(self._row_bytes(episodes) * sum(map(len, episodes)))
         with self._changed:
             while self._waiting and self._waiting_bytes + nbytes > MOST_WAITING * self._bytes and self._error is None:
+                self._due = 0.0  # those that wait may be less than a shard
+                self._changed.notify_all()
                 self._changed.wait()
             self.check()
             if not episodes:

@@ -23,6 +23,8 @@ TRUSTED = ("gymnasium.envs", "gymnasium.wrappers", "vecenv", "ale_py")
 """Modules that a stored job may name."""
 UNTRUSTED = ("gymnasium.wrappers:Record", "gymnasium.wrappers.rendering")
 """What writes files there."""
+SAME = ("observation_space", "action_space", "policy_hash")
+"""Entries of the head that are to be the same when a job goes on, besides the job itself."""
 OTHER_FOLDER = "choose another folder, or replace what is there with --overwrite"
 
 

@@ -86,6 +86,15 @@ class Plan:
         self.playing.difference_update(numbers)
         self._again = sorted({*self._again, *numbers})
 
+    def lost(self, numbers: Iterable[int]) -> None:
+        """Hand out once more what had been finished: it was lost before it was stored."""
+        for number in (numbers := [*numbers]):
+            self.steps -= int(self._lengths[number])
+            self._lengths[number] = UNKNOWN
+        self.end, self.end_steps, self.end_episodes = 0, 0, 0
+        self._advance()
+        self.again(numbers)
+
     def set_aside(self, numbers: Iterable[int]) -> None:
         """Expect these numbers no longer from whom they were handed to; they come back by `finished` all the same."""
         self.playing.difference_update(numbers)

@@ -13,8 +13,8 @@ there is skipped. Which episodes a job has does not depend on who shared a worke
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import gymnasium
 import msgspec
@@ -25,7 +25,6 @@ from collector.episodes.episode import Episode, EpisodeCutter
 from collector.episodes.seeds import EpisodeSeeds
 from collector.job.job import Job, JobError
 from collector.job.make_envs import make_venv
-from collector.job.plan import Plan
 from collector.job.statistics.kept import States, statistics_of
 from collector.job.stopping import OutOfTime, Stopping
 from collector.sync_collector import SyncDataCollector
@@ -39,6 +38,23 @@ class JobFailedError(JobError):
     """More episodes failed than the job allows."""
 
 
+class Numbers(Protocol):
+    """What a player plays: the `Plan` of a job, or the part of it that an actor of a cluster has got."""
+
+    job_seed: int
+    playing: set[int]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]: ...
+    def __next__(self) -> tuple[int, int]: ...
+    def finished(self, number: int, length: int) -> None: ...
+    def again(self, numbers: Iterable[int]) -> None: ...
+    def set_aside(self, numbers: Iterable[int]) -> None: ...
+    @property
+    def is_complete(self) -> bool: ...
+    @property
+    def is_exhausted(self) -> bool: ...
+
+
 class Player:
     """Plays what is left of a plan.
 
@@ -49,7 +65,7 @@ class Player:
     def __init__(
         self,
         job: Job,
-        plan: Plan,
+        plan: Numbers,
         stop: Stopping,
         make_policy: Callable[[Any], Any],
         on_batch: Callable[[SyncDataCollector, list[Episode]], None],
@@ -76,21 +92,32 @@ class Player:
         Raises `JobFailedError` where more episodes fail than the job allows, with `on_error="raise"` what the env
         raises, and always what the policy raises.
         """
+        for _ in self.batches():
+            pass
+
+    def batches(self) -> Iterator[None]:
+        """As `play`, with a pause after each batch, and after each episode that is played again."""
         while not self._is_over():
             try:
                 with self._stop.leaving_in_time():
-                    self._play_together()
+                    yield from self._play_together()
                     for number in sorted(self._suspects):
                         if self._is_over():
                             break
-                        self._play_alone(number)
+                        yield from self._play_alone(number)
+                        yield
             except OutOfTime:
                 break
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to play now."""
+        return bool(self._suspects) or not self._plan.is_exhausted
 
     def _is_over(self) -> bool:
         return self._plan.is_complete or self._stop.is_stopped
 
-    def _play_together(self) -> None:
+    def _play_together(self) -> Iterator[None]:
         plan = self._plan
         if plan.is_exhausted:
             return
@@ -106,6 +133,7 @@ class Player:
                     self._keep(batches, finite)
                     if self._stop.is_stopped:
                         return
+                    yield
         except Exception as error:
             if self._job.on_error == "raise" or not plan.playing or not is_of_env(error):
                 raise
@@ -116,7 +144,7 @@ class Player:
         finally:
             plan.again(plan.playing)  # what was in progress
 
-    def _play_alone(self, number: int) -> None:
+    def _play_alone(self, number: int) -> Iterator[None]:
         """Play one episode again until it ends well, or give it up."""
         job = _alone(self._job)
         last: Exception | None = None
@@ -130,6 +158,7 @@ class Player:
                         if self._stop.is_stopped:
                             return
                         episodes = cutter.cut(self._next_batch(batches))
+                        yield
                     _check_finite(episodes[0])
                     self._suspects.discard(number)
                     self._keep(batches, episodes)
@@ -143,11 +172,7 @@ class Player:
     def _skip(self, number: int, reason: str) -> None:
         self._suspects.discard(number)
         self.skipped[number] = reason
-        if (count := self.skipped_before + len(self.skipped)) > self._job.max_failed:
-            raise JobFailedError(
-                f"{count} episodes failed, and max_failed is {self._job.max_failed}; episode {number}, "
-                f"played {self._job.retries + 1} times, failed with {reason}"
-            )
+        check_budget(self._job, self.skipped_before + len(self.skipped), number, reason)
         self._plan.finished(number, 0)
 
     def _collector(self, env: Any, seeds: Iterable[tuple[int, int]]) -> SyncDataCollector:
@@ -189,6 +214,15 @@ class Player:
     def _are_many_suspect(self) -> bool:
         """Whether the budget may be spent: with an env that always fails there would be no end."""
         return len(self._suspects) > self._job.max_failed + self._job.num_envs
+
+
+def check_budget(job: Job, count: int, number: int, reason: str) -> None:
+    """Raise `JobFailedError` where `count` skipped episodes, of which this is the last, are too many."""
+    if count > job.max_failed:
+        raise JobFailedError(
+            f"{count} episodes failed, and max_failed is {job.max_failed}; episode {number}, "
+            f"played {job.retries + 1} times, failed with {reason}"
+        )
 
 
 def is_of_env(error: BaseException) -> bool:

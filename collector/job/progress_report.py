@@ -114,6 +114,7 @@ def summary(state: JobState) -> Group:
     """The last output of a job: a line on how it ended, and a table."""
     job = state.job
     where = f"{state.workers} workers" if state.workers else "this process"
+    where = f"each of {state.actors} actors" if state.actors else where
     rows = [
         ("env", f"{job.env}, {job.num_envs} in {where} ({job.backend})"),
         ("policy", describe(job) + ("" if job.policy == "random" else f", on {state.device}") + f"; seed {job.seed}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,23 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.job.committing import Committer
-from collector.job.head import check_folder, check_same_job, check_unchanged, job_head, job_of, notes_on, stored_job
+from collector.job.head import (
+    SAME,
+    check_folder,
+    check_same_job,
+    check_unchanged,
+    job_head,
+    job_of,
+    notes_on,
+    stored_job,
+)
 from collector.job.job import Job, JobError
 from collector.job.job_files import with_settings
 from collector.job.look.metrics import Metrics, import_tensorboard
 from collector.job.look.size import bytes_of_step, job_bytes
 from collector.job.make_envs import check_env, transforms_with_statistics, with_statistics, wrappers_with_statistics
+from collector.job.on_cluster.cluster_player import ClusterPlayer, check_cluster, connect_to, device_of_actors
+from collector.job.on_cluster.episode_actor import ActorReport
 from collector.job.plan import Plan
 from collector.job.playing import Player
 from collector.job.policies import declares_repeatable, hash_of, make_policy, resolve_device
@@ -32,8 +43,6 @@ from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
 
-SAME = ("observation_space", "action_space", "policy_hash")
-"""Entries of the head that are to be the same when a job goes on, besides the job itself."""
 RECENT = 100
 """Episodes in a mean that is shown while a job runs."""
 STATS_SECONDS = 0.2
@@ -60,6 +69,8 @@ class JobState:
     bottleneck: str = ""
     """What most of the time goes to, and its share: "envs 80 %"; "idle" is what the job does with the episodes."""
     workers: int = 1
+    actors: int = 0
+    """Of a Ray cluster, each with the envs and workers of the job; 0: the job runs in this process."""
     device: str = "cpu"
     status: str = "failed"
     """"complete" or "interrupted" once the job has ended so; "failed" before."""
@@ -74,7 +85,7 @@ class JobState:
     repeatable: bool = False
     """Whether another run of the job gives the same bits."""
     notes: list[str] = field(default_factory=list)
-    """What there is to know about a run that was resumed."""
+    """What there is to know about a run that was resumed, and about the actors of a cluster."""
 
     @property
     def steps_per_second(self) -> float:
@@ -108,22 +119,28 @@ def run_job(
     out: str | os.PathLike[str],
     *,
     overwrite: bool = False,
+    cluster: str | None = None,
+    cluster_actors: int | None = None,
     tensorboard: bool = False,
     on_progress: Progress = lambda state: None,
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return what was done.
 
-    `overwrite`: replace what an earlier job wrote there. `on_progress` is called after every batch. A signal (handled
-    in the main thread only) or an exception commits the whole episodes so far; `resume_job` goes on from them. Raises
-    `DatasetError` where the folder cannot be used or written to, `JobError` where the settings or the env do not allow
-    the job, `JobFailedError` where too many episodes failed, and what the policy raises.
+    `overwrite`: replace what an earlier job wrote there. `cluster`: the address of a Ray cluster, as `ray.init` takes
+    it, whose actors play whole episodes, each with the envs of the job: "auto" is the one that runs here, or one that
+    is started; all its nodes must see the folder. `cluster_actors`: how many; None: as many as there are free CPUs.
+    `on_progress` is called after every batch. A signal (handled in the main thread only) or an exception commits the
+    whole episodes so far; `resume_job` goes on from them. Raises `DatasetError` where the folder cannot be used or
+    written to, `JobError` where the settings or the env do not allow the job, `JobFailedError` where too many episodes
+    failed, and what the policy raises; on a cluster also `WorkerDiedError` and `WorkerTimeoutError` where no actor is
+    left.
 
     Example::
 
         state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
         print(state.status, state.steps)
     """
-    return _Run(with_frozen(job), Path(out), tensorboard, on_progress).start(overwrite)
+    return _Run(with_frozen(job), Path(out), tensorboard, on_progress, cluster, cluster_actors).start(overwrite)
 
 
 def resume_job(
@@ -132,6 +149,8 @@ def resume_job(
     settings: Iterable[str] = (),
     *,
     allow_import: Iterable[str] = (),
+    cluster: str | None = None,
+    cluster_actors: int | None = None,
     tensorboard: bool = False,
     on_progress: Progress = lambda state: None,
 ) -> JobState:
@@ -139,7 +158,8 @@ def resume_job(
 
     `job`: what it should be; `JobError` says what differs from what is stored. None: the stored one, and then modules
     that it names must be in `allow_import` (see `job_of`). `settings` as in `load_job`; they may only change where
-    episodes are played and how they are stored (`backend`, `num_workers`, ...). Raises as `run_job` does.
+    episodes are played and how they are stored (`backend`, `num_workers`, ...). `cluster`, `cluster_actors`: as for
+    `run_job`, wherever the job has run before. Raises as `run_job` does.
 
     Example::
 
@@ -149,18 +169,28 @@ def resume_job(
     stored = job_of(folder, allow_import) if job is None else stored_job(folder)
     wanted = with_settings(stored if job is None else with_frozen(job), settings)
     check_same_job(folder, stored, wanted)
-    return _Run(wanted, folder, tensorboard, on_progress).resume()
+    return _Run(wanted, folder, tensorboard, on_progress, cluster, cluster_actors).resume()
 
 
 class _Run:
     """One run of a job."""
 
-    def __init__(self, job: Job, out: Path, tensorboard: bool, on_progress: Progress) -> None:
+    def __init__(
+        self,
+        job: Job,
+        out: Path,
+        tensorboard: bool,
+        on_progress: Progress,
+        cluster: str | None,
+        cluster_actors: int | None,
+    ) -> None:
         check_env(job)
+        check_cluster(job, cluster, cluster_actors)
         if tensorboard:
             import_tensorboard()  # rather now than after the first batch
         self._job, self._out, self._tensorboard, self._on_progress = job, out, tensorboard, on_progress
-        self.state = JobState(job, out, device=resolve_device(job))
+        self._cluster, self._cluster_actors = cluster, cluster_actors
+        self.state = JobState(job, out, device=resolve_device(job) if cluster is None else device_of_actors(job))
         self._plan = Plan(job.seed, job.episodes, job.steps)
         self._policy: Any = None
         self._learning = transforms_with_statistics(job)
@@ -218,17 +248,20 @@ class _Run:
 
     def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
         state, plan = self.state, self._plan
-        with ExitStack() as files, Stopping() as stop:
+        # Ray comes first, because it sets a handler of SIGTERM of its own.
+        connection: Any = nullcontext() if self._cluster is None else connect_to(self._cluster)
+        with connection as cluster, ExitStack() as files, Stopping() as stop:
             self._open_writer, self._files = open_writer, files
-            self._player = Player(self._job, plan, stop, self._make_policy, self._take)
+            self._player = self._make_player(stop, cluster)
             self._player.skipped_before = len(self._skipped_before)
-            self._player.statistics = self._statistics
             self._began = time.monotonic()
             with ExitStack() as self._commits:  # on leaving it, all that was collected is committed
                 try:
                     self._player.play()
                 finally:
                     self._note_failures()
+            if state.actors and self._player.failures:
+                state.notes.append(f"{self._player.failures} actors failed, and what they had was played again")
             if plan.is_complete and self._writer is not None:
                 self._writer.end("complete", episodes=plan.end)
                 self._completed()
@@ -237,6 +270,16 @@ class _Run:
             if self._metrics is not None:
                 self._metrics.write(self._numbers, now=True)
         return state
+
+    def _make_player(self, stop: Stopping, cluster: Any) -> Any:
+        if cluster is None:
+            local = Player(self._job, self._plan, stop, self._make_policy, self._take)
+            local.statistics = self._statistics
+            return local
+        callbacks = self._open, self._take_report, self._take_back
+        player = ClusterPlayer(self._job, self._plan, stop, cluster, self._cluster_actors, self._out, *callbacks)
+        self.state.actors = player.actors
+        return player
 
     def _completed(self) -> JobState:
         plan, state = self._plan, self.state
@@ -250,24 +293,49 @@ class _Run:
 
     def _take(self, batches: SyncDataCollector, episodes: list[Episode]) -> None:
         """Take what has ended in a batch."""
-        state = self.state
         if self._committer is None:
             self._begin(batches)
         assert self._committer is not None
-        assert self._metrics is not None
         learnt = self._player.ask_statistics(batches.env) if self._learning and episodes else None
         self._committer.add(episodes, learnt)
+        if episodes and not self.state.bytes_of_step:
+            self.state.bytes_of_step = bytes_of_step(episodes[0], self._job.compress)
         lengths = [len(episode) for episode in episodes]
-        state.returns += returns_of(episodes, lengths)
+        self._count(lengths, returns_of(episodes, lengths))
+        if self.state.seconds >= self._next_stats:
+            self._next_stats = self.state.seconds + STATS_SECONDS
+            self.state.bottleneck = batches.stats().bottleneck_share
+        self._show()
+
+    def _take_report(self, report: ActorReport) -> None:
+        """Take what an actor has done."""
+        self._count([length for _, length, _ in report.ended], [total for _, _, total in report.ended])
+        self.state.bottleneck = report.bottleneck or self.state.bottleneck
+        self.state.notes += [note for note in self._player.notes if note not in self.state.notes]
+        if self._writer is not None:
+            self._show()
+
+    def _take_back(self, episodes: list[tuple[int, float]]) -> None:
+        """Forget episodes that are lost with their actor, by their lengths and returns."""
+        state = self.state
+        for length, total in episodes:
+            state.lengths.remove(length)
+            state.returns.remove(total)
+            state.episodes -= 1
+            state.steps -= length
+
+    def _count(self, lengths: list[int], returns: list[float]) -> None:
+        state = self.state
+        state.returns += returns
         state.lengths += lengths
-        state.episodes += len(episodes)
+        state.episodes += len(lengths)
         state.steps += sum(lengths)
-        if episodes and not state.bytes_of_step:
-            state.bytes_of_step = bytes_of_step(episodes[0], self._job.compress)
         state.frames, state.seconds = self._player.frames, time.monotonic() - self._began
-        if state.seconds >= self._next_stats:
-            self._next_stats = state.seconds + STATS_SECONDS
-            state.bottleneck = batches.stats().bottleneck_share
+
+    def _show(self) -> None:
+        """Note failures, and report the progress."""
+        assert self._metrics is not None
+        state = self.state
         if self._player.retried > state.retried or len(self._player.skipped) > len(state.skipped):
             self._note_failures()
         self._metrics.write(self._numbers)
@@ -278,8 +346,11 @@ class _Run:
         found = {"retried": player.retried - state.retried, "skipped": len(player.skipped) - len(state.skipped)}
         state.retried, state.skipped = player.retried, dict(player.skipped)
         self._skipped_before.update(player.skipped)
-        if self._committer is not None and any(found.values()):
-            self._committer.note(found, {"skipped": sorted(self._skipped_before)})
+        noted = {"skipped": sorted(self._skipped_before)}
+        if any(found.values()) and self._committer is not None:
+            self._committer.note(found, noted)
+        elif any(found.values()) and self._writer is not None:  # actors commit the episodes
+            self._writer.commit(failed=found, state=noted)
 
     def _begin(self, batches: SyncDataCollector) -> None:
         """Open the folder: now that there is a batch, it is known what it will hold."""
@@ -289,11 +360,17 @@ class _Run:
             declares_repeatable(self._policy) or batches.everything_keyed
         )
         head = job_head(self._job, venv, state.device, hash_of(self._policy), state.repeatable)
+        writer = self._open(head)
+        committer = Committer(writer, self._job.shard_bytes, self._job.shard_seconds)
+        self._committer = self._commits.enter_context(committer)
+
+    def _open(self, head: dict[str, Any]) -> StoreWriter:
+        """Open the folder for what this head describes."""
+        self.state.repeatable = head["repeatable"]
         self._writer = self._open_writer(head)
         self._files.enter_context(closing(self._writer))
         self._metrics = self._files.enter_context(closing(Metrics(self._out, self._tensorboard)))
-        committer = Committer(self._writer, self._job.shard_bytes, self._job.shard_seconds)
-        self._committer = self._commits.enter_context(committer)
+        return self._writer
 
     def _numbers(self) -> dict[str, Any]:
         """What `metrics.jsonl` gets."""

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class DatasetError(RuntimeError):
     """A folder of episodes cannot be used; the message has what is wrong with it and what to do."""
+
+
+class FolderInUseError(DatasetError):
+    """Another process writes to the folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,10 @@ def remove_data(folder: Path) -> None:
     system_calls.fsync_folder(folder)
 
 
-def remove_partial(folder: Path, committed: set[str] | None = None) -> None:
+def remove_partial(folder: Path, committed: Collection[str] | None = None) -> None:
     """Remove half-written shards from the folder of one writer, and those that are not among the `committed`, if given.
 
-    They are named as in the manifest; a writer that does not keep it cannot tell.
+    They are named as in the manifest.
     """
     for path in sorted(folder.iterdir()):
         found = _SHARD.fullmatch(path.name)

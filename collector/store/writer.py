@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class StoreWriter:
         compress: deflate the shards: smaller, slower to write and to read at random.
         commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
             keeps the manifest: it passes them to `record` of its own writer.
+        recorded: names of all shards that are in the manifest, as it has them, where another process keeps it: what an
+            earlier writer of this number has left beside them is removed. None: it stays.
 
     Raises `DatasetError` where the folder is locked by another writer, holds files of others or another data set, or
     cannot be written; nothing is changed then.
@@ -70,6 +72,7 @@ class StoreWriter:
         overwrite: bool = False,
         compress: bool = False,
         commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
+        recorded: Collection[str] | None = None,
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
@@ -90,7 +93,7 @@ class StoreWriter:
         self.bytes = 0
         """Size of the committed shards."""
         self._own = self.folder / SHARDS / f"w{writer:03d}"
-        self._commit_line = commit_line
+        self._commit_line, self._recorded = commit_line, recorded
         self._waiting: list[PackedEpisodes] = []
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
@@ -110,7 +113,7 @@ class StoreWriter:
         if self._commit_line is not None:
             on_disk.make_folders(self._own)
             lock = FolderLock(self._own / on_disk.LOCK)
-            on_disk.remove_partial(self._own)
+            on_disk.remove_partial(self._own, self._recorded)
             return lock
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")

@@ -8,13 +8,13 @@ import socket
 import weakref
 from pathlib import Path
 
-from collector.store.errors import DatasetError
+from collector.store.errors import FolderInUseError
 
 
 class FolderLock:
     """Holds `path` locked, until `release` or the end of the process, however it ends.
 
-    Raises `DatasetError` at once where another writer has it; the file says which. A child that is forked does not
+    Raises `FolderInUseError` at once where another writer has it; the file says which. A child that is forked does not
     keep the lock: a job that is killed leaves its folder free, even while its workers are still ending.
     """
 
@@ -28,7 +28,7 @@ class FolderLock:
         except BlockingIOError:
             holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
             self.release()
-            raise DatasetError(
+            raise FolderInUseError(
                 f"{path.parent} is being written by {holder}: wait for its end, or choose another folder"
             ) from None
         except BaseException:
