@@ -60,7 +60,7 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
     if names := with_statistics(job):
         raise JobError(
             f"the statistics of {', '.join(names)} go from one episode to the next, and each actor of a cluster would "
-            "have its own: freeze them (`frozen = "statistics.json"`), or run the job without --cluster"
+            'have its own: freeze them (frozen = "statistics.json"), or run the job without --cluster'
         )
     if job.backend == "ray":
         raise JobError(
