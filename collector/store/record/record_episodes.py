@@ -182,8 +182,8 @@ class RecordedVectorEnv(VectorWrapper):
         same_step = self._mode is AutoresetMode.SAME_STEP
         if "restarted" in infos or "restarted" in infos.get("final_info", ()):
             recorder.discard(_restarted(infos, self.num_envs))
-        tails = (lambda rows: _last_obs(infos["final_obs"], rows)) if same_step else None
-        ended = recorder.step(None, actions, obs, reward, terminated, truncated, tails)
+        last_obs = (lambda row: _row_of(infos["final_obs"], row)) if same_step else None
+        ended = recorder.step(None, actions, obs, reward, terminated, truncated, last_obs)
         if same_step:
             if ended.size:
                 recorder.begin(ended, None)
@@ -208,11 +208,11 @@ class RecordedVectorEnv(VectorWrapper):
         self.close()
 
 
-def _last_obs(final_obs: Any, rows: np.ndarray) -> Any:
-    """The last observations of some envs, from an array of objects or the arrays of a batch, as a batch."""
+def _row_of(final_obs: Any, row: int) -> Any:
+    """The last observation of an env, from an array of objects or the arrays of a batch."""
     if isinstance(final_obs, np.ndarray) and final_obs.dtype == object:
-        return nest.merge(np.array, [final_obs[row] for row in rows.tolist()])
-    return nest.take(final_obs, rows)
+        return final_obs[row]
+    return nest.take(final_obs, row)
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
@@ -279,6 +279,9 @@ class RecordedEngine(RowWiseWrapper):
         if isinstance(self._sent, (dict, tuple)) and not isinstance(action, type(self._sent)):
             rows = nest.stack(list(action))
         at = slice(None) if ids is None else nest.as_array(ids)
+        if rows.__class__ is np.ndarray and rows.dtype != object and ids is None:  # the usual case, at once
+            _put_actions(self._sent, at, rows)
+            return action
         nest.merge(lambda pair: _put_actions(pair[0], at, pair[1]), (self._sent, rows))
         return action
 
@@ -317,10 +320,8 @@ class RecordedEngine(RowWiseWrapper):
             if "restarted" in info[row] and "error" in info[row]:
                 recorder.discard(info[row]["env_id"])
 
-        def last_obs(rows: np.ndarray) -> Any:
-            if not any("final_obs" in info[row] for row in rows.tolist()):
-                return nest.take(obs, rows)
-            return nest.merge(np.array, [_own_last_obs(obs, info[row], row) for row in rows.tolist()])
+        def last_obs(row: int) -> Any:
+            return _own_last_obs(obs, info[row], row)
 
         actions = self._sent if ids is None else nest.take(self._sent, ids)
         return ids, recorder.step(ids, actions, obs, reward, terminated, truncated, last_obs)

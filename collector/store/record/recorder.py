@@ -10,7 +10,7 @@ progress move to the front of the buffers, where they are the rest, and the roun
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -25,18 +25,12 @@ BEGINS, ENDS, STOPS = 0, 1, 2
 """What the log notes of an env: an episode begins, ends, or is not recorded any further."""
 
 
-class _Entry(NamedTuple):
-    """What happened to some envs, when so many rounds of each had been."""
-
-    kind: int
-    envs: np.ndarray
-    rounds: int | np.ndarray
-    seeds: np.ndarray | None = None
-    """Of episodes that begin; -1 where they are not known."""
+Entry = tuple[int, np.ndarray, int | np.ndarray, np.ndarray | None]
+"""What happened, to which envs, when so many rounds of each had been; the seeds of episodes that begin."""
 
 
 class _Log(NamedTuple):
-    """The same of every entry for one env: int64 `(k,)`. The first n are where each env was before."""
+    """The same of every env for itself: int64 `(k,)`. The first n are where each env was before."""
 
     kinds: np.ndarray
     envs: np.ndarray
@@ -65,11 +59,10 @@ class EpisodeRecorder:
     def _begin_log(self, goes_on: np.ndarray, rest: np.ndarray, seeds: np.ndarray) -> None:
         """Begin with an entry for each env: whether an episode goes on, of which the rest has so many rows."""
         self._rest, self._rest_begins = rest, np.cumsum(rest) - rest
-        first = _Entry(BEGINS, self._all[goes_on], 0, seeds[goes_on]), _Entry(STOPS, self._all[~goes_on], 0)
-        self._log: list[_Entry] = [*first]
-        self._tails: list[Any] = []
-        """The last observations of the episodes that end in the log, some at a time."""
-        self._ended_at = float("inf")
+        known = seeds[goes_on] if (seeds >= 0).any() else None
+        self._log: list[Entry] = [(BEGINS, self._all[goes_on], 0, known), (STOPS, self._all[~goes_on], 0, None)]
+        self._ended_at = 0.0
+        """When the first of them ended; 0.0: none has."""
 
     def _now(self, ids: Any) -> int | np.ndarray:
         return self._round if self._rounds is None else self._rounds[ids]
@@ -83,12 +76,12 @@ class EpisodeRecorder:
         if obs is not None:
             nest.put(self._buffers.of_rounds["obs"], (self._now(envs), envs), obs)
         known = None if seeds is None else np.array([-1 if seed is None else seed for seed in seeds], np.int64)
-        self._log.append(_Entry(BEGINS, envs, self._now(envs), known))
+        self._log.append((BEGINS, envs, self._now(envs), known))
 
     def discard(self, ids: Any = slice(None)) -> None:
         """The episodes in progress of these envs are not recorded, nor what follows, until others begin."""
         envs = np.atleast_1d(self._all[ids])
-        self._log.append(_Entry(STOPS, envs, self._now(envs)))
+        self._log.append((STOPS, envs, self._now(envs), None))
 
     def step(
         self,
@@ -98,11 +91,12 @@ class EpisodeRecorder:
         reward: Any,
         terminated: Any,
         truncated: Any,
-        tails: Any = None,
+        last_obs: Callable[[int], Any] | None = None,
     ) -> np.ndarray:
         """Rows of steps of these envs (None: all), and the observations after them; returns which ended an episode.
 
-        `tails`: a function from row indices to the last observations, where `obs` has those of the next episodes.
+        `last_obs`: a function from a row to the last observation of the episode that ends there, where `obs` has the
+        first of the next.
         """
         at, after, full = self._where(ids)
         if full:
@@ -121,10 +115,12 @@ class EpisodeRecorder:
         ended: np.ndarray = (columns["terminated"][at] | columns["truncated"][at]).nonzero()[0]
         if ended.size:
             envs = ended if ids is None else ids[ended]
-            self._log.append(_Entry(ENDS, envs, self._now(envs)))
-            self._tails.append(nest.take(obs, ended) if tails is None else tails(ended))
-            self._ended_at = min(self._ended_at, time.monotonic())
-        if time.monotonic() - self._ended_at > self._shard_seconds:
+            self._log.append((ENDS, envs, self._now(envs), None))
+            find = last_obs or (lambda row: nest.take(obs, row))
+            self._buffers.add_tails([find(row) for row in ended.tolist()])
+            if not self._ended_at:
+                self._ended_at = time.monotonic()
+        if self._ended_at and time.monotonic() - self._ended_at > self._shard_seconds:
             self.cut()
         return ended
 
@@ -150,8 +146,7 @@ class EpisodeRecorder:
         begins, ends = begins[in_time], ends[in_time]
         if ends.size:
             which = (np.cumsum(log.kinds == ENDS) - 1)[ends]
-            tails = nest.take(nest.merge(np.concatenate, self._tails), which)
-            self.writer.add_packed(self._packed(log, begins, log.rounds[ends], tails))
+            self.writer.add_packed(self._packed(log, begins, log.rounds[ends], which))
         now = np.zeros(self._n, np.int64) + self._now(self._all)
         goes_on = kinds[last] == BEGINS
         begun = order[last][goes_on]
@@ -166,26 +161,27 @@ class EpisodeRecorder:
 
     def _rows_of(self, log: _Log, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """So many rows of each of the episodes that begin at these places of the log, one after another."""
-        envs = log.envs[begins]
+        envs, offsets, total = log.envs[begins], np.cumsum(counts) - counts, int(counts.sum())
         rest = np.where(begins < self._n, self._rest[envs], 0)
-        place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = np.repeat(self._buffers.place(log.rounds[begins] - rest, envs), counts) + place * self._n
-        if rest.any():
-            is_rest = place < np.repeat(rest, counts)
-            rows = np.where(is_rest, np.repeat(self._rest_begins[envs], counts) + place, rows)
+        # Of one episode the next row is n rows further.
+        rows = np.repeat(self._buffers.place(log.rounds[begins] - rest - offsets, envs), counts)
+        rows += np.arange(0, total * self._n, self._n)
+        for which in rest.nonzero()[0].tolist():
+            at, first, count = int(offsets[which]), int(self._rest_begins[envs[which]]), int(rest[which])
+            rows[at : at + count] = np.arange(first, first + count)
         return rows
 
     def _steps_of(self, log: _Log, begins: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """How many steps they have, where they end before these rounds."""
         return np.where(begins < self._n, self._rest[log.envs[begins]], 0) + stop - log.rounds[begins]
 
-    def _packed(self, log: _Log, begins: np.ndarray, stop: np.ndarray, tails: Any) -> PackedEpisodes:
+    def _packed(self, log: _Log, begins: np.ndarray, stop: np.ndarray, tails: np.ndarray) -> PackedEpisodes:
         lengths = self._steps_of(log, begins, stop)
         # With the row behind each episode, where the last observation belongs.
         rows = self._rows_of(log, begins, lengths + 1)
         last = np.cumsum(lengths + 1) - 1
         obs = self._buffers.take("obs", rows)
-        nest.put(obs, last, tails)
+        nest.put(obs, last, self._buffers.take_tails(tails))
         steps = np.delete(rows, last)
         columns = {name: self._buffers.take(name, steps) for name in ("action", "reward", "terminated", "truncated")}
         return PackedEpisodes(
@@ -198,19 +194,19 @@ class EpisodeRecorder:
         )
 
 
-def _joined(entries: list[_Entry]) -> _Log:
+def _joined(entries: list[Entry]) -> _Log:
     """Every entry for one env after another."""
-    counts = [len(each.envs) for each in entries]
-    seeds = np.full(sum(counts), -1)
-    for each, stop in zip(entries, np.cumsum(counts).tolist(), strict=True):
-        if each.seeds is not None:
-            seeds[stop - len(each.envs) : stop] = each.seeds
-    if all(each.rounds.__class__ is int for each in entries):
-        rounds = np.repeat([each.rounds for each in entries], counts)
-    else:
-        rounds = np.concatenate([np.broadcast_to(each.rounds, len(each.envs)) for each in entries])
-    kinds = np.repeat([each.kind for each in entries], counts)
-    return _Log(kinds, np.concatenate([each.envs for each in entries]), rounds, seeds)
+    kinds, envs, rounds, seeds = zip(*entries, strict=True)
+    counts = np.array([len(each) for each in envs])
+    try:
+        at = np.repeat(np.array(rounds, np.int64), counts)
+    except (ValueError, TypeError):  # rounds of some envs
+        at = np.concatenate([np.broadcast_to(each, len(some)) for each, some in zip(rounds, envs, strict=True)])
+    known = np.full(len(at), -1)
+    for which in [i for i, each in enumerate(seeds) if each is not None]:
+        stop = int(counts[: which + 1].sum())
+        known[stop - counts[which] : stop] = seeds[which]
+    return _Log(np.repeat(np.array(kinds), counts), np.concatenate(envs), at, known)
 
 
 def _write_exactly(column: Any, at: Any, rows: Any) -> None:

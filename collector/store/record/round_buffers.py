@@ -29,11 +29,26 @@ class RoundBuffers:
         self._rows = {name: nest.map(self._new, rows) for name, rows in columns.items()}
         self.of_rounds = {name: nest.map(self._as_rounds, rows) for name, rows in self._rows.items()}
         """The rounds by name: trees of `(rounds + 1, n, ...)`; the last one is for the observations after it."""
+        self._tails = nest.map(lambda leaf: np.zeros((4 * n, *leaf.shape[1:]), leaf.dtype), obs)
+        self._tail_room, self._tail_count = 4 * n, 0
 
     def add_rewards(self, reward: np.ndarray) -> None:
         """Make the column of the rewards, of which these are a round."""
         self._rows["reward"] = self._new(reward)
         self.of_rounds["reward"] = self._as_rounds(self._rows["reward"])
+
+    def add_tails(self, obs: list[Any]) -> None:
+        """Keep last observations of episodes that end, in the order in which they come."""
+        if self._tail_count + len(obs) > self._tail_room:
+            self._tail_room *= 2
+            self._tails = nest.map(lambda leaf: np.concatenate([leaf, np.zeros_like(leaf)]), self._tails)
+        for each in obs:
+            nest.put(self._tails, self._tail_count, each)
+            self._tail_count += 1
+
+    def take_tails(self, which: np.ndarray) -> Any:
+        """Those of these places among all since `keep`."""
+        return nest.take(self._tails, which)
 
     def place(self, rounds: np.ndarray, envs: np.ndarray) -> np.ndarray:
         """The rows of these envs in these rounds."""
@@ -44,7 +59,11 @@ class RoundBuffers:
         return nest.take(self._rows[name], rows)
 
     def keep(self, rows: np.ndarray, latest: np.ndarray) -> None:
-        """Make these rows the rest, and the observations in the n rows `latest` those of the first round."""
+        """Make these rows the rest, and the observations in the n rows `latest` those of the first round.
+
+        The last observations are discarded.
+        """
+        self._tail_count = 0
         kept, obs = {name: self.take(name, rows) for name in self._rows}, self.take("obs", latest)
         if len(rows) > self.room:  # rounds as many as the rest, so that it is not moved more often than it grows
             self.rounds = 2 * -(-len(rows) // self._n)
