@@ -90,6 +90,7 @@ def kill_an_actor(orders: Path, rng: random.Random) -> int:
 @contextmanager
 def cluster() -> Iterator[str]:
     """A Ray on this machine, which has more CPUs than there are: it gives the name of the backend."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token is for the process that starts Ray, and its children
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2 * ACTORS, "include_dashboard": False})

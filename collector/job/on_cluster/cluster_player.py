@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -78,6 +79,8 @@ def connect_to(address: str) -> RayCluster:
             host, port = address.split(":")
             socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray itself tries for minutes
         return connect(address)
+    except SystemExit:  # what Ray makes of a SIGTERM while it starts
+        raise SystemExit(128 + signal.SIGTERM) from None
     except OSError as error:
         raise JobError(
             f'there is no Ray cluster at {address!r}: {error}; --cluster takes "auto", or the address of one, such '
