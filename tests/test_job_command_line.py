@@ -70,7 +70,7 @@ class TestSize:
         assert list(tmp_path.iterdir()) == [], "and nothing is"
         size = json.loads(capsys.readouterr().out)["size"]
         data = collect(tmp_path / "a", *arguments, "--steps", "5000")
-        assert data.nbytes == pytest.approx(size["bytes"], rel=0.1)
+        assert data.nbytes == pytest.approx(size["bytes"], rel=0.25)  # heads of shards are left out
         assert size["bytes_per_step"] == size["plain_bytes_per_step"] > size["compressed_bytes_per_step"]
         assert size["bytes_per_hour"] == pytest.approx(
             size["steps_per_second"] * size["bytes_per_step"] * 3600, rel=0.01
