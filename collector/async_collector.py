@@ -27,6 +27,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.env_source import check_rounds
+from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
@@ -182,7 +183,8 @@ class AsyncDataCollector(BatchCollector):
         if reset.all():
             self.env.send(None, reset=ids)
         else:
-            self.env.send(nest.take(self._acted["action"], ids), ids, reset=ids[reset] if reset.any() else None)
+            action = as_vector_envs_take_it(nest.take(self._acted["action"], ids))
+            self.env.send(action, ids, reset=ids[reset] if reset.any() else None)
         self._flying[ids], self._resetting[ids], self._sent_at[ids] = True, reset, time.monotonic()
         self._runner.begin(ids[reset])
         self._clock.lap("env")

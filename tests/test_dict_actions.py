@@ -34,9 +34,12 @@ class Drives(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action), action
+        return self.move(action["gear"], action["wheel"][0])
+
+    def move(self, gear: Any, wheel: Any) -> Any:
         self.steps += 1
-        obs = np.array([action["gear"], *action["wheel"][0]], np.float32)
-        return obs, np.nan if self.breaks else float(action["gear"]), self.steps == 5, False, {}
+        obs = np.array([gear, *wheel], np.float32)
+        return obs, np.nan if self.breaks else float(gear), self.steps == 5, False, {}
 
 
 def tree(k: int) -> Any:
@@ -132,6 +135,43 @@ def test_random_actions_are_those_that_sample_gives() -> None:
 def test_rollout_draws_them() -> None:
     with DummyVectorEnv([Drives] * 3) as venv:
         check(rollout(venv, 12, break_when_any_done=False))
+
+
+class Pairs(Drives):
+    """The same, with the actions in a tuple: a vector env reads a tuple as one action for each env."""
+
+    action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,))))
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return self.move(*action)
+
+
+def pairs(obs: np.ndarray) -> Any:
+    return {"action": (np.arange(len(obs)) % 3, np.full((len(obs), 2), 0.5))}
+
+
+@pytest.mark.parametrize("actions", [pairs, None])
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("kind", [*KINDS, EpisodeSeeds])
+def test_tuples_of_as_many_parts_as_envs_too(kind: Any, n: int, actions: Any) -> None:
+    options = {"frames_per_batch": 10 * n, "backend": "dummy"}
+    if kind is EpisodeSeeds:
+        kind, options["episode_seeds"] = SyncDataCollector, EpisodeSeeds(1)
+    with kind([Pairs] * n, actions, **options) as collector:
+        batch = collector.next()
+    np.testing.assert_array_equal(batch.action[0], batch.next.obs[..., 0])
+    np.testing.assert_array_equal(batch.action[1], batch.next.obs[..., 1:])
+
+
+def test_a_list_of_tuples_is_one_action_for_each_env() -> None:
+    def rows(obs: np.ndarray) -> Any:
+        return [(row % 3, np.full(2, 0.5, np.float32)) for row in range(len(obs))]
+
+    with SyncDataCollector([Pairs] * 2, rows, frames_per_batch=20) as collector:
+        batch = collector.next()
+    assert (batch.action.dtype, batch.action.shape) == (object, (2, 10))
+    np.testing.assert_array_equal(batch.next.obs[..., 0], [[0] * 10, [1] * 10])
 
 
 def test_episodes_with_seeds() -> None:

@@ -24,6 +24,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.batch.step_extras import StepBatch
 from collector.episodes.progress import Episodes
+from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.runner import PolicyRunner
 from collector.timing import Clock
 from vecenv import nest
@@ -112,8 +113,8 @@ class Rounds:
         """Whether all that may end in a round is to go on, so that it is reset in it."""
         return self._autoreset and goes_on and (self._quota is None or bool(self._quota[ids].min() > 1))
 
-    def _step(self, action: np.ndarray, ids: np.ndarray, autoreset: bool) -> tuple[Any, ...]:
-        env_ids = None if len(ids) == self._env_num else ids
+    def _step(self, action: Any, ids: np.ndarray, autoreset: bool) -> tuple[Any, ...]:
+        env_ids, action = None if len(ids) == self._env_num else ids, as_vector_envs_take_it(action)
         if autoreset:
             step: tuple[Any, ...] = self._env.step(action, env_ids, autoreset=True)
         else:

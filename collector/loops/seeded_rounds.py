@@ -22,6 +22,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rollout_buffer import RolloutBuffer
 from collector.batch.step_extras import StepBatch
 from collector.episodes.seeded import SeededEpisodes
+from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.keyed.noise import KeyedNoise
 from collector.policy.runner import Outputs, PolicyRunner
 from collector.timing import Clock
@@ -111,15 +112,16 @@ class SeededRounds:
         asked, self._latest = self._asked(ids), None
         if len(ids) < len(self.row_ids):
             outputs = {name: nest.take(rows, ids) for name, rows in outputs.items()}
+        action = as_vector_envs_take_it(outputs["action"])
         if not resets.any():
-            step = self._env.step(outputs["action"], asked)
+            step = self._env.step(action, asked)
             self._lap("env")
             if asked is None:
                 self._latest = step[0]  # as it is in the buffer, without a copy
         else:
             begun, stepped = ids[resets], ~resets
             seeds = self._episodes.seeds[begun].tolist()
-            self._env.send(outputs["action"], asked, reset=begun, seed=seeds)
+            self._env.send(action, asked, reset=begun, seed=seeds)
             step = self._env.recv()
             self._lap("env")
             self._begin(begun, nest.take(step[0], resets), step[4][resets])

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from collector.batch.step_extras import RowLayout, check_policy_names
 from collector.policy.action_trees import common_layout, flatten, unflatten
@@ -57,6 +58,7 @@ class PolicyRunner:
         self._threads = threads
         self._noise, self._choose = noise, choose if noise is None else noise.choose
         self._space: Any = env.action_space[0]
+        self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
         self._expected = common_layout(env.action_space)
         """Shape of a row and dtype of each leaf of the actions, where all envs have the same."""
         self._returned: Layout = {}
@@ -162,14 +164,16 @@ class PolicyRunner:
         else:
             output = self._call_by_name(*(inputs if self._wants_rows else (inputs, ())))
         outputs = read_output(output, self._exploration, self._choose)
-        if isinstance(outputs["action"], (dict, tuple)):
+        if self._is_tree:
             outputs = self._by_leaf(outputs)
         self._policy_seconds += time.perf_counter() - begin
         return outputs
 
     def _by_leaf(self, outputs: dict[Any, Any]) -> dict[str, Any]:
-        """Outputs with an entry for each leaf of the actions of a Dict or Tuple space."""
+        """Outputs with an entry for each leaf of the actions of a Dict or Tuple space, or one array of objects."""
         action = outputs.pop("action")
+        if not isinstance(action, (dict, tuple)):
+            return {"action": nest.object_array(action) if isinstance(action, list) else action, **outputs}
         if not self._expected:
             raise TypeError(
                 f"the policy returned 'action' as a {type(action).__name__}; the action space {self._space} holds what "
