@@ -17,6 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, Episode, StoreWriter, load_episodes, make_head
+from collector.store import shards
 from collector.store.head import read_head
 from collector.store.sampling import RandomOrder
 from collector.store.space_json import space_from_json, space_to_json
@@ -236,6 +237,23 @@ class TestTransitions:
             assert found == sorted((b.episode.tolist(), b.step.tolist()) for b in data.batches(5, 3, 1))
         with pytest.raises(ValueError, match="'transitions', 'episodes' or 'batches'"):
             data.as_torch("rows")
+
+    @pytest.mark.parametrize("compress", [False, True])
+    def test_rows_that_are_asked_for_ahead_are_the_same(
+        self, compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = write(tmp_path / "a", compress=compress)
+        expected = [batch.obs for batch in Dataset(folder).batches(4, seed=0, passes=1)]
+        asked: list[int] = []
+        read_ahead = shards.Shards.read_ahead
+        monkeypatch.setattr(shards, "_LARGE_ROW", 1)
+        monkeypatch.setattr(shards.Shards, "waits_for_disk", lambda self: True)
+        monkeypatch.setattr(shards.Shards, "read_ahead", lambda *args: (asked.append(args[1]), read_ahead(*args)))
+        found = [batch.obs for batch in Dataset(folder).batches(4, seed=0, passes=1)]
+        assert set(asked) == set(range(len(Dataset(folder).shard_files)))
+        for ours, theirs in zip(found, expected, strict=True):
+            for a, b in zip(nest.leaves(ours), nest.leaves(theirs), strict=True):
+                np.testing.assert_array_equal(a, b)
 
     def test_a_pickled_data_set_knows_what_it_has_checked(self, tmp_path: Path) -> None:
         data = Dataset(write(tmp_path / "a"))

@@ -22,6 +22,12 @@ from vecenv import nest
 LARGEST_IN_MEMORY = 2**32
 """The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""
 _DROP = getattr(mmap, "MADV_DONTNEED", None)
+_READ = getattr(mmap, "MADV_WILLNEED", None)
+_LARGE_ROW = 1024
+"""Bytes of a row that is worth a system call of its own."""
+_FEW_FAULTS, _AHEAD = 4, 4096
+"""After more faults than these that waited for the disk, rows are asked for ahead so many times. A batch that is not
+may cost a second, because the kernel reads megabytes around each row."""
 _FAULT_BYTES = 2**18
 """What the kernel maps where one row is read: 64 kB, or 2 MB where the page cache has such pages."""
 
@@ -60,6 +66,7 @@ class Shards:
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._loaded = 0
         self._touched = 0
+        self._faults, self._ahead = 0, 0
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = 4096 if soft == resource.RLIM_INFINITY else max(16, min(4096, soft // 2))
 
@@ -102,6 +109,27 @@ class Shards:
                 f"{self.root / self.records[which].file} has other rewards than the returns in {self.manifest}"
             )
         self.forget_pages()
+
+    def waits_for_disk(self) -> bool:
+        """Whether what was read lately was not in memory; to be asked before each batch."""
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        self._ahead = _AHEAD if faults > self._faults + _FEW_FAULTS else max(0, self._ahead - 1)
+        self._faults = faults
+        return self._ahead > 0 and _READ is not None
+
+    def read_ahead(self, which: int, rows: np.ndarray) -> None:
+        """Ask the disk for these rows of observations, and those behind them, which are read next."""
+        self[which]
+        episodes, mapping, _ = self._open[which]
+        if mapping is None:
+            return
+        begin = _address(np.frombuffer(mapping, np.uint8))
+        for leaf in nest.leaves(episodes.obs):
+            if (size := leaf[:1].nbytes) >= _LARGE_ROW:
+                starts = _address(leaf) - begin + rows * size
+                pages = starts // mmap.PAGESIZE * mmap.PAGESIZE
+                for page, stop in zip(pages.tolist(), (starts + 2 * size).tolist(), strict=True):
+                    mapping.madvise(_READ, page, stop - page)
 
     def touch(self, rows: int) -> None:
         """Note that so many rows of mapped arrays have been read, here and there, and give pages back in time."""
@@ -180,3 +208,7 @@ class Shards:
         found = self._open.pop(which, None)
         if found is not None and found.mapping is None:
             self._loaded -= found.nbytes
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
