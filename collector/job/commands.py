@@ -69,7 +69,7 @@ def run(
     wanted = load_job(job, settings) if job is not None else job_of_settings(settings)
     folder = out or Path("data") / (job.stem if job is not None else re.sub(r"[/:]", "-", wanted.env))
     if dry_run:
-        from collector.job.on_cluster.cluster_player import check_cluster
+        from collector.job.on_cluster.connecting import check_cluster
 
         check_cluster(wanted, cluster, cluster_actors)
         found: dict[str, Any] = {"out": str(folder), "job": as_record(wanted)}
