@@ -78,7 +78,8 @@ def kill_until_complete(out: Path, backend: str, episodes: int, rng: random.Rand
 
 def kill_an_actor(orders: Path, rng: random.Random) -> int:
     """Kill one that runs; how many were killed: 1 or 0."""
-    pids = [int(line) for line in (orders / "pids").read_text().split()]
+    file = orders / "pids"
+    pids = [int(line) for line in file.read_text().split()] if file.exists() else []  # all may be there already
     for pid in rng.sample(pids, len(pids)):
         with suppress(OSError):
             if b"EpisodeActor" in Path(f"/proc/{pid}/cmdline").read_bytes():

@@ -221,7 +221,6 @@ def test_whenever_actors_die_each_episode_is_there_once(
 ) -> None:
     monkeypatch.setattr(episode_actor, "SLICE", 0.002)
     monkeypatch.setattr(cluster_player, "MOST_DEATHS", 100)
-    monkeypatch.setattr(cluster_player, "connect_to", nullcontext)
     monkeypatch.setattr(run, "connect_to", nullcontext)
     monkeypatch.setattr(cluster_player, "ActorPool", partial(ActorsHere, 0.2 * (seed > 0), seed))
     wanted = job(**counting(), **much, shard_bytes=1000)

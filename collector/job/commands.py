@@ -71,7 +71,7 @@ def run(
     if dry_run:
         from collector.job.look.info import statistics_in_words
         from collector.job.look.size import measure_size
-        from collector.job.on_cluster.cluster_player import check_cluster
+        from collector.job.on_cluster.connecting import check_cluster
 
         check_cluster(wanted, cluster, cluster_actors)
         shown = as_shown(wanted)

@@ -88,7 +88,10 @@ class Plan:
 
     def lost(self, numbers: Iterable[int]) -> None:
         """Hand out once more what had been finished: it was lost before it was stored."""
-        for number in (numbers := [*numbers]):
+        numbers = [*numbers]
+        if not numbers:
+            return
+        for number in numbers:
             self.steps -= int(self._lengths[number])
             self._lengths[number] = UNKNOWN
         self.end, self.end_steps, self.end_episodes = 0, 0, 0

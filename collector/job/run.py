@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ from collector.job.job_files import with_settings
 from collector.job.look.metrics import Metrics, import_tensorboard
 from collector.job.look.size import bytes_of_step, job_bytes
 from collector.job.make_envs import check_env, transforms_with_statistics, with_statistics, wrappers_with_statistics
-from collector.job.on_cluster.cluster_player import ClusterPlayer, check_cluster, connect_to, device_of_actors
+from collector.job.on_cluster.cluster_player import ClusterPlayer
+from collector.job.on_cluster.connecting import check_cluster, connect_to, device_of_actors
 from collector.job.on_cluster.episode_actor import ActorReport
 from collector.job.plan import Plan
 from collector.job.playing import Player
@@ -317,12 +319,16 @@ class _Run:
 
     def _take_back(self, episodes: list[tuple[int, float]]) -> None:
         """Forget episodes that are lost with their actor, by their lengths and returns."""
-        state = self.state
-        for length, total in episodes:
-            state.lengths.remove(length)
-            state.returns.remove(total)
-            state.episodes -= 1
-            state.steps -= length
+        state, lost = self.state, Counter(episodes)
+        state.episodes -= len(episodes)
+        state.steps -= sum(length for length, _ in episodes)
+        for i in reversed(range(len(state.lengths))):  # the last ones are lost
+            if not lost:
+                break
+            episode = state.lengths[i], state.returns[i]
+            if lost[episode]:
+                del state.lengths[i], state.returns[i]
+                lost -= Counter([episode])
 
     def _count(self, lengths: list[int], returns: list[float]) -> None:
         state = self.state

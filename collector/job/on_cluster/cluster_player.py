@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -28,8 +25,8 @@ import msgspec
 from collector.cluster.actor_calls import ActorCalls
 from collector.cluster.actor_pool import ActorPool, Limits
 from collector.job.head import SAME, check_unchanged, notes_on
-from collector.job.job import Job, JobError
-from collector.job.make_envs import with_statistics
+from collector.job.job import Job
+from collector.job.on_cluster.connecting import device_of_actors
 from collector.job.on_cluster.episode_actor import ActorReport, EpisodeActor
 from collector.job.plan import Plan
 from collector.job.playing import JobFailedError, check_budget
@@ -37,7 +34,7 @@ from collector.job.stopping import Stopping
 from collector.store.head import HEAD
 from collector.store.manifest import read_manifest
 from collector.store.writer import StoreWriter
-from vecenv.ray_cluster import RayCluster, actor_options, connect, free_places
+from vecenv.ray_cluster import RayCluster, actor_options, free_places
 
 LIMITS = Limits(
     start_timeout=120.0, rollout_timeout=None, on_worker_failure="restart", max_restarts=5, after_restarts="drop"
@@ -48,49 +45,6 @@ NOTICE_WITHIN = 0.5
 """Seconds in which a signal is noticed while no actor answers."""
 LAST_COMMITS = 12.0
 """Seconds that actors have, after a signal or an error, for the round in progress and the commit of what is whole."""
-
-
-def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
-    """Raise `JobError` for a job that cannot be played by so many actors (None: as many as find a place)."""
-    if cluster is None:
-        if actors is not None:
-            raise JobError(f'cluster_actors = {actors} are for a cluster: pass cluster = "auto" too (--cluster auto)')
-        return
-    if actors is not None and actors < 1:
-        raise JobError(f"cluster_actors must be at least 1, got {actors}")
-    if names := with_statistics(job):
-        raise JobError(
-            f"the statistics of {', '.join(names)} go from one episode to the next, and each actor of a cluster would "
-            'have its own: freeze them (frozen = "statistics.json"), or run the job without --cluster'
-        )
-    if job.backend == "ray":
-        raise JobError(
-            'backend = "ray" puts each env into an actor, and with --cluster whole episodes are given to actors: leave '
-            'it out, or name the backend of each actor, such as backend = "shmem"'
-        )
-    if job.device not in ("auto", "cpu", "cuda"):
-        raise JobError(f'device = "{job.device}": an actor sees its own GPU only; use device = "cuda"')
-
-
-def connect_to(address: str) -> RayCluster:
-    """Connect to the cluster of a job. Raises `JobError` where there is none."""
-    try:
-        if re.fullmatch(r"[\w.-]+:\d+", address):
-            host, port = address.split(":")
-            socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray itself tries for minutes
-        return connect(address)
-    except SystemExit:  # what Ray makes of a SIGTERM while it starts
-        raise SystemExit(128 + signal.SIGTERM) from None
-    except OSError as error:
-        raise JobError(
-            f'there is no Ray cluster at {address!r}: {error}; --cluster takes "auto", or the address of one, such '
-            "as 10.0.0.1:6379"
-        ) from error
-
-
-def device_of_actors(job: Job) -> str:
-    """Where the policies run: on GPUs only where the job asks for them."""
-    return "cpu" if job.device == "auto" else job.device
 
 
 @dataclass
