@@ -79,11 +79,11 @@ def gather(shards: Shards, index: Index, starts: np.ndarray, steps: np.ndarray) 
     borders = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(steps)]
     found: list[np.ndarray] | None = None
     columns: list[Any] = []
-    parts = [(begin, stop) for begin, stop in pairwise(borders) if begin < stop]
+    spans = [(begin, stop) for begin, stop in pairwise(borders) if begin < stop]
     if shards.waits_for_disk():
-        for begin, stop in parts:
+        for begin, stop in spans:
             shards.read_ahead(int(shard[begin]), obs_row[begin:stop])
-    for begin, stop in parts:
+    for begin, stop in spans:
         part = shards[int(shard[begin])]
         columns = [part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated]
         rows, obs_rows = row[begin:stop], obs_row[begin:stop]
