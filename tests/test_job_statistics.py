@@ -177,6 +177,13 @@ class TestFrozen:
         assert_same(tmp_path / "a", tmp_path / "b")
         assert not any(replay_episodes(tmp_path / "a", 5).values())
 
+    @pytest.mark.ray
+    @pytest.mark.local_ray
+    def test_the_actors_of_a_cluster_have_them_too(self, file: Path, tmp_path: Path, ray_address: str) -> None:
+        run_job(load_job(file), tmp_path / "a")
+        assert run_job(load_job(file), tmp_path / "b", cluster=ray_address, cluster_actors=2).repeatable
+        assert_same(tmp_path / "a", tmp_path / "b")
+
     def test_they_normalise_and_are_not_updated(self, file: Path, tmp_path: Path) -> None:
         run_job(load_job(file), tmp_path / "a")
         frozen = json.loads((tmp_path / "stats/cartpole.json").read_text())
