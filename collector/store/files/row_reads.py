@@ -11,8 +11,8 @@ import numpy as np
 
 from collector.store.errors import DatasetError
 
-LARGE_ROW, _LARGEST = 2048, 2**28
-"""Bytes of a row that is read so: a smaller one is had sooner from a mapped page, and a system call has its limits."""
+LARGE_ROW, _LARGEST = 1024, 2**28
+"""Bytes of a row that is worth a system call of its own, and that one call surely reads with the row behind it."""
 _ASK = getattr(mmap, "MADV_WILLNEED", None)
 
 
