@@ -17,7 +17,8 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, Episode, StoreWriter, load_episodes, make_head
-from collector.store import shards
+from collector.store import sampling
+from collector.store.files import row_reads
 from collector.store.head import read_head
 from collector.store.sampling import RandomOrder
 from collector.store.space_json import space_from_json, space_to_json
@@ -26,12 +27,20 @@ from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_
 from vecenv import nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
+os_preadv = os.preadv
+PICTURE_BYTES = 48 * 64
 compressed = pytest.mark.parametrize("compress", [False, True], ids=["plain", "compressed"])
 
 
 def files(folder: Path) -> dict[str, bytes]:
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "writer.lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def picture_episode(number: int, /) -> Episode:
+    """Observations that are large, and nothing else."""
+    rng = np.random.default_rng(number)
+    return episode(number, obs=rng.integers(0, 256, (len(episode(number)) + 1, 48, 64), np.uint8))
 
 
 class TestReading:
@@ -238,22 +247,62 @@ class TestTransitions:
         with pytest.raises(ValueError, match="'transitions', 'episodes' or 'batches'"):
             data.as_torch("rows")
 
-    @pytest.mark.parametrize("compress", [False, True])
-    def test_rows_that_are_asked_for_ahead_are_the_same(
-        self, compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @compressed
+    @pytest.mark.parametrize("make", [picture_episode, tree_episode], ids=["picture", "tree"])
+    def test_large_rows_are_the_same_read_or_mapped(
+        self, make: Any, compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        folder = write(tmp_path / "a", compress=compress)
-        expected = [batch.obs for batch in Dataset(folder).batches(4, seed=0, passes=1)]
+        folder = write(tmp_path / "a", make=make, compress=compress)
         asked: list[int] = []
-        read_ahead = shards.Shards.read_ahead
-        monkeypatch.setattr(shards, "_LARGE_ROW", 1)
-        monkeypatch.setattr(shards.Shards, "waits_for_disk", lambda self: True)
-        monkeypatch.setattr(shards.Shards, "read_ahead", lambda *args: (asked.append(args[1]), read_ahead(*args)))
-        found = [batch.obs for batch in Dataset(folder).batches(4, seed=0, passes=1)]
-        assert set(asked) == set(range(len(Dataset(folder).shard_files)))
-        for ours, theirs in zip(found, expected, strict=True):
+        monkeypatch.setattr(row_reads.os, "preadv", lambda *args: (asked.append(args[0]), os_preadv(*args))[1])
+        found = [batch.as_dict() for batch in Dataset(folder).batches(4, seed=0, passes=1)]
+        assert len(asked) == (0 if compress else sum(LENGTHS)), "one for each transition, of the leaf that is large"
+        monkeypatch.setattr(row_reads, "LARGE_ROW", 2**20)
+        mapped = [batch.as_dict() for batch in Dataset(folder).batches(4, seed=0, passes=1)]
+        assert len(asked) <= sum(LENGTHS)
+        assert len(found) == len(mapped) == 6
+        for ours, theirs in zip(found, mapped, strict=True):
             for a, b in zip(nest.leaves(ours), nest.leaves(theirs), strict=True):
+                assert a.dtype == b.dtype
                 np.testing.assert_array_equal(a, b)
+
+    def test_large_rows_of_more_shards_than_may_be_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = Dataset(write(tmp_path / "a", [[n] for n in range(30)], picture_episode))
+        expected = data.transitions()
+        data = Dataset(data.folder)
+        data._shards._most = 3
+        monkeypatch.setattr(sampling, "_FILES", 5)
+        for _ in range(2):
+            before = len(os.listdir("/dev/fd"))
+            found = data.take(np.arange(data.steps)[::-1])
+            assert len(os.listdir("/dev/fd")) <= before + 2 * 3
+            np.testing.assert_array_equal(found.obs, expected.obs[::-1])
+            np.testing.assert_array_equal(found.next_obs, expected.next_obs[::-1])
+
+    def test_a_shard_that_has_become_shorter_is_an_error(self, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a", [[3]], picture_episode))
+        mapped, file = data._shards.open(0)
+        os.truncate(data.folder / data.shard_files[0], 4 * PICTURE_BYTES)
+        reads, into = row_reads.RowReads(), np.empty_like(mapped.obs[:2])
+        view = row_reads.bytes_of(into)
+        reads.add(file, mapped.obs, np.array([3]), view, view, np.array([0]))
+        with pytest.raises(DatasetError, match=r"000000\.npz has become shorter"):
+            reads.read()
+
+    def test_workers_of_a_loader_read_large_rows_at_once(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip("torch")
+        data = Dataset(write(tmp_path / "a", [range(n, n + 5) for n in range(0, 40, 5)], picture_episode))
+        expected = {(b.episode.tobytes(), b.step.tobytes()): b for b in data.batches(16, 3, 1)}  # all shards are open
+        view = data.as_torch("batches", batch_size=16, seed=3)
+        loader = torch.utils.data.DataLoader(
+            view, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
+        )
+        found = list(loader)
+        assert len(found) == len(expected)
+        for batch in found:
+            theirs = expected[batch["episode"].numpy().tobytes(), batch["step"].numpy().tobytes()]
+            np.testing.assert_array_equal(batch["obs"], theirs.obs)
+            np.testing.assert_array_equal(batch["next_obs"], theirs.next_obs)
 
     def test_a_pickled_data_set_knows_what_it_has_checked(self, tmp_path: Path) -> None:
         data = Dataset(write(tmp_path / "a"))

@@ -158,7 +158,7 @@ class Dataset:
             for column in (self._index.shard, self._index.position, self._index.first, self._index.length)
         )
         view = cut_episode(self._shards[shard], first, length, position)
-        self._shards.touch(1 + view.nbytes // 2**18)
+        self._shards.touch(2**18 + view.nbytes)
         names = ("obs", "action", "reward", "terminated", "truncated")
         copies = {name: nest.map(np.array, getattr(view, name)) for name in names}
         return Episode(**copies, env_id=view.env_id, number=view.number, seed=view.seed)

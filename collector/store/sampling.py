@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from collector.store.files.row_reads import RowReads, bytes_of, is_large
 from collector.store.manifest import Index
 from collector.store.packed import PackedEpisodes
 from collector.store.shards import Shards
@@ -16,6 +17,10 @@ from vecenv import nest
 
 _AHEAD = 4096
 """Places of a random order that are computed at once."""
+_FILES = 64
+"""Files that may be kept open by what is still to be read of them, besides those that `Shards` keeps open."""
+_MAPPED, _LEAST_MAPPED = 2**18, 2**16
+"""What the kernel maps where one row is read: 64 kB, or 2 MB where the page cache has such pages."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,36 +75,43 @@ def gather(shards: Shards, index: Index, starts: np.ndarray, steps: np.ndarray) 
     """The transitions with these numbers; `starts`: number of the first of each episode, and how many there are."""
     if steps.size and not (steps.min() >= 0 and steps.max() < starts[-1]):
         raise IndexError(f"the data set has {int(starts[-1]):,} transitions, got {steps.min()} to {steps.max()}")
-    which = np.searchsorted(starts, steps, side="right") - 1
-    step = steps - starts[which]
-    shard, row, position = index.shard[which], index.first[which] + step, index.position[which]
+    episode = np.searchsorted(starts, steps, side="right") - 1
+    step = steps - starts[episode]
+    shard, row, position = index.shard[episode], index.first[episode] + step, index.position[episode]
     # By shard, and within it by place: each is opened once, and read in the order of the disk.
     order = np.lexsort((row, shard))
     shard, row, obs_row = shard[order], row[order], (row + position)[order]
     borders = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(steps)]
     found: list[np.ndarray] | None = None
     columns: list[Any] = []
-    spans = [(begin, stop) for begin, stop in pairwise(borders) if begin < stop]
-    if shards.waits_for_disk():
-        for begin, stop in spans:
-            shards.read_ahead(int(shard[begin]), obs_row[begin:stop])
-    for begin, stop in spans:
-        part = shards[int(shard[begin])]
-        columns = [part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated]
+    reads = RowReads()
+    for begin, stop in pairwise(borders):
+        if begin == stop:
+            continue
+        if reads.files >= _FILES and shards.full:
+            reads.read()
+        part, file = shards.open(int(shard[begin]))
+        columns = [part.obs, part.obs, part.action, part.reward, part.terminated, part.truncated]
         rows, obs_rows = row[begin:stop], obs_row[begin:stop]
-        at = [obs_rows, rows, rows, obs_rows + 1, rows, rows]
+        at = [obs_rows, obs_rows + 1, rows, rows, rows, rows]
         leaves = [(leaf, where) for tree, where in zip(columns, at, strict=True) for leaf in nest.leaves(tree)]
         if found is None:
             found = [np.empty((len(steps), *leaf.shape[1:]), leaf.dtype) for leaf, _ in leaves]
+            of_obs = len(list(nest.leaves(part.obs)))
+            views = [bytes_of(array) for array in found[: 2 * of_obs]]
         into = order[begin:stop]
-        for array, (leaf, where) in zip(found, leaves, strict=True):
-            array[into] = leaf[where]
-        shards.touch((stop - begin) * (len(leaves) - 1))
+        for which, (array, (leaf, where)) in enumerate(zip(found, leaves, strict=True)):
+            if file is None or which >= 2 * of_obs or not is_large(leaf):
+                array[into] = leaf[where]
+                shards.touch(min((stop - begin) * _MAPPED, max(leaf.nbytes, _LEAST_MAPPED)))
+            elif which < of_obs:
+                reads.add(file, leaf, where, views[which], views[of_obs + which], into)
+    reads.read()
     if found is None:
         raise IndexError("no transitions were asked for")
     parts = iter(found)
-    obs, action, reward, next_obs, terminated, truncated = (nest.map(lambda _: next(parts), tree) for tree in columns)
-    return Transitions(obs, action, reward, next_obs, terminated, truncated, index.number[which], step)
+    obs, next_obs, action, reward, terminated, truncated = (nest.map(lambda _: next(parts), tree) for tree in columns)
+    return Transitions(obs, action, reward, next_obs, terminated, truncated, index.number[episode], step)
 
 
 def random_orders(

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from collector.store.errors import DatasetError
+from collector.store.files.row_reads import MappedFile
 from collector.store.files.safe_open import open_inside
 from collector.store.layout import DTYPES, Column
 from collector.store.manifest import ShardRecord
@@ -53,7 +54,7 @@ class Member:
 
 def open_shard(
     root: Path, record: ShardRecord, expected: Mapping[str, Column] | None, *, known: bool = False, manifest: str = ""
-) -> tuple[dict[str, np.ndarray], mmap.mmap]:
+) -> tuple[dict[str, np.ndarray], MappedFile]:
     """The arrays of a shard, and the mapping that those of a plain one are views of.
 
     Its size and hash must be those of the `record` (the hash is not computed where it is `known`), its arrays those
@@ -69,7 +70,8 @@ def open_shard(
             raise _mismatch(path, manifest)
         if not known and sha256_of(file) != record.sha256:
             raise _mismatch(path, manifest)
-        mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        mapping = MappedFile(fd, 0, access=mmap.ACCESS_READ)
+        mapping.path = path
         try:
             members = directory(file, record.bytes, None if expected is None else len(expected))
             names = members.keys() if expected is None else expected.keys()

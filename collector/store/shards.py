@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collector.store.errors import DatasetError
+from collector.store.files.row_reads import MappedFile
 from collector.store.first_form import open_first_shard
 from collector.store.head import FIRST_MANIFEST
 from collector.store.layout import Layout
@@ -22,21 +23,13 @@ from vecenv import nest
 LARGEST_IN_MEMORY = 2**32
 """The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""
 _DROP = getattr(mmap, "MADV_DONTNEED", None)
-_READ = getattr(mmap, "MADV_WILLNEED", None)
-_LARGE_ROW = 1024
-"""Bytes of a row that is worth a system call of its own."""
-_FEW_FAULTS, _AHEAD = 4, 4096
-"""After more faults than these that waited for the disk, rows are asked for ahead so many times. A batch that is not
-may cost a second, because the kernel reads megabytes around each row."""
-_FAULT_BYTES = 2**18
-"""What the kernel maps where one row is read: 64 kB, or 2 MB where the page cache has such pages."""
 
 
 class OpenShard(NamedTuple):
     """The episodes of a shard, and what holds them."""
 
     episodes: PackedEpisodes
-    mapping: Any
+    mapping: MappedFile | None
     """Of a plain one; None: in memory."""
     nbytes: int
 
@@ -66,9 +59,10 @@ class Shards:
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._loaded = 0
         self._touched = 0
-        self._faults, self._ahead = 0, 0
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = 4096 if soft == resource.RLIM_INFINITY else max(16, min(4096, soft // 2))
+        self._most = (
+            4096 if soft == resource.RLIM_INFINITY else max(16, min(4096, soft // 3))
+        )  # of two descriptors each
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": OrderedDict(), "_loaded": 0, "_touched": 0}
@@ -88,6 +82,10 @@ class Shards:
         return 0 if self.layout is None else self.layout.nbytes(record.steps, record.episodes)
 
     def __getitem__(self, which: int) -> PackedEpisodes:
+        return self.open(which)[0]
+
+    def open(self, which: int) -> tuple[PackedEpisodes, MappedFile | None]:
+        """The episodes of a shard, and the file that they are views of; None: they are in memory."""
         found = self._open.get(which)
         if found is None:
             found = self._read(which)
@@ -96,7 +94,12 @@ class Shards:
             self._shrink(which)
         else:
             self._open.move_to_end(which)
-        return found.episodes
+        return found.episodes, found.mapping
+
+    @property
+    def full(self) -> bool:
+        """Whether the next shard that is opened takes the place of another."""
+        return len(self._open) >= self._most
 
     def check(self, which: int) -> None:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""
@@ -110,30 +113,9 @@ class Shards:
             )
         self.forget_pages()
 
-    def waits_for_disk(self) -> bool:
-        """Whether what was read lately was not in memory; to be asked before each batch."""
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        self._ahead = _AHEAD if faults > self._faults + _FEW_FAULTS else max(0, self._ahead - 1)
-        self._faults = faults
-        return self._ahead > 0 and _READ is not None
-
-    def read_ahead(self, which: int, rows: np.ndarray) -> None:
-        """Ask the disk for these rows of observations, and those behind them, which are read next."""
-        self[which]
-        episodes, mapping, _ = self._open[which]
-        if mapping is None:
-            return
-        begin = _address(np.frombuffer(mapping, np.uint8))
-        for leaf in nest.leaves(episodes.obs):
-            if (size := leaf[:1].nbytes) >= _LARGE_ROW:
-                starts = _address(leaf) - begin + rows * size
-                pages = starts // mmap.PAGESIZE * mmap.PAGESIZE
-                for page, stop in zip(pages.tolist(), (starts + 2 * size).tolist(), strict=True):
-                    mapping.madvise(_READ, page, stop - page)
-
-    def touch(self, rows: int) -> None:
-        """Note that so many rows of mapped arrays have been read, here and there, and give pages back in time."""
-        self._touched += rows * _FAULT_BYTES
+    def touch(self, nbytes: int) -> None:
+        """Note that so many bytes of mapped arrays have been read, and give the pages back in time."""
+        self._touched += nbytes
         if self._touched > self.memory:
             self.forget_pages()
 
@@ -208,7 +190,3 @@ class Shards:
         found = self._open.pop(which, None)
         if found is not None and found.mapping is None:
             self._loaded -= found.nbytes
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
