@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,13 @@ from collector.env_source import VectorEnvMaker, make_vector_env, with_transform
 from collector.episodes.statistics import CollectStats, Ended
 from collector.evaluation import Evaluation, cannot_be_made_again
 from collector.interruptor import Interruptor
+from collector.loops.batch_iterator import BatchIterator
 from collector.loops.collection_loop import CollectionLoop
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.interface import Policy
 
 
-class BatchCollector(CollectionLoop):
+class BatchCollector(CollectionLoop, BatchIterator):
     """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
 
     _default_backend = "dummy"
@@ -132,54 +133,9 @@ class BatchCollector(CollectionLoop):
         """How often the policy's weights have been updated by `update_policy_weights_`."""
         return self._weights.version
 
-    def __iter__(self) -> Iterator[Any]:
-        return self.iterator()
-
-    def __next__(self) -> Any:
-        if self._is_complete():
-            raise StopIteration
-        try:
-            batch = self._collect_batch()
-            self.frames += batch.frames + batch.dropped_rows
-            self._batches += 1
-            if self._is_complete():
-                self.shutdown()
-            return self._finishing.finish(batch)
-        except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
-            notes = "; ".join(getattr(error, "__notes__", ()))
-            raise RuntimeError(f"an env, the policy or postproc raised StopIteration. {notes}") from error
-
-    def __len__(self) -> int:
-        """How many batches `total_frames` are. Raises `TypeError` for a collector without end."""
-        if self.total_frames < 0:
-            raise TypeError("a collector without total_frames has no length")
-        return -(-self.total_frames // self.frames_per_batch)
-
     def __repr__(self) -> str:
         so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
         return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
-
-    def __bool__(self) -> bool:
-        return True
-
-    def iterator(self) -> Iterator[Any]:
-        """Batches until `total_frames` are collected; then the envs are closed. It can continue after an error, as
-        `rollout` says.
-        """
-        return self
-
-    def next(self) -> Any:
-        """The next batch; None after the last one."""
-        return next(self, None)
-
-    def rollout(self) -> Any:
-        """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
-
-        Errors of envs and policy, and KeyboardInterrupt, are raised as they are; the steps of that batch are lost. The
-        next batch begins new episodes in all envs. Where there can be none (the vector env is closed, or the
-        collector has `episode_seeds`), it is shut down, and a note at the error says so.
-        """
-        return self._finishing.store(self._collect_batch())
 
     def collect(
         self,
@@ -314,7 +270,7 @@ class BatchCollector(CollectionLoop):
 
     def _is_complete(self) -> bool:
         """Whether all of `total_frames`, or all of `episode_seeds`, are collected."""
-        return 0 <= self.total_frames <= self.frames or (self._seeds is not None and self.all_played)
+        return super()._is_complete() or (self._seeds is not None and self.all_played)
 
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:

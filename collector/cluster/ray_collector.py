@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -33,6 +33,7 @@ from collector.cluster.driver_evaluation import DriverEvaluation
 from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.episodes.statistics import CollectStats
+from collector.loops.batch_iterator import BatchIterator
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.interface import Policy
 from vecenv.backends.worker.rng_seeds import worker_seeds
@@ -40,13 +41,11 @@ from vecenv.engine.arguments.checks import check_count, check_timeout
 from vecenv.engine.arguments.seeding import check_seed, seed_chain
 from vecenv.ray_cluster import actor_options, connect
 
-Self = TypeVar("Self", bound="RayCollector")
-
 PARTS_OF_STORE = 4
 """Rollouts in flight take one of these parts of the cluster's object store at most, by default."""
 
 
-class RayCollector:
+class RayCollector(BatchIterator):
     """Collects batches of rollouts from `num_actors` Ray actors.
 
     Guarantees:
@@ -272,36 +271,6 @@ class RayCollector:
         """How often the policy's weights have been updated by `update_policy_weights_`."""
         return self._weights.weights.version
 
-    def __iter__(self) -> Iterator[Any]:
-        return self.iterator()
-
-    def iterator(self) -> Iterator[Any]:
-        """Batches until `total_frames` are collected; then the actors are ended."""
-        return self
-
-    def __next__(self) -> Any:
-        if 0 <= self.total_frames <= self.frames:
-            raise StopIteration
-        try:
-            batch = self._collect_batch()
-            self.frames += batch.frames + batch.dropped_rows
-            self._batches += 1
-            if self._bar is not None:
-                self._bar.show(self.frames, self.stats())
-            if 0 <= self.total_frames <= self.frames:
-                self.shutdown()
-            return self._finishing.finish(batch)
-        except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
-            raise RuntimeError("an env, the policy or postproc raised StopIteration") from error
-
-    def next(self) -> Any:
-        """The next batch; None after the last one."""
-        return next(self, None)
-
-    def rollout(self) -> Any:
-        """Collect one batch, as it is: not counted in `frames`, not split, not post-processed."""
-        return self._finishing.store(self._collect_batch())
-
     def evaluate(
         self,
         n_episode: float,
@@ -321,19 +290,14 @@ class RayCollector:
         count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
         return self._evaluation.run(count, wanted, seed=seed, eval_env=eval_env, keep=keep, stay_open=not self._closed)
 
-    def __len__(self) -> int:
-        """How many full batches `total_frames` are. Raises `TypeError` for a collector without end."""
-        if self.total_frames < 0:
-            raise TypeError("a collector without total_frames has no length")
-        return -(-self.total_frames // self.frames_per_batch)
-
-    def __bool__(self) -> bool:
-        return True
-
     def __repr__(self) -> str:
         so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
         mode = "sync" if self._sync else "async"
         return f"RayCollector({self._count} actors x {self._env_num} envs, {mode}, {so_far})"
+
+    def _show_progress(self) -> None:
+        if self._bar is not None:
+            self._bar.show(self.frames, self.stats())
 
     def _collect_batch(self) -> Rollout:
         self._check_open()
@@ -438,9 +402,3 @@ class RayCollector:
                 self._pool.close()
         finally:
             self._cluster.release()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()

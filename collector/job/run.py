@@ -362,10 +362,9 @@ class _Run:
         """Open the folder: now that there is a batch, it is known what it will hold."""
         state, venv = self.state, batches.env
         state.workers = 0 if isinstance(venv, DummyVectorEnv) else venv.num_workers
-        state.repeatable = not with_statistics(self._job) and (
-            declares_repeatable(self._policy) or batches.everything_keyed
-        )
-        head = job_head(self._job, venv, state.device, hash_of(self._policy), state.repeatable)
+        keyed = declares_repeatable(self._policy) or batches.everything_keyed
+        repeatable = keyed and not with_statistics(self._job)
+        head = job_head(self._job, venv, state.device, hash_of(self._policy), repeatable)
         writer = self._open(head)
         committer = Committer(writer, self._job.shard_bytes, self._job.shard_seconds)
         self._committer = self._commits.enter_context(committer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from vecenv import nest
 from vecenv.backends.host.failure import add_note
 from vecenv.caller_warnings import warn_caller
 from vecenv.engine.arguments.ids import as_ids
-
-Self = TypeVar("Self", bound="CollectionLoop")
 
 
 class CollectionLoop(ABC):
@@ -252,9 +250,3 @@ class CollectionLoop(ABC):
         finally:
             if env_too:
                 self.env.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
