@@ -163,7 +163,7 @@ class ActorPool:
             return  # the program has shut Ray down, and the actors with it
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
-        if left:  # Ray prints errors at which nobody has looked
+        if left:  # Ray prints errors that were not fetched
             for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
                 with suppress(Exception):
                     self._ray.get(reference, timeout=0)
