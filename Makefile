@@ -11,7 +11,7 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-ray check format bench docs wheel clean
+.PHONY: help demo test test-all test-slow test-ray check format bench docs wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +19,11 @@ help:  ## list the targets
 demo: $(VENV)/.installed-demo  ## run a job: 50,000 steps of CartPole-v1 from 8 envs into data/cartpole
 	$(BIN)/python -m collector run examples/jobs/cartpole.toml --out data/cartpole --overwrite
 
-test: $(VENV)/.installed-dev  ## run the default tier of tests
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+test: $(VENV)/.installed-dev  ## run the quick tier of tests: every promise once, and a row for each backend
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 10
+
+test-all: $(VENV)/.installed-dev  ## run the tests that `make test` leaves out, but the slow ones and those on Ray
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "full and not slow and not ray"
 
 test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones too; installs EnvPool, 740 MB, for them
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not ray"

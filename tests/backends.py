@@ -10,12 +10,28 @@ import pytest
 from tests.local_ray import NEAR
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
-PROCESS_BACKENDS = [SubprocVectorEnv, ShmemVectorEnv]
+PROCESS_BACKENDS = [ShmemVectorEnv, SubprocVectorEnv]
 BACKENDS = [DummyVectorEnv, *PROCESS_BACKENDS, ThreadVectorEnv]
+FULL = pytest.mark.full
+"""The mark of tests that `make test-all` adds to `make test`."""
 RAY = [pytest.mark.local_ray, pytest.mark.ray]
 """The marks of what runs on Ray, by `make test-ray`."""
 ON_RAY = pytest.param(RayVectorEnv, marks=RAY)
 """One more class for a test: its actors are spread over two nodes."""
+
+
+def one_of(classes: Sequence[type]) -> list[Any]:
+    """Parameters of a test whose subject these classes share: the first in the quick tier, the others in the full one."""
+    return [classes[0], *(pytest.param(cls, marks=FULL) for cls in classes[1:])]
+
+
+def vector_env_classes(parameters: Sequence[Any]) -> Any:
+    """A fixture with each of these classes in turn."""
+
+    def vector_env_class(request: pytest.FixtureRequest) -> type:
+        return request.param
+
+    return pytest.fixture(params=parameters, ids=lambda cls: cls.__name__)(vector_env_class)
 
 
 def and_ray(classes: Sequence[type]) -> Any:
@@ -23,11 +39,7 @@ def and_ray(classes: Sequence[type]) -> Any:
 
     In a module whose tests are for Ray too it takes the place of a fixture of conftest: `backend = and_ray(BACKENDS)`.
     """
-
-    def vector_env_class(request: pytest.FixtureRequest) -> type:
-        return request.param
-
-    return pytest.fixture(params=[*classes, ON_RAY], ids=lambda cls: cls.__name__)(vector_env_class)
+    return vector_env_classes([*one_of(classes), ON_RAY])
 
 
 def on_this_node(backend: type) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests import local_ray as local_ray_of_the_run
-from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray
+from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
 from vecenv.backends.pool import start_methods
 
 PATIENCE = 2.0
@@ -68,26 +68,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(text)
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda cls: cls.__name__)
-def backend(request: pytest.FixtureRequest) -> type:
-    """Each vector env class in turn."""
-    return request.param
-
-
-@pytest.fixture(params=PROCESS_BACKENDS, ids=lambda cls: cls.__name__)
-def process_backend(request: pytest.FixtureRequest) -> type:
-    """Each vector env class whose envs live in other processes."""
-    return request.param
-
-
+backend = vector_env_classes(one_of(BACKENDS))
+"""Each vector env class in turn, where the code that decides is shared: the quick tier runs Dummy alone."""
+process_backend = vector_env_classes(one_of(PROCESS_BACKENDS))
+"""Each class whose envs live in other processes."""
 remote_backend = and_ray(PROCESS_BACKENDS)
 """The same, on Ray too."""
-
-
-@pytest.fixture(params=BACKENDS[1:], ids=lambda cls: cls.__name__)
-def waiting_backend(request: pytest.FixtureRequest) -> type:
-    """Each vector env class whose calls wait for envs that run elsewhere."""
-    return request.param
+waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
+"""Each class whose calls wait for envs that run elsewhere."""
+every_backend = vector_env_classes(BACKENDS)
+"""Each class in turn, all of them in the quick tier: for what backends decide."""
 
 
 @pytest.fixture(scope="module")
