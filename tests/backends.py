@@ -21,7 +21,7 @@ ON_RAY = pytest.param(RayVectorEnv, marks=RAY)
 
 
 def one_of(classes: Sequence[type]) -> list[Any]:
-    """Parameters of a test whose subject these classes share: the first in the quick tier, the others in the full one."""
+    """Parameters of a test of what these classes share: the first is in the quick tier, the others in the full one."""
     return [classes[0], *(pytest.param(cls, marks=FULL) for cls in classes[1:])]
 
 
