@@ -269,7 +269,7 @@ class AsyncDataCollector(BatchCollector):
         beyond = np.flatnonzero(~log["failed"])[frames:]
         count = int(beyond[0]) if len(beyond) else len(log["failed"])
         self._logged = len(beyond)
-        self._log = [nest.take(log, slice(count, None))] if len(beyond) else []
+        self._log = [nest.take(log, np.arange(count, len(log["failed"])))] if len(beyond) else []
         return by_env(*without_failures(nest.take(log, slice(count))))
 
     def _finish_steps(self, discard: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 import warnings
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from collector_envs import (
     zeros,
 )
 from countdown import Countdown
+from gymnasium import spaces
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
 from collector.batch.concatenate import concatenate
@@ -82,6 +84,34 @@ class TenTimes(VectorEnvWrapper):
 
 class Named(TenTimes):
     """Adds nothing that matters."""
+
+
+class Wide(Countdown):
+    """Observations of 80 kB."""
+
+    def __init__(self) -> None:
+        super().__init__(99)
+        self.observation_space = spaces.Box(0, 1, (10_000,), np.float64)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.zeros(10_000), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(10_000), *super().step(action)[1:]
+
+
+def test_steps_that_are_left_for_the_next_batch_hold_no_memory_of_this_one() -> None:
+    with AsyncDataCollector([Wide] * 2, zeros, frames_per_batch=41, groups=1, backend="dummy") as collector:
+        for _ in range(2):
+            collector.rollout()
+        tracemalloc.start()
+        try:
+            frames = collector.rollout().frames
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert frames == 41
+        assert held < 8 * 80_000
 
 
 @pytest.mark.parametrize("wrap", [TenTimes, Named, lambda venv: VectorEnvNormObs(TenTimes(venv))])

@@ -24,11 +24,13 @@ from collector_envs import (
     countdowns,
     hand_written,
     lean,
+    pendulums,
+    push,
     zeros,
 )
 from countdown import Breaks, BreaksOnce, Countdown, DictObs, Empty, Stops
 
-from collector import AsyncDataCollector, Interruptor, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeSeeds, Interruptor, SyncDataCollector
 from collector.batch.concatenate import concatenate
 from vecenv import (
     AECVectorEnv,
@@ -36,6 +38,7 @@ from vecenv import (
     GymnasiumVectorEnv,
     ParallelVectorEnv,
     PettingZooEnv,
+    ShmemVectorEnv,
     VectorEnvNormObs,
     flatten_agents,
 )
@@ -70,6 +73,49 @@ def test_batches_from_a_vector_env_that_does_not_copy_are_the_callers_all_the_sa
         batches = [arrays(batch) for batch in (collector.rollout() for _ in range(3))]
     joined = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in batches[0]}
     assert_equal(joined, expected)
+
+
+def _goal(obs: Any) -> dict[str, Any]:
+    return {"action": push(np.asarray(obs)), "goal": obs[:, 1:], "seen": obs}
+
+
+VIEWS = {
+    "extras": {"policy": _goal},
+    "tensors": {"policy": _goal, "policy_device": "cpu"},
+    "action": {"policy": lambda obs: obs[:, :1]},
+    "state": {
+        "policy": lambda obs, state: {"action": obs[:, 1:2], "last": 0 * obs if state is None else state, "state": obs}
+    },
+}
+LOOPS = {
+    "sync": {},
+    "sync in workers": {"backend": ShmemVectorEnv},
+    "limited": {"max_frames_per_traj": 5},
+    "seeded": {"episode_seeds": True},
+    "async": {"kind": AsyncDataCollector},
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("views", VIEWS)
+def test_what_a_policy_returns_may_be_views_of_its_observations(loop: str, views: str) -> None:
+    """They are stored as they were when it returned, also where the vector env writes over the observations."""
+    options = {"kind": SyncDataCollector, "backend": DummyVectorEnv, **VIEWS[views], **LOOPS[loop]}
+    kind, backend, found = options.pop("kind"), options.pop("backend"), []
+    for copy in (True, False):
+        if "episode_seeds" in options:
+            options["episode_seeds"] = EpisodeSeeds(3)
+        with kind(backend(pendulums(3), copy=copy), frames_per_batch=60, **options) as collector:
+            if "episode_seeds" not in options:
+                collector.set_seed(3)
+            stats = collector.collect(n_step=60, on_step=lambda step: {"done by": step.action})
+            batches = [stats.batch, collector.rollout()]
+        found.append([{**arrays(batch), **batch.extras} for batch in batches])
+    for expected, batch in zip(*found, strict=True):
+        assert batch.keys() == expected.keys()
+        assert_equal(batch, expected)
+        np.testing.assert_array_equal(batch.get("seen", batch["obs"]), batch["obs"])
+        np.testing.assert_array_equal(batch.get("done by", batch["action"]), batch["action"])
 
 
 @backends

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from collector_envs import arrays, assert_equal, backends, cartpoles, countdowns, hand_written, lean, pendulums, zeros
-from countdown import Countdown
+from countdown import Countdown, DictObs
 
 from collector import (
     AsyncDataCollector,
     CollectStats,
     Episode,
+    EpisodeCutter,
     Interruptor,
     SequenceSummaryStats,
     StepBatch,
     SyncDataCollector,
 )
-from vecenv import DummyVectorEnv
+from vecenv import DummyVectorEnv, nest
 
 both = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
@@ -161,6 +164,48 @@ class TestEpisodes:
             np.testing.assert_array_equal(episode.obs[:, 1], np.arange(len(episode) + 1))
             assert np.flatnonzero(episode.terminated).tolist() == [len(episode) - 1]
             assert episode.total_reward == len(episode)
+
+
+class TestCutter:
+    @both
+    @pytest.mark.parametrize("how", ["at each batch", "reset", "reset of one", "set_seed", "error"])
+    def test_it_keeps_no_episode_that_is_abandoned(self, kind: type, how: str) -> None:
+        cutter, steps, broken = EpisodeCutter(), [], threading.Event()
+
+        def policy(obs: np.ndarray) -> np.ndarray:
+            if broken.is_set():
+                raise OverflowError
+            return ones(obs)
+
+        with make(kind, 999, 999, policy=policy, reset_at_each_iter=how == "at each batch") as collector:
+            for _ in range(6):
+                batch = collector.next().flatten()
+                assert cutter.cut(batch) == []
+                steps += zip(batch.env_ids.tolist(), batch.traj_ids.tolist(), strict=True)
+                in_progress = [max(ids for ids in steps if ids[0] == env) for env in (0, 1)]
+                assert cutter.unfinished_steps == sum(map(steps.count, in_progress))
+                if how == "error":
+                    broken.set()
+                    with pytest.raises(OverflowError):
+                        collector.next()
+                    broken.clear()
+                elif how != "at each batch":
+                    arguments = {"reset": (), "reset of one": ([0],), "set_seed": (3,)}[how]
+                    getattr(collector, how.partition(" ")[0])(*arguments)
+        assert len(steps) == 120
+        assert cutter.unfinished_steps < 80
+
+    def test_what_it_keeps_holds_no_batch(self) -> None:
+        """The steps of an unfinished episode alone: one env of many may be in an episode for long."""
+        cutter = EpisodeCutter()
+        with SyncDataCollector([lambda: DictObs(Countdown(999))] * 2, zeros, frames_per_batch=20) as collector:
+            batch = collector.rollout().flatten()
+        columns = [batch.obs, batch.action, batch.reward, batch.terminated, batch.truncated]
+        arrays_of_it = [weakref.ref(leaf) for leaf in nest.leaves(tuple(columns))]
+        cutter.cut(batch)
+        del batch, columns
+        assert all(array() is None for array in arrays_of_it)
+        assert cutter.unfinished_steps == 20
 
 
 @both

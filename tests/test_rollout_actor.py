@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -13,11 +16,14 @@ from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
 from countdown import BreaksOnce, Countdown, DictObs
 
 from collector import ClusterStats, ExplorationType, RayCollector, Rollout, SyncDataCollector
+from collector.cluster.actor_calls import ActorCalls, Call
+from collector.cluster.actor_pool import ActorPool, Arrived, Limits
 from collector.cluster.cluster_stats import ActorStats
 from collector.cluster.driver_evaluation import DriverEvaluation
 from collector.cluster.packed_rollout import BatchAssembler
 from collector.cluster.published_weights import PublishedWeights, on_cpu
 from collector.cluster.rollout_actor import RolloutActor
+from collector.cluster.rollout_batches import RolloutBatches
 from vecenv import DummyVectorEnv, VectorEnvNormObs
 
 
@@ -158,6 +164,87 @@ def test_entries_of_infos_come_too_from_actors_that_have_seen_none_yet(closing):
 
 def weights_of(policy: Any) -> PublishedWeights:
     return PublishedWeights(policy, lambda weights: weights)
+
+
+class LocalPool(ActorPool):
+    """Actors in this process, which collect a rollout when it is waited for; `late` ones do not answer in time."""
+
+    def __init__(self, made: list[Any]) -> None:
+        super().__init__(SimpleNamespace(ray=None), len(made), {}, Limits(1, None, "raise", 0), lambda actor: ())
+        self.late: set[int] = set()
+        self.while_asked = lambda: None
+        for actor, handle in zip(self.actors, made, strict=True):
+            actor.handle = handle
+
+    def ask_rollout(self, actor: ActorCalls, frames: int, *arguments: Any) -> None:
+        self.while_asked()
+        actor.add(Call("collect", arguments, None, actor.requested, frames))
+
+    def next_rollout(self, timeout: float | None = None) -> Arrived | None:
+        busy = [actor for actor in self.actors if actor.calls and actor.index not in self.late]
+        if not busy:
+            return None
+        actor = min(busy, key=lambda actor: actor.delivered)
+        call = actor.pop()
+        report, columns = actor.handle.collect(*call.reference)
+        actor.note_rollout(report, call.frames, columns, len(self.actors))
+        return Arrived(actor, report, call.frames, columns)
+
+
+class TestBatches:
+    def batches(self, made: list[Any], weights: Any, **options: Any) -> tuple[LocalPool, RolloutBatches]:
+        pool, given = LocalPool(made), {"depth": 1, "max_bytes": 1e9, "straggler_timeout": None, **options}
+        return pool, RolloutBatches(pool, weights, 20, **given)
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_random_frames_are_those_of_all_actors_together(self, closing, depth):
+        """Rounded up to whole rollouts, whatever is in flight."""
+        closing += actors(8, cartpoles(2), lean)
+        _, batches = self.batches(closing, weights_of(lean), depth=depth)
+        frames = random = 0
+        for _ in range(30):
+            batch = batches.first(50 - frames)
+            frames, random = frames + batch.frames, random + int(batch.random.sum())
+        assert random == 60
+
+    def test_a_rollout_that_comes_late_counts_among_the_random_frames(self, closing):
+        closing += actors(2, cartpoles(2), lean)
+        pool, batches = self.batches(closing, weights_of(lean), straggler_timeout=0.0)
+        pool.late, frames, random = {1}, 0, 0
+        for _ in range(6):
+            batch = batches.of_all(40 - frames)
+            frames, random = frames + batch.frames, random + int(batch.random.sum())
+            pool.late = set()
+        assert random == 40
+
+    @pytest.mark.parametrize("ask", ["of_all", "first"])
+    def test_a_version_is_that_of_the_weights_that_were_sent(self, closing, ask):
+        """The learner updates in another thread while actors are asked."""
+
+        class Act(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.action = torch.nn.Parameter(torch.zeros(()))
+
+            def forward(self, obs):
+                return self.action.round().long().expand(len(obs))
+
+        weights = PublishedWeights(Act(), copy.deepcopy)
+        closing += actors(2, countdowns(99), weights.policy)
+        pool, batches = self.batches(closing, weights)
+
+        def learn() -> None:
+            new = {"action": torch.tensor(float(weights.weights.version + 1) % 3)}
+            learner = threading.Thread(target=weights.weights.update, args=(new,))
+            learner.start()
+            learner.join()
+
+        pool.while_asked, versions = learn, set()
+        for _ in range(6):
+            batch = getattr(batches, ask)(0)
+            np.testing.assert_array_equal(batch.action, batch.policy_version % 3)
+            versions |= set(np.unique(batch.policy_version).tolist())
+        assert len(versions) > 2
 
 
 class TestEvaluation:

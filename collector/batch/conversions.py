@@ -59,6 +59,11 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)
     lengths = np.diff(np.r_[starts, len(ids)])
+    if len(flat.tail_rows) > len(starts):
+        raise ValueError(
+            "inside of trajectories this batch has next observations that are not those of the row below, as MultiStep "
+            "makes them: split it before (split_trajs=True of the collector)"
+        )
     longest = int(lengths.max(initial=0))
     mask = np.arange(longest) < lengths[:, None]
     rows = np.minimum(starts[:, None] + np.arange(longest), max(0, len(ids) - 1))

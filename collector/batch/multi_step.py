@@ -21,8 +21,12 @@ class MultiStep:
     Called with a `Rollout` or `FlatRollout`, it returns a `FlatRollout` with the same steps, in which the reward is
     that of the step and, discounted, of the n - 1 after it; `next.obs`, `terminated` and `truncated` are those after
     the last of these. Episodes are not left: near the end of one, and at the end of the batch, there are fewer steps.
-    `extras` has three entries more: `discount` (float64: `gamma` to the number of steps, for the value of `next.obs`),
-    `steps` (int64: how many), and `original_reward`.
+    `extras` has these entries more: `discount` (float64: `gamma` to the number of steps, for the value of `next.obs`),
+    `steps` (int64: how many; also as `steps_to_next_obs`, where torchrl's value estimators look), and
+    `original_reward`.
+
+    In torchrl's the flags stay those of the first step, and its targets go on from the last observation of an episode
+    that was terminated; here they end there.
 
     Arguments: n, at least 1; gamma, above 0 and at most 1. (torchrl's has them the other way round: a ValueError.)
 
@@ -53,8 +57,10 @@ class MultiStep:
         extras = {
             "discount": like(self.gamma**steps, flat.reward),
             "steps": like(steps, flat.reward),
+            "steps_to_next_obs": like(steps, flat.reward),
             "original_reward": flat.reward,
         }
+        tails = np.union1d(as_array(flat.tail_rows), (steps > 1).nonzero()[0])
         if taken := sorted(extras.keys() & flat.extras.keys()):
             raise ValueError(f"MultiStep adds {taken} to the batch, which has entries of these names already")
         return replace(
@@ -62,8 +68,8 @@ class MultiStep:
             reward=reward,
             terminated=pick(flat.terminated, last),
             truncated=pick(flat.truncated, last),
-            tail_rows=like(rows, flat.reward),
-            tail_obs=pick(flat.next.obs, last),
+            tail_rows=like(tails, flat.reward),
+            tail_obs=pick(flat.next.obs, last[tails]),
             extras={**flat.extras, **extras},
         )
 

@@ -82,7 +82,7 @@ class Steps(ABC):
 
         `mask` marks what is no padding, `env_ids` holds the env of each. Padding has the `traj_ids` -1, and `pad_value`
         elsewhere: zero where a dtype has no such value (-1 in uint8, NaN in integers); flags: False. Trajectories that
-        go on in the next batch are split there.
+        go on in the next batch are split there. Raises `ValueError` for a batch that `MultiStep` has made.
         """
         return Rollout(**trajectory_columns(self.flatten(), pad_value))
 
@@ -169,8 +169,8 @@ class FlatRollout(Steps):
         """
         from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
 
-        truncated = copy_of(self.truncated)
-        truncated[self.tail_rows] |= ~self.terminated[self.tail_rows]
+        ends = like(np.diff(nest.as_array(self.traj_ids), append=-1) != 0, self.reward)
+        truncated = self.truncated | (ends & ~self.terminated)
         return as_tensordict(replace(self, truncated=truncated), [*self.shape], ["time"])
 
 

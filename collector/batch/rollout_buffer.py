@@ -52,26 +52,22 @@ class RolloutBuffer:
         else:
             nest.put(column, where, rows)
 
-    def write_step(
-        self,
-        where: Where,
-        outputs: dict[str, Any],
-        reward: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-    ) -> None:
+    def write_outputs(self, where: Where, outputs: dict[str, Any]) -> None:
+        """Put the outputs of the policy there, before the envs step: they may be views of the observations, which the
+        vector env writes over where it was made with `copy=False`.
+        """
+        if "action" not in self._columns:
+            check_policy_names(outputs)
+        for name, rows in outputs.items():
+            self.write(name, where, rows)
+
+    def write_step(self, where: Where, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
         """Put the results of one step there, except its observations."""
         columns = self._columns
         if "reward" not in columns:
-            check_policy_names(outputs)
-            step = {**outputs, "reward": reward, "terminated": terminated, "truncated": truncated}
+            step = {"reward": reward, "terminated": terminated, "truncated": truncated}
             for name, rows in step.items():
                 self._new_column(name, rows)
-        for name, rows in outputs.items():
-            if type(rows) is np.ndarray:
-                columns[name][where] = rows
-            else:
-                nest.put(columns[name], where, rows)
         if reward.ndim > columns["reward"].ndim:  # no env had returned a vector until now
             columns["reward"] = self._allocate(reward)
             columns["reward"][...] = 0

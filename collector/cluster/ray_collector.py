@@ -90,7 +90,8 @@ class RayCollector(BatchIterator):
         progress: show a progress bar; needs `vecenv[job]`.
         create_env_kwargs: keyword arguments for `make_venv`; a list has those of each actor.
         total_frames, device, storing_device, policy_device, init_random_frames, postproc, split_trajs: as for
-            `SyncDataCollector`. `storing_device` is one of the driver, `policy_device` one of the actors.
+            `SyncDataCollector`, `total_frames` and `init_random_frames` of all actors together. `storing_device` is
+            one of the driver, `policy_device` one of the actors.
         options: other arguments of `SyncDataCollector`, for the actors: `max_frames_per_traj`, `reset_at_each_iter`,
             `exploration_type`, `set_truncated`, `compile_policy`, `cudagraph_policy`,
             `policy_threads`, `info_keys`, `backend`. There is no `interruptor` and no `return_same_td`.
@@ -307,9 +308,8 @@ class RayCollector(BatchIterator):
                 "with exploration_type="
             )
         try:
-            if self._sync:
-                return self._rollouts.of_all(self.frames < self.init_random_frames)
-            return self._rollouts.first(self.init_random_frames - self.frames)
+            collect = self._rollouts.of_all if self._sync else self._rollouts.first
+            return collect(self.init_random_frames - self.frames)
         except BaseException:
             self.shutdown()
             raise

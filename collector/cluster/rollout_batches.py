@@ -6,6 +6,7 @@ Without, a batch is the rollout that was finished first, and actors always have 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,15 +42,18 @@ class RolloutBatches:
         self._rollout_bytes = 0
         """Of the largest rollout so far."""
 
-    def of_all(self, random_actions: bool) -> Rollout:
-        """A rollout of each actor, without those that are dropped meanwhile or come too late."""
+    def of_all(self, random_frames: int) -> Rollout:
+        """A rollout of each actor, without those that are dropped meanwhile or come too late. Actions are random in all
+        that are asked for, where fewer than so many steps are in flight before.
+        """
         assembler = BatchAssembler(len(self._pool.actors))
+        all_or_none = math.inf if self._pool.frames_in_flight < random_frames else 0
         until: float | None = None
         while True:
             missing = [actor for actor in self._pool.alive if actor.index not in assembler]
             if not missing or (until is not None and time.monotonic() >= until):
                 return self._finish(assembler)
-            self._ask(missing, random_actions)
+            self._ask(missing, all_or_none)
             arrived = self._pool.next_rollout(None if until is None else max(0.0, until - time.monotonic()))
             if arrived is not None:
                 self._add(assembler, arrived.actor.index, arrived)
@@ -57,22 +61,23 @@ class RolloutBatches:
                     until = time.monotonic() + self._straggler_timeout
 
     def first(self, random_frames: int) -> Rollout:
-        """The rollout that was finished first. Actions are random in rollouts that begin before so many steps are asked
-        for.
+        """The rollout that was finished first. Actions are random in each that is asked for while fewer than so many
+        steps, of all actors together, are in flight.
         """
         assembler = BatchAssembler(1)
         while not assembler:
-            self._ask(self._pool.alive, self._pool.frames_in_flight < random_frames)
+            self._ask(self._pool.alive, random_frames)
             arrived = self._pool.next_rollout()
             if arrived is not None:
                 self._add(assembler, 0, arrived)
         # Before the batch is learned from: its actor collects meanwhile.
-        self._ask(self._pool.alive, self._pool.frames_in_flight + self._frames < random_frames)
+        self._ask(self._pool.alive, random_frames - self._frames)
         return self._finish(assembler)
 
-    def _ask(self, actors: Sequence[ActorCalls], random_actions: bool) -> None:
+    def _ask(self, actors: Sequence[ActorCalls], random_frames: float) -> None:
         """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""
         stamp, weights = self._weights.reference()
+        _, version = stamp  # of these weights: an update may come meanwhile
         most = self._depth if self._rollout_bytes else 1  # until it is known what a rollout takes
         for depth in range(1, most + 1):
             for actor in actors:
@@ -82,7 +87,8 @@ class RolloutBatches:
                 if actor.rollouts < depth:
                     new = None if actor.stamp == stamp else weights
                     actor.stamp = stamp
-                    self._pool.ask_rollout(actor, self._frames, self._weights.weights.version, new, random_actions)
+                    is_random = self._pool.frames_in_flight < random_frames
+                    self._pool.ask_rollout(actor, self._frames, version, new, is_random)
 
     def _add(self, assembler: BatchAssembler, slot: int, arrived: Arrived) -> None:
         self._rollout_bytes = max(self._rollout_bytes, arrived.report.nbytes)

@@ -55,8 +55,9 @@ class Episode:
 class EpisodeCutter:
     """Cuts batches of one collector into whole episodes.
 
-    An episode that is unfinished at the end of a batch is kept, and returned with the batch that ends it. One
-    that breaks off because its env failed is discarded.
+    An episode that is unfinished at the end of a batch is kept, and returned with the batch that ends it: at most one
+    for each env, in memory of its own. One that breaks off because its env failed, or that is abandoned (the env is in
+    another one), is discarded.
 
     Example::
 
@@ -67,12 +68,13 @@ class EpisodeCutter:
     """
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Episode]] = {}
+        self._unfinished: dict[int, tuple[int, list[Episode]]] = {}
+        """By env: the id of its episode, and the parts of it that have come."""
 
     @property
     def unfinished_steps(self) -> int:
         """Steps of episodes that have begun and not ended."""
-        return sum(len(part) for parts in self._parts.values() for part in parts)
+        return sum(len(part) for _, parts in self._unfinished.values() for part in parts)
 
     def cut(self, batch: Rollout | FlatRollout) -> list[Episode]:
         """The episodes that end in this batch, by the time of their end (of a flat batch: by env).
@@ -82,25 +84,26 @@ class EpisodeCutter:
         ended: list[tuple[int, Episode]] = []
         flat = batch.flatten()
         times = np.zeros(flat.frames, np.int64) if batch is flat else np.nonzero(batch.mask)[1]
-        start, broken = 0, set(batch.broken_ids.tolist())
+        start, done, broken = 0, flat.done, set(batch.broken_ids.tolist())
+        self._unfinished = {env_id: kept for env_id, kept in self._unfinished.items() if kept[0] not in broken}
         for stop in (np.flatnonzero(np.diff(flat.traj_ids, append=-1)) + 1).tolist():
-            traj_id = int(flat.traj_ids[start])
+            env_id, traj_id = int(flat.env_ids[start]), int(flat.traj_ids[start])
+            kept_id, parts = self._unfinished.pop(env_id, (traj_id, []))
             if traj_id not in broken:
-                parts = self._parts.setdefault(traj_id, [])
-                parts.append(_part(flat, slice(start, stop)))
-                if flat.done[stop - 1]:
-                    ended.append((int(times[stop - 1]), _join(parts)))
-                    del self._parts[traj_id]
+                parts = parts if kept_id == traj_id else []
+                part = _part(flat, slice(start, stop), bool(done[stop - 1]))
+                if done[stop - 1]:
+                    ended.append((int(times[stop - 1]), _join([*parts, part])))
+                else:  # as a copy: a view would keep the whole batch
+                    self._unfinished[env_id] = traj_id, [*parts, _join([part])]
             start = stop
-        for traj_id in broken:
-            self._parts.pop(traj_id, None)
         return [episode for _, episode in sorted(ended, key=lambda each: each[0])]
 
 
-def _part(flat: FlatRollout, at: slice) -> Episode:
+def _part(flat: FlatRollout, at: slice, ends: bool) -> Episode:
     """The steps of an episode in a batch, as views of it; with the last observation where it ends."""
     obs = nest.take(flat.obs, at)
-    if flat.done[at.stop - 1]:
+    if ends:
         tail = int(np.searchsorted(flat.tail_rows, at.stop - 1))
         obs = join([obs, nest.take(flat.tail_obs, slice(tail, tail + 1))])
     columns = nest.take(flat.action, at), flat.reward[at], flat.terminated[at], flat.truncated[at]

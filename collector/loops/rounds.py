@@ -68,6 +68,7 @@ class Rounds:
                 obs = self._reset(ids, over, obs, time)
             outputs = self._runner(obs, ids, self._random)
             self._lap("act")
+            buffer.write_outputs(where, outputs)
             autoreset = self._may_autoreset(ids, time + 1 < buffer.steps)
             obs, reward, terminated, truncated, info = self._step(outputs["action"], ids, autoreset)
             reward, done = self._fit_rewards(reward), terminated | truncated
@@ -75,13 +76,13 @@ class Rounds:
             if self._limit:
                 truncated = self._cut_long(ids, truncated)
                 done = done | truncated
-            buffer.write_step(where, outputs, reward, terminated, truncated)
+            buffer.write_step(where, reward, terminated, truncated)
             over = done.nonzero()[0]
             last_obs, begun = _last_obs(obs, over, info, ended) if len(over) else (None, [])
             if self._on_step is not None:
-                before = buffer.read("obs", where)
+                before, action = buffer.read("obs", where), buffer.read("action", where)
                 after = _with_rows(obs, over, last_obs) if begun else obs
-                step = StepBatch(ids, before, outputs["action"], reward, terminated, truncated, after, info)
+                step = StepBatch(ids, before, action, reward, terminated, truncated, after, info)
                 buffer.write_extras(where, self._on_step.timed(step, self._lap))
             where = slice(where.start + n, where.stop + n) if isinstance(where, slice) else where + n
             buffer.write("obs", where, obs)

@@ -111,23 +111,30 @@ class SeededRounds:
         """One round: of the envs `ids` those in the mask `resets` begin an episode, the others step."""
         asked, self._latest = self._asked(ids), None
         if len(ids) < len(self.row_ids):
-            outputs = {name: nest.take(rows, ids) for name, rows in outputs.items()}
+            outputs = nest.take(outputs, ids)
         action = as_vector_envs_take_it(outputs["action"])
         if not resets.any():
+            where = self._write_outputs(ids, outputs)
             step = self._env.step(action, asked)
             self._lap("env")
             if asked is None:
                 self._latest = step[0]  # as it is in the buffer, without a copy
         else:
             begun, stepped = ids[resets], ~resets
-            seeds = self._episodes.seeds[begun].tolist()
-            self._env.send(action, asked, reset=begun, seed=seeds)
+            ids = ids[stepped]
+            where = self._write_outputs(ids, nest.take(outputs, stepped))
+            self._env.send(action, asked, reset=begun, seed=self._episodes.seeds[begun].tolist())
             step = self._env.recv()
             self._lap("env")
             self._begin(begun, nest.take(step[0], resets), step[4][resets])
-            ids, step = ids[stepped], tuple(nest.take(column, stepped) for column in step)
-            outputs = {name: nest.take(rows, stepped) for name, rows in outputs.items()}
-        self._note_steps(ids, outputs, *step)
+            step = tuple(nest.take(column, stepped) for column in step)
+        self._note_steps(ids, where, *step)
+
+    def _write_outputs(self, ids: np.ndarray, outputs: Outputs) -> np.ndarray:
+        """Record what these envs step with; returns the rows of their steps."""
+        where = self._rows[ids] * self._env_num + ids
+        self._buffer.write_outputs(where, outputs)
+        return where
 
     def _asked(self, ids: np.ndarray) -> np.ndarray | None:
         return None if len(ids) == self._env_num else ids
@@ -147,25 +154,23 @@ class SeededRounds:
     def _note_steps(
         self,
         ids: np.ndarray,
-        outputs: Outputs,
+        where: np.ndarray,
         obs: Any,
         reward: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
         info: np.ndarray,
     ) -> None:
-        """Record the steps of these envs, and end episodes."""
+        """Record the steps of these envs in the rows `where`, and end episodes."""
         n, buffer, steps = self._env_num, self._buffer, self._steps
-        where = self._rows[ids] * n + ids
         reward = self._fit_rewards(reward)
         steps[ids] += 1
         if self._limit:
             truncated = truncated | (steps[ids] >= self._limit)
-        buffer.write_step(where, outputs, reward, terminated, truncated)
+        buffer.write_step(where, reward, terminated, truncated)
         if self._request.on_step is not None:
-            step = StepBatch(
-                ids, buffer.read("obs", where), outputs["action"], reward, terminated, truncated, obs, info
-            )
+            before, action = buffer.read("obs", where), buffer.read("action", where)
+            step = StepBatch(ids, before, action, reward, terminated, truncated, obs, info)
             buffer.write_extras(where, self._request.on_step.timed(step, self._lap))
         buffer.write("obs", where + n, obs)
         self._rows[ids] += 1

@@ -121,7 +121,8 @@ class PolicyRunner:
         """The outputs of the policy for these envs: arrays `(k, ...)`, `action` among them. With `random` a random
         action in their place.
 
-        They are valid until the next call. Raises `ValueError` or `TypeError` where they do not fit.
+        They are valid until the envs step: they may be views of `obs`. Raises `ValueError` or `TypeError` where they do
+        not fit.
         """
         if random or self._is_random:
             return {"action": self._random(obs, env_ids)}
