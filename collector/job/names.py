@@ -48,7 +48,7 @@ TRANSFORMS = frozenset(
 
 
 class Kind(NamedTuple):
-    """Of what can be named: the word for it, the module of those in the list, and their names."""
+    """A kind of name: the word for it, and the module and names of the classes in the list."""
 
     word: str
     module: str
