@@ -112,7 +112,7 @@ class TestSize:
 
     def test_a_disk_without_room_is_said(self) -> None:
         from collector import Job
-        from collector.job.progress_report import size_note
+        from collector.job.look.progress_report import size_note
         from collector.job.run import JobState
 
         state = JobState(Job(env="CartPole-v1", steps=1000, compress=True), Path("a"), bytes_of_step=1024.0)
@@ -186,8 +186,11 @@ def make_env(**kwargs):
             (["--policy", "mine:always_right"], "there is no 'always_right' in mine, which the job names"),
             (["--policy", "nine:policy"], "nine:policy cannot be imported: No module named 'nine'"),
             (["--wrapper", "mine:Shifter"], "there is no 'Shifter' in mine, which the job names"),
-            (["--wrapper", "Shifted"], "a wrapper is named module:attr, got 'Shifted'"),
-            (["--transform", "VecNom"], "there is no transform 'VecNom' in vecenv.transforms; did you mean 'VecNorm'?"),
+            (
+                ["--wrapper", "Shifted"],
+                "there is no wrapper 'Shifted' in gymnasium.wrappers that goes by its name alone; any other is",
+            ),
+            (["--transform", "VecNom"], "that goes by its name alone; did you mean 'VecNorm'?"),
             (["--env-kwargs", "3"], "env_kwargs: Expected `object`, got `int`"),
             (["--env-kwargs", '{"gravity": 3}'], "unexpected keyword argument 'gravity'"),
         ):

@@ -18,8 +18,15 @@ from collector.job.look.replay import replay_episodes
 from collector.job.look.video import make_videos
 from collector.job.run import run_job
 from tests.job_envs import HERE, counting, job
+from tests.test_job import stop_at
 
 DRAWN = {"env": f"{HERE}:Drawn", "episodes": 3}
+
+
+def rows_of(table: str) -> dict[str, str]:
+    """A table of names and values, as it is printed."""
+    cells = (line.split("│")[1:3] for line in table.splitlines() if line.count("│") == 3)
+    return {name.strip(): value.strip() for name, value in cells}
 
 
 class TestReplay:
@@ -140,3 +147,39 @@ class TestPictures:
         run_job(job(episodes=2), tmp_path / "a")
         with pytest.raises(JobError, match="has no episode 7; it has 2"):
             make_videos(tmp_path / "a", [7])
+
+
+class TestTables:
+    @pytest.fixture(autouse=True)
+    def wide(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "300")
+
+    @pytest.mark.parametrize("size", [{"episodes": 40}, {"steps": 900}], ids=str)
+    def test_the_last_one_of_a_job_and_info_say_the_same(self, size: Any, tmp_path: Path, capsys: Any) -> None:
+        run_job(job(**size), tmp_path / "a", on_progress=stop_at(9))
+        for command in (["resume", "--no-plot"], ["resume", "--no-plot"], ["info"]):  # the second has nothing to do
+            capsys.readouterr()
+            assert main([*command, str(tmp_path / "a")]) == 0
+            rows = rows_of(capsys.readouterr().out)
+            data = Dataset(tmp_path / "a")
+            assert rows["episodes"].startswith(f"{len(data)} ")
+            assert rows["steps"].split()[0] == f"{data.steps:,}"
+            for name, values in (("return", data.returns), ("length", data.lengths)):
+                assert rows[name].startswith(f"mean {values.mean():,.1f}, deviation {values.std():,.1f}, from ")
+
+    def test_failures_are_those_of_the_whole_job(self, tmp_path: Path, capsys: Any) -> None:
+        run_job(job(**counting(every=7), episodes=40), tmp_path / "a", on_progress=stop_at(36))
+        tables = []
+        for command in (["resume", "--no-plot", "--allow-import", HERE], ["info"]):
+            capsys.readouterr()
+            assert main([*command, str(tmp_path / "a")]) == 0
+            tables.append(rows_of(capsys.readouterr().out))
+        assert tables[0]["failures"] == tables[1]["failures"] != "none"
+
+    def test_text_of_others_is_shown_as_it_is(self, tmp_path: Path, capsys: Any) -> None:
+        run_job(job(episodes=2), tmp_path)
+        head = json.loads((tmp_path / "dataset.json").read_text())
+        head["job"]["env"] = "[/bold] [red]x[/red] :smile: \x1b[31m\x07"
+        (tmp_path / "dataset.json").write_text(json.dumps(head))
+        assert main(["info", str(tmp_path)]) == 0
+        assert rows_of(capsys.readouterr().out)["env"] == "[/bold] [red]x[/red] :smile: \ufffd[31m\ufffd"

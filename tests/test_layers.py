@@ -86,7 +86,7 @@ OPTIONAL_LIBRARIES = {
     "tomli": Adapted(("collector/job/job_files.py",)),
     "imageio": Adapted(("collector/job/look/video.py",)),
     "imageio_ffmpeg": Adapted(("collector/job/look/video.py",)),
-    "rich": Adapted(("collector/job/progress_report.py", "collector/cluster/display.py"), limit=2),
+    "rich": Adapted(("collector/job/look/progress_report.py", "collector/cluster/display.py"), limit=2),
     "array_api_compat": Adapted(("vecenv/transforms/*",)),
     "h5py": Adapted(("collector/store/export/*",)),
     "pyarrow": Adapted(("collector/store/export/arrow_*.py",), limit=None),

@@ -61,8 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script() -> int:
-    """`vecenv-collect`: as `python -m collector`, whose modules of jobs may lie in the current folder."""
-    sys.path.insert(0, os.getcwd())
+    """`vecenv-collect`: as `python -m collector`, with modules of the current folder where a command may name some.
+
+    Elsewhere they are not found: the folder may be that of a data set, which comes from anybody.
+    """
+    if sys.argv[1:2] in (["run"], ["tune"]) or any(each.startswith("--allow-import") for each in sys.argv):
+        sys.path.insert(0, os.getcwd())
     return main()
 
 

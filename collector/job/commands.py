@@ -113,7 +113,7 @@ def resume(
     Args:
         folder: what `run` wrote.
         set: NAME=VALUE, for settings that only say where episodes are played: backend, num_workers, step_timeout, ...
-        allow_import: a module that the stored job may import; none but those of gymnasium and vecenv otherwise.
+        allow_import: a module whose classes and functions the stored job may name; it is imported.
         cluster: play on a Ray cluster, wherever the job ran before; see `run`.
         cluster_actors: how many actors [one for each free CPU].
         plot: draw the returns when the job ends.
@@ -142,7 +142,7 @@ def info(folder: Folder, *, json: bool = False) -> int:
     if json:
         sys.stdout.write(_as_json(found))
         return 0
-    from collector.job.progress_report import info_table, make_console
+    from collector.job.look.progress_report import info_table, make_console
 
     make_console().print(info_table(found))
     return 0
@@ -161,7 +161,7 @@ def verify(
         folder: a data set.
         replay: also play so many episodes again, and compare them bit for bit. Where the job is not repeatable, the
             stored actions are repeated.
-        allow_import: a module that the stored job may import, to play it again.
+        allow_import: a module whose classes and functions the stored job may name; it is imported.
         json: print the result as one object of JSON.
     """
     from collector.job.look.replay import replay_episodes
@@ -213,7 +213,7 @@ def video(
         episodes: numbers of the episodes [that with the highest return].
         out: the folder for the videos [videos in the folder].
         num_workers: processes that render.
-        allow_import: a module that the stored job may import.
+        allow_import: a module whose classes and functions the stored job may name; it is imported.
     """
     from collector.job.look.video import make_videos
 
@@ -286,7 +286,7 @@ def _collect(
 ) -> int:
     """Run a job, show how it goes and what came of it, and return the exit code."""
     from collector.job.look.info import dataset_info
-    from collector.job.progress_report import Report, make_console, summary, wanted
+    from collector.job.look.progress_report import Report, make_console, summary, wanted
 
     if plot:
         import collector.job.look.plot as picture  # before an hour of collection
@@ -306,11 +306,10 @@ def _collect(
         raise
     if plot and state.episodes:
         picture.plot_dataset(folder)
-    console.print(summary(state))
+    info = dataset_info(folder) if state.episodes else None  # otherwise the folder may not have been begun
+    console.print(summary(state, info))
     if as_json:
-        found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried}
-        if state.episodes:  # otherwise the folder may not have been begun
-            found |= dataset_info(folder)
+        found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}
         sys.stdout.write(_as_json({"interrupted": state.status == "interrupted", **found}))
     return 128 + state.signum if state.signum else 0
 

@@ -13,16 +13,12 @@ import numpy as np
 import vecenv
 from collector.job.job import ANYWHERE, Job, JobError, as_record, as_shown
 from collector.job.job_files import make_job
-from collector.job.make_envs import imported_names
+from collector.job.names import check_names
 from collector.store.errors import DatasetError
 from collector.store.files.lock import FolderLock
 from collector.store.folder import LOCK, check_files, contents
 from collector.store.head import HEAD, make_head, read_head
 
-TRUSTED = ("gymnasium.envs", "gymnasium.wrappers", "vecenv", "ale_py")
-"""Modules that a stored job may name."""
-UNTRUSTED = ("gymnasium.wrappers:Record", "gymnasium.wrappers.rendering")
-"""What writes files there."""
 SAME = ("observation_space", "action_space", "policy_hash")
 """Entries of the head that are to be the same when a job goes on, besides the job itself."""
 OTHER_FOLDER = "choose another folder, or replace what is there with --overwrite"
@@ -60,18 +56,11 @@ def stored_job(folder: Path) -> Job:
 def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     """The job that a folder belongs to, which may be run.
 
-    A folder may come from anywhere, and a job names code: only modules of gymnasium and of this library, and those in
-    `allow_import` with what is inside them, may be named. Raises `JobError` for another one, and as `stored_job`.
+    A folder may come from anybody, and a job names code: what the closed list of `collector.job.names` has, and classes
+    and functions of the modules in `allow_import`, may be named. Raises `JobError` for all else, and as `stored_job`.
     """
     job = stored_job(folder)
-    allowed = [*TRUSTED, *allow_import]
-    for name in imported_names(job):
-        module = name.partition(":")[0]
-        if name.startswith(UNTRUSTED) or not any(module == each or module.startswith(f"{each}.") for each in allowed):
-            raise JobError(
-                f"the job that is stored in {folder} names {name!r}, which is code: where you trust the folder, pass "
-                f"--allow-import {module} (in a program: allow_import=[{module!r}])"
-            )
+    check_names(job, allow_import, folder)
     return job
 
 

@@ -12,6 +12,8 @@ except ImportError as error:
 
 Backend = Literal["auto", "dummy", "ray", "shmem", "subproc", "thread"]
 WORKERLESS = ("dummy",)
+POLICIES = ("random", "mlp")
+"""Policies that are named without a module."""
 ANYWHERE = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress"}
@@ -24,10 +26,10 @@ class JobError(RuntimeError):
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something to call, by its name, with keyword arguments: `{call = "gymnasium.wrappers:FlattenObservation"}`."""
+    """Something to call, by its name, with keyword arguments: `{call = "FlattenObservation"}`."""
 
     call: str
-    """`module:attr`; a transform of `vecenv.transforms` needs no module."""
+    """`module:attr`; a wrapper of `gymnasium.wrappers` and a transform of `vecenv.transforms` need no module."""
     kwargs: dict[str, Any] = {}
 
 
@@ -106,7 +108,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments for the env."""
     wrappers: tuple[str | Call, ...] = ()
-    """Wrappers around each env, the innermost first."""
+    """Wrappers around each env, the innermost first: of `gymnasium.wrappers` by their name, others as `module:attr`."""
     transforms: tuple[str | TransformCall, ...] = ()
     """Transforms of `vecenv.transforms` around each env and its wrappers, in the order of observations. One that has
     statistics (VecNorm, NormalizeReward) goes on with its own when the job is resumed; with `frozen`, a file, it takes
@@ -132,7 +134,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(f'num_workers: the {self.backend} backend has none; use backend = "shmem" or "subproc"')
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise JobError(f"num_workers: {self.num_workers} workers for {self.num_envs} envs; one each is the most")
-        if self.policy not in ("random", "mlp") and ":" not in self.policy:
+        if self.policy not in POLICIES and ":" not in self.policy:
             raise JobError(f'policy must be "random", "mlp" or "module:attr", got {self.policy!r}')
         if self.policy == "random" and (self.checkpoint or self.policy_kwargs):
             raise JobError("random actions have no checkpoint and no policy_kwargs; name a policy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import gymnasium
 
 from collector.job.job import Call, Job, JobError, TransformCall
+from collector.job.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, find_class
 from collector.job.statistics.frozen import freeze
 from collector.job.statistics.state_json import from_json
 from vecenv import transforms
@@ -20,8 +20,6 @@ from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """Wrappers of gymnasium that carry numbers from one episode to the next."""
-ATARI_MODULE = "ale_py:"
-"""What registers the envs whose ids begin with "ALE/"."""
 MAX_RESTARTS = 10
 """Failures of an env that the vector env absorbs in a minute; then the job makes all envs anew."""
 
@@ -34,8 +32,8 @@ def make_env(
     env = _bare_env(job, kwargs)
     try:
         for each in job.wrappers:
-            call = _as_call(each)
-            env = load_attr(call.call, "a wrapper")(env, **call.kwargs)
+            call = as_call(each)
+            env = find_class(WRAPPER, call.call)(env, **call.kwargs)
         if job.transforms:
             env = _transformed(env, job, statistics)
     except BaseException:
@@ -78,33 +76,13 @@ def _transformed(env: gymnasium.Env[Any, Any], job: Job, statistics: dict[str, A
 
 def make_transform(each: str | Call) -> transforms.Transform:
     """The transform of an entry of `Job.transforms`."""
-    call = _as_call(each)
-    kind = getattr(transforms, call.call, None) if ":" not in call.call else load_attr(call.call, "a transform")
-    if kind is None:
-        close = difflib.get_close_matches(call.call, transforms.__all__, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "one of your own is module:name"
-        raise JobError(f"there is no transform {call.call!r} in vecenv.transforms; {hint}")
+    call = as_call(each)
+    kind = find_class(TRANSFORM, call.call)
     try:
         transform: transforms.Transform = kind(**call.kwargs)
     except (TypeError, ValueError) as error:
         raise JobError(f"the transform {call.call} cannot be made: {error}") from error
     return transform
-
-
-def load_attr(name: str, what: str) -> Any:
-    """What `module:attr` names. Raises `JobError` where there is nothing of that name."""
-    module, colon, attr = name.partition(":")
-    if not colon:
-        raise JobError(f"{what} is named module:attr, got {name!r}")
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise JobError(f"{name} cannot be imported: {error}") from None
-    for part in attr.split("."):
-        if not hasattr(found, part):
-            raise JobError(f"there is no {part!r} in {name.rpartition(part)[0].rstrip('.:')}, which the job names")
-        found = getattr(found, part)
-    return found
 
 
 def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:
@@ -161,7 +139,7 @@ def with_statistics(job: Job) -> list[str]:
 
 def wrappers_with_statistics(job: Job) -> list[str]:
     """The wrappers that carry statistics from one episode to the next, which cannot be stored."""
-    names = [_as_call(each).call for each in job.wrappers]
+    names = [as_call(each).call for each in job.wrappers]
     return [name for name in names if name.rpartition(":")[2] in WITH_STATISTICS]
 
 
@@ -174,14 +152,4 @@ def transforms_with_statistics(job: Job) -> list[str]:
         parts = flat(make_transform(each))
         return any(type(part).state_dict is not transforms.Transform.state_dict for part in parts)
 
-    return [_as_call(each).call for each in job.transforms if learns(each)]
-
-
-def imported_names(job: Job) -> list[str]:
-    """What a job names as `module:attr`, and is imported and called."""
-    names = [job.env, job.policy, *(_as_call(each).call for each in (*job.wrappers, *job.transforms))]
-    return [name for name in names if ":" in name]
-
-
-def _as_call(each: str | Call) -> Call:
-    return Call(each) if isinstance(each, str) else each
+    return [as_call(each).call for each in job.transforms if learns(each)]

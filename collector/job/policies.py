@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.job.job import Job, JobError
-from collector.job.make_envs import load_attr
+from collector.job.names import load_attr
 
 DESCRIPTIONS = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
 
@@ -42,7 +42,7 @@ def make_policy(job: Job, observation_space: Any, action_space: Any, device: str
     if job.policy == "mlp":
         policy = _make_mlp(job, observation_space, action_space)
     else:
-        policy = load_attr(job.policy, "a policy")
+        policy = load_attr(job.policy)
         if isinstance(policy, type):
             policy = _make(job, policy, observation_space, action_space, job.policy_kwargs)
         elif job.policy_kwargs:

@@ -1,1 +1,1 @@
-"""Looking at what a job has collected: numbers, pictures, videos, and episodes played again."""
+"""Looking at what a job has collected: numbers, tables, pictures, videos, and episodes played again."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from collector.job.job import shown_record
 from collector.job.look.metrics import read_metrics
+from collector.job.names import TRANSFORM, find_class, is_listed
 from collector.store.dataset import Dataset
 from collector.store.manifest import read_manifest
-from vecenv import transforms
 from vecenv.transforms.transform import Freezable
 
 
@@ -63,7 +63,7 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
         name, frozen = str(entry.get("call")), entry.get("frozen")
         if frozen is not None:
             found.append(f"{name} frozen, as in {frozen}")
-        elif isinstance(kind := getattr(transforms, name, None), type) and issubclass(kind, Freezable):
+        elif is_listed(TRANSFORM, name) and issubclass(find_class(TRANSFORM, name), Freezable):
             found.append(f"{name} goes on with its statistics when the job is resumed; not repeatable")
     return found
 

@@ -48,7 +48,7 @@ def draw(path: Path, returns: np.ndarray, lengths: np.ndarray, metrics: list[dic
     axes = figure.subplots(3 if speed else 2)
     for place, values, name in ((axes[0], returns, "return"), (axes[1], lengths, "length")):
         _draw_episodes(place, np.asarray(values, float), name)
-    axes[0].set_title(title)
+    axes[0].set_title(title, parse_math=False)
     axes[0].legend(loc="upper right")
     axes[1].set_xlabel("episode")
     if speed:

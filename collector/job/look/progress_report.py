@@ -5,13 +5,11 @@ On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and
 
 from __future__ import annotations
 
+import re
 from shutil import disk_usage
 from typing import Any
 
-import numpy as np
-
 from collector.job.job import Job
-from collector.job.look.info import spread
 from collector.job.look.size import as_size
 from collector.job.policies import describe
 from collector.job.run import JobState
@@ -20,12 +18,17 @@ try:
     from rich.console import Console, Group
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
+    from rich.text import Text
 except ImportError as error:
     raise ImportError("the command line needs rich: pip install 'vecenv[job]'") from error
 
 
 LARGE = 2**30
 """Bytes from which on the size of a job is said when it begins."""
+NOTHING: dict[str, Any] = {"episodes": 0, "steps": 0, "returns": None, "lengths": None, "failed": {}}
+"""Of a folder that a job has not begun."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys."""
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -110,25 +113,27 @@ def _figures(state: JobState) -> str:
     return f"{figures}  {state.bottleneck}" if state.bottleneck else figures
 
 
-def summary(state: JobState) -> Group:
-    """The last output of a job: a line on how it ended, and a table."""
-    job = state.job
+def summary(state: JobState, info: dict[str, Any] | None) -> Group:
+    """The last output of a job: a line on how it ended, and a table.
+
+    Episodes and failures are those of the whole job, as `dataset_info` returns them (None where there is no folder
+    yet); the speed is that of this run.
+    """
+    job, found = state.job, info or NOTHING
     where = f"{state.workers} workers" if state.workers else "this process"
     where = f"each of {state.actors} actors" if state.actors else where
     rows = [
         ("env", f"{job.env}, {job.num_envs} in {where} ({job.backend})"),
         ("policy", describe(job) + ("" if job.policy == "random" else f", on {state.device}") + f"; seed {job.seed}"),
-        ("episodes", f"{state.episodes:,} whole ones" + (f" ({job.episodes:,} requested)" if job.episodes else "")),
-        ("steps", f"{state.steps:,}" + (f" ({job.steps:,} requested)" if job.steps else "")),
-        ("return", spread_of(spread(np.array(state.returns)))),
-        ("length", spread_of(spread(np.array(state.lengths)))),
-        ("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s"),
+        ("episodes", f"{found['episodes']:,} whole ones" + (f" ({job.episodes:,} requested)" if job.episodes else "")),
+        ("steps", f"{found['steps']:,}" + (f" ({job.steps:,} requested)" if job.steps else "")),
+        ("return", spread_of(found["returns"])),
+        ("length", spread_of(found["lengths"])),
+        ("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s in this run"),
     ]
-    if state.retried or state.skipped:
-        rows.append(
-            ("failures", f"{state.retried} times an episode was played again, {len(state.skipped)} are left out")
-        )
-        rows += [(f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]]
+    if found["failed"]:
+        rows.append(("failures", counts_of(found["failed"])))
+    rows += [(f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]]
     rows += [("note", note) for note in state.notes]
     rows.append(("data", str(state.out)))
     ways = {"complete": "Collected:", "interrupted": "Interrupted; collected until then, and kept:"}
@@ -155,7 +160,7 @@ def info_table(info: dict[str, Any]) -> Table:
         ("steps", f"{info['steps']:,}"),
         ("return", spread_of(info["returns"])),
         ("length", spread_of(info["lengths"])),
-        ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
+        ("failures", counts_of(info["failed"])),
         (
             "speed",
             "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run",
@@ -167,13 +172,18 @@ def info_table(info: dict[str, Any]) -> Table:
 
 
 def table_of(rows: list[tuple[str, str]]) -> Table:
-    """A table of names and values."""
+    """A table of names and values, which may be of any text."""
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", value)))
     return table
+
+
+def counts_of(failed: dict[str, int]) -> str:
+    """Counts by kind in words."""
+    return ", ".join(f"{count:,} {name}" for name, count in failed.items()) or "none"
 
 
 def spread_of(values: dict[str, float] | None) -> str:
