@@ -24,7 +24,7 @@ import numpy as np
 
 from collector.store.errors import DatasetError
 from collector.store.files import strict_json
-from collector.store.files.safe_open import open_inside
+from collector.store.files.safe_folder import SafeFolder
 from collector.store.layout import Layout
 from collector.store.packed import PackedEpisodes
 
@@ -99,10 +99,10 @@ class Manifest:
     """Size of the lines that are whole."""
 
 
-def shard_line(writer: str, name: str, data: Any, compressed: bool, episodes: PackedEpisodes) -> dict[str, Any]:
-    """The line of a shard with this content, a buffer, in the folder of a writer such as "w000"."""
+def shard_line(file: str, data: Any, compressed: bool, episodes: PackedEpisodes) -> dict[str, Any]:
+    """The line of the shard `file`, such as "shards/w000/000000.npz", with this content, a buffer."""
     return {
-        "file": f"{SHARDS}/{writer}/{name}",
+        "file": file,
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
         "compressed": compressed,
@@ -113,10 +113,12 @@ def shard_line(writer: str, name: str, data: Any, compressed: bool, episodes: Pa
     }
 
 
-def read_manifest(root: Path) -> Manifest:
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check the manifest of a folder. Raises `DatasetError`."""
+    root = Path(folder)
     try:
-        fd = open_inside(root, MANIFEST)
+        with SafeFolder(folder) as opened:
+            fd = opened.open(MANIFEST)
     except FileNotFoundError:
         return Reading().manifest()  # killed before its first line
     reading, number = Reading(), 0
