@@ -28,7 +28,7 @@ from collector.store.files.safe_folder import SafeFolder
 from collector.store.files.shard_file import shard_bytes
 from collector.store.head import HEAD, head_bytes, read_head
 from collector.store.layout import Layout
-from collector.store.manifest import MANIFEST, SHARDS, Manifest, shard_line
+from collector.store.manifest import LARGEST, MANIFEST, SHARDS, Manifest, shard_line
 from collector.store.packed import PackedEpisodes, concatenate, pack
 
 _INTERRUPTED = "a commit was interrupted"
@@ -210,6 +210,8 @@ class StoreWriter:
             free = max(self._next_number, int(numbers.max()) + 1)
             numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
             episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
+        if numbers.max() >= LARGEST:
+            raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
         fresh = set(numbers.tolist())
         if len(fresh) < len(numbers) or not fresh.isdisjoint(self._seen):
             twice = sorted(fresh & self._seen)[:5] or numbers[:5].tolist()

@@ -176,7 +176,7 @@ class SafeFolder(os.PathLike[str]):
                 raise DatasetError(
                     f"{self.path / name} has {size:,} bytes, and {limit:,} are the most that one may have"
                 )
-            return file.read(limit)
+            return file.read(size)
 
     def size(self, name: str) -> int | None:
         """Size of a file; None: there is none. Raises as `open`."""
