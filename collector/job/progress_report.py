@@ -20,6 +20,7 @@ try:
     from rich.console import Console, Group
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
+    from rich.text import Text
 except ImportError as error:
     raise ImportError("the command line needs rich: pip install 'vecenv[job]'") from error
 
@@ -142,7 +143,7 @@ def _how_to_resume(state: JobState) -> str:
 def info_table(info: dict[str, Any]) -> Table:
     """What `dataset_info` returns, as a table."""
     job = info["job"] or {}
-    how_many = {name: job[name] for name in ("episodes", "steps") if job.get(name)}
+    how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
     asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
     rows = [
         ("folder", info["folder"]),
@@ -150,7 +151,7 @@ def info_table(info: dict[str, Any]) -> Table:
         ("env", str(job.get("env", "written by a program, not a job"))),
         ("policy", f"{job.get('policy', '?')}; seed {job.get('seed', '?')}"),
         *(("transform", text) for text in info["statistics"]),
-        ("repeatable", {True: "yes", False: "no"}.get(info["repeatable"], "?")),
+        ("repeatable", {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?")),
         ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
         ("steps", f"{info['steps']:,}"),
         ("return", spread_of(info["returns"])),
@@ -172,7 +173,8 @@ def table_of(rows: list[tuple[str, str]]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        # As it is: a name in a stored job may look like markup, or move the cursor.
+        table.add_row(name, Text("".join(each if each.isprintable() else "?" for each in value)))
     return table
 
 
