@@ -47,7 +47,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
 
     Returns what is different for each number that was played; "" where nothing is. A job that is repeatable is played
     with its policy; of one that is not, the stored actions are repeated in the env. Raises `DatasetError` where the
-    folder is no data set, `JobError` where no job wrote it, it names modules that are not in `allow_import`, or has
+    folder is no data set that a job wrote, `JobError` where it names modules that are not in `allow_import`, or has
     wrappers or transforms whose statistics go on from episode to episode.
 
     Example::

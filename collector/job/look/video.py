@@ -47,9 +47,9 @@ def make_videos(
     """Render episodes of a folder as MP4 files, in worker processes, and say where one is not as it was stored.
 
     numbers: of the episodes; None: the one with the highest return. out: a folder, by default `videos` in `folder`. The
-    env is made with `render_mode="rgb_array"`. Raises `JobError` where no job wrote the folder, it has no such episode
-    or the env renders no pictures, or the stored job names modules that are not in `allow_import`; `ImportError`
-    without imageio.
+    env is made with `render_mode="rgb_array"`. Raises `DatasetError` where no job wrote the folder; `JobError` where
+    it has no such episode, the env renders no pictures, or the stored job names modules that are not in
+    `allow_import`; `ImportError` without imageio.
 
     Example::
 

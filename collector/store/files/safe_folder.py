@@ -11,6 +11,7 @@ from typing import Any
 
 from collector.store.errors import DatasetError
 from collector.store.files import system_calls
+from vecenv.portability import path_of_descriptor
 
 FILE, FOLDER = "file", "folder"
 PARTIAL = ".partial"
@@ -21,7 +22,6 @@ _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # A FIFO without a writer would block the caller for ever.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
-_FD_PATHS = Path("/proc/self/fd")
 
 
 class SafeFolder(os.PathLike[str]):
@@ -79,7 +79,7 @@ class SafeFolder(os.PathLike[str]):
     def fd_path(self) -> str:
         """A path that leads to this folder whatever takes its name, for a library that opens files by path; it is valid
         in this process until `close`. Where the system has none: the usual path."""
-        return str(_FD_PATHS / str(self._fd) if _FD_PATHS.exists() else self.path)
+        return path_of_descriptor(self._fd) or str(self.path)
 
     # What is there
 
