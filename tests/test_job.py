@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -280,13 +281,15 @@ class TestFailures:
         assert_same(tmp_path / "a", uninterrupted)
 
     def test_so_does_a_disk_that_is_full_when_metrics_are_written(self, tmp_path: Path) -> None:
-        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         metrics = Metrics(tmp_path)
-        with pytest.raises(
-            DatasetError, match=r"metrics\.jsonl: No space left on device; the episodes committed before"
-        ):
-            metrics.write(lambda: {"steps": 1})
-        metrics.close()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            with pytest.raises(DatasetError, match=r"metrics\.jsonl: File too large; the episodes committed before"):
+                metrics.write(lambda: {"steps": 1})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            metrics.close()
 
 
 class TestGoingOn:

@@ -15,6 +15,7 @@ import pytest
 
 from collector import Dataset, DatasetError, StoreWriter
 from collector.store.files import system_calls
+from collector.store.files.safe_folder import SafeFolder
 from tests.stored import assert_same, episode, head
 
 CALLS = ("write", "fsync", "rename", "truncate", "unlink", "mkdir")
@@ -145,7 +146,7 @@ def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path
         writer.commit()
         writer.add(episode(1))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(system_calls, "write_atomically", lambda path, data: path.write_bytes(data))
+            patch.setattr(SafeFolder, "write", lambda folder, name, data: (folder.path / name).write_bytes(data))
             with every_call(act), pytest.raises(DatasetError, match="Input/output error; the 1 episodes committed"):
                 writer.commit()
         with pytest.raises(DatasetError, match=r"cannot go on: .*resume with another one"):

@@ -153,6 +153,14 @@ def thread_ids() -> list[int] | None:
     return None
 
 
+def path_of_descriptor(fd: int) -> str | None:
+    """A path that leads to an open file or folder, whatever has its name by then; it is valid in this process."""
+    if not PORTABLE and os.path.isdir("/proc/self/fd"):
+        return f"/proc/self/fd/{fd}"
+    _note_fallback("/proc")
+    return None
+
+
 def _writes_in_order() -> bool:
     if PORTABLE or platform.machine() not in ("x86_64", "AMD64"):
         _note_fallback("memory order")

@@ -128,5 +128,5 @@ class Committer:
         if episodes:
             self._writer.add_packed(pack(episodes, of_one_collector=True))
         if statistics is not None:
-            write_statistics(self._writer.folder, statistics)
+            write_statistics(self._writer.opened, statistics)
         self._writer.commit(failed=failed, state=state)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import vecenv
@@ -16,7 +17,8 @@ from collector.job.job_files import make_job
 from collector.job.names import check_names
 from collector.store.errors import DatasetError
 from collector.store.files.lock import FolderLock
-from collector.store.folder import LOCK, check_files, contents
+from collector.store.files.safe_folder import SafeFolder
+from collector.store.folder import check_files, contents
 from collector.store.head import HEAD, make_head, read_head
 
 SAME = ("observation_space", "action_space", "policy_hash")
@@ -30,34 +32,59 @@ def check_folder(folder: Path, overwrite: bool) -> None:
     The same is asked when the job begins to write; this is early, before envs are made.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_files(folder)
-        FolderLock(folder / LOCK).release()
+        with SafeFolder.make(folder) as opened:
+            check_files(opened)
+            FolderLock(opened).release()
+            held = contents(opened) if opened.kind(HEAD) and not overwrite else ""
     except OSError as error:
         raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
-    if (folder / HEAD).exists() and not overwrite:
+    if held:
         raise DatasetError(
-            f"{folder} already holds {contents(folder)}: go on with it by `resume {folder}`, choose another folder, or "
+            f"{folder} already holds {held}: go on with it by `resume {folder}`, choose another folder, or "
             "replace it with --overwrite"
         )
+
+
+class JobHead(msgspec.Struct, frozen=True):
+    """Entries that a job needs in the head of its folder, besides those of every data set."""
+
+    job: dict[str, Any]
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    policy_hash: str | None
+    repeatable: bool
+    versions: dict[str, str]
+    cpu: str
+    device: str
+
+
+def read_job_head(folder: Path) -> dict[str, Any]:
+    """The head of the folder of a job. Raises `DatasetError` where it is none, or no job wrote it."""
+    head = read_head(folder)
+    if head.get("job") is None:
+        raise DatasetError(f"no job wrote {folder}: it has episodes, but nothing says how to play them")
+    try:
+        msgspec.convert(head, JobHead)
+        make_job(head["job"], "job")
+    except (msgspec.ValidationError, JobError) as error:
+        raise DatasetError(f"{folder / HEAD} is not the head of a job: {error}; restore it, or collect again") from None
+    return head
 
 
 def stored_job(folder: Path) -> Job:
     """The job that a folder says it belongs to, to be compared or shown: not to be run, for it names code.
 
-    Raises `JobError` where no job wrote the folder, `DatasetError` where it is no data set.
+    Raises `DatasetError` as `read_job_head`.
     """
-    record = read_head(folder).get("job")
-    if not isinstance(record, dict):
-        raise JobError(f"no job wrote {folder}: it has episodes, but nothing says how to play them")
-    return make_job(record, str(folder))
+    return make_job(read_job_head(folder)["job"], str(folder))
 
 
 def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     """The job that a folder belongs to, which may be run.
 
     A folder may come from anybody, and a job names code: what the closed list of `collector.job.names` has, and classes
-    and functions of the modules in `allow_import`, may be named. Raises `JobError` for all else, and as `stored_job`.
+    and functions of the modules in `allow_import`, may be named. Raises `JobError` for all else, `DatasetError` as
+    `stored_job`.
     """
     job = stored_job(folder)
     check_names(job, allow_import, folder)

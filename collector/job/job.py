@@ -14,6 +14,8 @@ Backend = Literal["auto", "dummy", "ray", "shmem", "subproc", "thread"]
 WORKERLESS = ("dummy",)
 POLICIES = ("random", "mlp")
 """Policies that are named without a module."""
+MOST = 2**16
+"""Envs and threads; one more than a machine runs, and few enough to be counted out in memory."""
 ANYWHERE = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress"}
@@ -120,10 +122,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Refuse what cannot be, in the names that the job file has."""
         if (self.episodes is None) == (self.steps is None):
             raise JobError("a job has either episodes = N or steps = N" + (", not both" if self.steps else ""))
-        for name in ("episodes", "steps", "num_envs", "num_workers", "max_episode_steps", "shard_bytes"):
+        for name in ("episodes", "steps", "num_workers", "max_episode_steps", "shard_bytes"):
             _at_least(self, name, 1)
-        for name in ("policy_threads",):
-            _at_least(self, name, 1)
+        for name in ("num_envs", "policy_threads"):
+            _at_least(self, name, 1, MOST)
         for name in ("seed", "retries", "max_failed"):
             _at_least(self, name, 0)
         for name in ("step_timeout", "shard_seconds"):
@@ -142,8 +144,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(f'device must be "auto", "cpu", "cuda" or "cuda:N", got {self.device!r}')
 
 
-def _at_least(job: Job, name: str, least: int) -> None:
+def _at_least(job: Job, name: str, least: int, most: int | None = None) -> None:
     value = getattr(job, name)
+    if value is not None and most is not None and value > most:
+        raise JobError(f"{name} must be at most {most:,}, got {value:,}")
     if value is not None and value < least:
         raise JobError(f"{name} must be at least {least}, got {value}")
 

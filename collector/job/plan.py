@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from collector.episodes.seeds import episode_seed
+from collector.store.errors import DatasetError
 
 Self = TypeVar("Self", bound="Plan")
-UNKNOWN = -1
+MOST_AT_ONCE = 2**24
+"""Episodes that a job may have handed out beyond those that it needs."""
 
 
 class Plan:
@@ -35,7 +39,10 @@ class Plan:
         self.job_seed = seed
         """What the seeds of the episodes follow from."""
         self._episodes, self._wanted = episodes, steps
-        self._lengths = np.full(1024 if episodes is None else episodes, UNKNOWN, np.int64)
+        self._lengths = array("q")
+        """Of the numbers below `end`."""
+        self._beyond: dict[int, int] = {}
+        """The length of each episode that is known, and whose number is not below `end`."""
         self._next = 0
         self._again: list[int] = []
         self.playing: set[int] = set()
@@ -62,23 +69,28 @@ class Plan:
 
     def is_known(self, number: int) -> bool:
         """Whether an episode is finished, or skipped."""
-        return number < len(self._lengths) and bool(self._lengths[number] != UNKNOWN)
+        return number < len(self._lengths) or number in self._beyond
 
     def finished(self, number: int, length: int) -> None:
         """Note an episode of so many steps; 0: it is skipped."""
-        self._reserve(number)
         self.playing.discard(number)
-        self._lengths[number] = length
+        self._beyond[number] = length
         self.steps += length
         self._advance()
 
-    def restore(self, numbers: np.ndarray, lengths: np.ndarray) -> None:
-        """Note the episodes of an earlier run."""
-        if len(numbers):
-            self._reserve(int(numbers.max()))
-            self._lengths[numbers] = lengths
-            self.steps += int(lengths.sum())
-            self._advance()
+    def restore(self, numbers: np.ndarray, lengths: np.ndarray, skipped: Iterable[int] = ()) -> None:
+        """Note the episodes of an earlier run. Raises `DatasetError` where it cannot have had such numbers."""
+        left_out = dict.fromkeys(skipped, 0)
+        known = dict(zip(numbers.tolist(), lengths.tolist(), strict=True))
+        most = self._episodes or 0 if self._wanted is None else self._wanted + len(left_out) + MOST_AT_ONCE
+        for number in (*known, *left_out):
+            if not 0 <= number < most:
+                raise DatasetError(f"it has episode {number}, and the numbers of its job are below {most}")
+        if twice := sorted(known.keys() & left_out.keys()):
+            raise DatasetError(f"it has episode {twice[0]}, which it says was skipped")
+        self._beyond |= known | left_out
+        self.steps += int(lengths.sum())
+        self._advance()
 
     def again(self, numbers: Iterable[int]) -> None:
         """Hand these numbers, which have not come back, out once more."""
@@ -91,9 +103,10 @@ class Plan:
         numbers = [*numbers]
         if not numbers:
             return
+        self._beyond |= enumerate(self._lengths)
         for number in numbers:
-            self.steps -= int(self._lengths[number])
-            self._lengths[number] = UNKNOWN
+            self.steps -= self._beyond.pop(number)
+        self._lengths = array("q")
         self.end, self.end_steps, self.end_episodes = 0, 0, 0
         self._advance()
         self.again(numbers)
@@ -116,17 +129,35 @@ class Plan:
         """Whether there is a number that was never handed out; `_next` is the first one."""
         while self.is_known(self._next):
             self._next += 1
-        return self._next != self._episodes and (self._wanted is None or self.steps < self._wanted)
+        if self._wanted is not None:
+            return self.steps < self._wanted
+        return self._episodes is None or self._next < self._episodes
 
     def _advance(self) -> None:
-        lengths, end = self._lengths, self.end
-        while not self.is_complete and end < len(lengths) and lengths[end] != UNKNOWN:
-            self.end_steps += int(lengths[end])
-            self.end_episodes += int(lengths[end] > 0)
-            self.end = end = end + 1
+        while not self.is_complete and self.end in self._beyond:
+            length = self._beyond.pop(self.end)
+            self._lengths.append(length)
+            self.end_steps += length
+            self.end_episodes += length > 0
+            self.end += 1
 
-    def _reserve(self, number: int) -> None:
-        if number >= len(self._lengths):
-            grown = np.full(max(number + 1, 2 * len(self._lengths)), UNKNOWN, np.int64)
-            grown[: len(self._lengths)] = self._lengths
-            self._lengths = grown
+
+class _State(msgspec.Struct, frozen=True):
+    """What the commits of a job leave in the manifest, besides episodes."""
+
+    skipped: list[int] = []
+
+
+def skipped_in(state: Any) -> set[int]:
+    """The numbers of the episodes that earlier runs have given up, from the state in a manifest (None: there is none).
+
+    >>> skipped_in({"skipped": [3, 7]})
+    {3, 7}
+    >>> skipped_in({"skipped": 3})
+    Traceback (most recent call last):
+    collector.store.errors.DatasetError: its state is no state of a job: Expected `array`, got `int` - at `$.skipped`
+    """
+    try:
+        return {*msgspec.convert({} if state is None else state, _State).skipped}
+    except msgspec.ValidationError as error:
+        raise DatasetError(f"its state is no state of a job: {error}") from None

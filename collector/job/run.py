@@ -23,6 +23,7 @@ from collector.job.head import (
     job_head,
     job_of,
     notes_on,
+    read_job_head,
     stored_job,
 )
 from collector.job.job import Job, JobError
@@ -33,14 +34,14 @@ from collector.job.make_envs import check_env, transforms_with_statistics, with_
 from collector.job.on_cluster.cluster_player import ClusterPlayer
 from collector.job.on_cluster.connecting import check_cluster, connect_to, device_of_actors
 from collector.job.on_cluster.episode_actor import ActorReport
-from collector.job.plan import Plan
+from collector.job.plan import Plan, skipped_in
 from collector.job.playing import Player
 from collector.job.policies import declares_repeatable, hash_of, make_policy, resolve_device
 from collector.job.statistics.frozen import with_frozen
 from collector.job.statistics.kept import States, read_statistics
 from collector.job.stopping import Stopping
-from collector.store.head import read_head
-from collector.store.manifest import Manifest, read_manifest
+from collector.store.errors import DatasetError
+from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
@@ -220,15 +221,13 @@ class _Run:
                 f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
                 "run it again with the transforms VecNorm or NormalizeReward, whose statistics are stored"
             )
-        stored, manifest = read_head(self._out), read_manifest(self._out)
+        stored, manifest = read_job_head(self._out), read_manifest(self._out)
         if manifest.end is not None:
             self._restore(manifest)
             self.state.notes.append("it was complete already")
             return self._completed()
-        with closing(StoreWriter(self._out, stored, resume=True, compress=self._job.compress)) as writer:
-            self._restore(read_manifest(self._out))  # once more: now no other process writes
-            if self._learning and self.state.episodes:
-                self._statistics = read_statistics(self._out, self._job.num_envs)
+        options: dict[str, Any] = {"compress": self._job.compress, "check": self._restore}
+        with closing(StoreWriter(self._out, stored, resume=True, **options)) as writer:
             self._writer = writer
 
             def go_on(head: dict[str, Any]) -> StoreWriter:
@@ -239,13 +238,15 @@ class _Run:
             return self._run(go_on)
 
     def _restore(self, manifest: Manifest) -> None:
+        """Take up where the job was. Raises `DatasetError`."""
         index = manifest.index
-        self._plan.restore(index.number, index.length)
-        state = manifest.state if isinstance(manifest.state, dict) else {}
-        self._skipped_before = {int(number) for number in state.get("skipped", [])}
-        self._plan.restore(
-            np.array(sorted(self._skipped_before), np.int64), np.zeros(len(self._skipped_before), np.int64)
-        )
+        try:
+            self._skipped_before = skipped_in(manifest.state)
+            self._plan.restore(index.number, index.length, self._skipped_before)
+        except DatasetError as error:
+            raise DatasetError(f"{self._out / MANIFEST}: {error}") from None
+        if self._learning and len(index) and manifest.end is None:
+            self._statistics = read_statistics(self._out, self._job.num_envs)
         self.state.steps, self.state.episodes = int(index.length.sum()), len(index)
 
     def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
@@ -374,7 +375,7 @@ class _Run:
         self.state.repeatable = head["repeatable"]
         self._writer = self._open_writer(head)
         self._files.enter_context(closing(self._writer))
-        self._metrics = self._files.enter_context(closing(Metrics(self._out, self._tensorboard)))
+        self._metrics = self._files.enter_context(closing(Metrics(self._writer.opened, self._tensorboard)))
         return self._writer
 
     def _numbers(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.store.errors import DatasetError
+from collector.store.files.safe_folder import SafeFolder
 from collector.store.first_form import read_first_form
 from collector.store.head import FIRST_MANIFEST, HEAD, read_head
 from collector.store.layout import Layout
@@ -56,12 +58,13 @@ class Dataset:
         self.folder = Path(os.path.abspath(folder))
         self.head: dict[str, Any]
         """What the writer noted of the data set: spaces, versions, the job (docs/datasets.md)."""
-        if not (self.folder / HEAD).exists() and (self.folder / FIRST_MANIFEST).exists():
+        is_first = False
+        with suppress(FileNotFoundError), SafeFolder(self.folder) as opened:
+            is_first = opened.kind(HEAD) is None and opened.kind(FIRST_MANIFEST) is not None
+        if is_first:
             self.head, manifest = read_first_form(self.folder)
             structure = self.head["obs"]
         else:
-            if not (self.folder / HEAD).exists():
-                raise DatasetError(f"{self.folder} holds no collected episodes: there is no manifest and no {HEAD}")
             self.head, manifest, structure = read_head(self.folder), read_manifest(self.folder), None
         self.end = manifest.end
         """The number of the episode before which a complete data set ends; None: it is not complete."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from collector.store.errors import DatasetError
 from collector.store.files import strict_json
-from collector.store.files.safe_open import read_inside
+from collector.store.files.safe_folder import SafeFolder
 from collector.store.head import FIRST_MANIFEST
 from collector.store.layout import FLAGS, Column, Layout
 from collector.store.manifest import Index, Manifest, ShardRecord
@@ -77,7 +77,8 @@ def first_layout(root: Path, shard: ShardRecord, arrays: dict[str, np.ndarray], 
 def _read(root: Path) -> dict[str, Any]:
     path = root / FIRST_MANIFEST
     try:
-        manifest = strict_json.parse(read_inside(root, FIRST_MANIFEST, _LARGEST))
+        with SafeFolder(root) as folder:
+            manifest = strict_json.parse(folder.read(FIRST_MANIFEST, _LARGEST))
     except FileNotFoundError:
         raise DatasetError(f"{root} holds no collected episodes: there is no manifest") from None
     except ValueError as error:

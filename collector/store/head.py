@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from collector.store.errors import DatasetError
 from collector.store.files import strict_json
-from collector.store.files.safe_open import read_inside
+from collector.store.files.safe_folder import SafeFolder
 from collector.store.space_json import space_from_json, space_to_json
 
 HEAD = "dataset.json"
@@ -45,11 +46,12 @@ def head_bytes(head: dict[str, Any]) -> bytes:
     return data
 
 
-def read_head(folder: str | Path) -> dict[str, Any]:
+def read_head(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The head of a folder. Raises `DatasetError` where there is none, or one of another kind."""
     root = Path(folder)
     try:
-        head = strict_json.parse(read_inside(root, HEAD, LARGEST_HEAD))
+        with SafeFolder(folder) as opened:
+            head = strict_json.parse(opened.read(HEAD, LARGEST_HEAD))
         check_head(head)
     except FileNotFoundError:
         if (root / FIRST_MANIFEST).exists():

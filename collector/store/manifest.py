@@ -24,7 +24,7 @@ import numpy as np
 
 from collector.store.errors import DatasetError
 from collector.store.files import strict_json
-from collector.store.files.safe_open import open_inside
+from collector.store.files.safe_folder import SafeFolder
 from collector.store.layout import Layout
 from collector.store.packed import PackedEpisodes
 
@@ -32,6 +32,8 @@ MANIFEST = "manifest.jsonl"
 SHARDS = "shards"
 SHARD_NAME = re.compile(r"shards/w\d{3,9}/\d{6,12}\.npz", re.ASCII)
 LONGEST_LINE = 2**27
+LARGEST = 2**53
+"""Numbers of episodes and counts are below it: what reads JSON with floats gets them exactly."""
 BEST_COMPRESSION = 1032
 """Deflate makes nothing smaller than by this factor, so nothing true is declared with more."""
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -99,10 +101,10 @@ class Manifest:
     """Size of the lines that are whole."""
 
 
-def shard_line(writer: str, name: str, data: Any, compressed: bool, episodes: PackedEpisodes) -> dict[str, Any]:
-    """The line of a shard with this content, a buffer, in the folder of a writer such as "w000"."""
+def shard_line(file: str, data: Any, compressed: bool, episodes: PackedEpisodes) -> dict[str, Any]:
+    """The line of the shard `file`, such as "shards/w000/000000.npz", with this content, a buffer."""
     return {
-        "file": f"{SHARDS}/{writer}/{name}",
+        "file": file,
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
         "compressed": compressed,
@@ -113,10 +115,12 @@ def shard_line(writer: str, name: str, data: Any, compressed: bool, episodes: Pa
     }
 
 
-def read_manifest(root: Path) -> Manifest:
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check the manifest of a folder. Raises `DatasetError`."""
+    root = Path(folder)
     try:
-        fd = open_inside(root, MANIFEST)
+        with SafeFolder(folder) as opened:
+            fd = opened.open(MANIFEST)
     except FileNotFoundError:
         return Reading().manifest()  # killed before its first line
     reading, number = Reading(), 0
@@ -205,7 +209,7 @@ class Reading:
         self.shards.append(ShardRecord(name, size, digest, line["compressed"], steps, len(numbers)))
 
     def _take_failed(self, counts: Any) -> None:
-        if type(counts) is not dict or not all(type(each) is int and 0 <= each < 2**53 for each in counts.values()):
+        if type(counts) is not dict or not all(type(each) is int and 0 <= each < LARGEST for each in counts.values()):
             raise DatasetError(f"its failures are {str(counts)[:100]}, expected counts by name")
         for name, count in counts.items():
             self.failed[name] = self.failed.get(name, 0) + count
@@ -233,7 +237,7 @@ class Reading:
 
 def _count(line: dict[str, Any], key: str) -> int:
     value = line[key]
-    if type(value) is not int or not 0 <= value < 2**53:
+    if type(value) is not int or not 0 <= value < LARGEST:
         raise DatasetError(f"its {key} is {str(value)[:80]}, expected a count")
     return value
 
@@ -243,7 +247,7 @@ def _integers(line: dict[str, Any], key: str) -> np.ndarray:
     if type(values) is not list or not {*map(type, values)} <= {int}:
         raise DatasetError(f"its {key} is {str(values)[:80]}, expected a list of integers")
     found = np.array(values, np.int64)
-    if len(found) and found.max() >= 2**53:
+    if len(found) and found.max() >= LARGEST:
         raise DatasetError(f"its {key} has {found.max()}")
     return found
 

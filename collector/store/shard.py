@@ -21,7 +21,7 @@ import numpy as np
 
 from collector.store.errors import DatasetError
 from collector.store.files.row_reads import MappedFile
-from collector.store.files.safe_open import open_inside
+from collector.store.files.safe_folder import SafeFolder
 from collector.store.layout import DTYPES, Column
 from collector.store.manifest import ShardRecord
 
@@ -62,7 +62,8 @@ def open_shard(
     """
     path = root / record.file
     try:
-        fd = open_inside(root, record.file)
+        with SafeFolder(root) as folder:
+            fd = folder.open(record.file)
     except FileNotFoundError:
         raise _mismatch(path, manifest) from None
     with os.fdopen(fd, "rb") as file:

@@ -71,7 +71,7 @@ def _space(value: Any, depth: int) -> spaces.Space[Any] | None:
     if kind == "Box":
         dtype, shape = _dtype(value["dtype"]), _shape(value["shape"])
         low, high = (_as_bound(value[key], dtype, shape) for key in ("low", "high"))
-        return spaces.Box(low, high, shape, dtype.type)
+        return _box(low, high, shape)
     if kind == "Discrete":
         return spaces.Discrete(_int(value["n"]), start=_int(value["start"]), **_wide(value["dtype"]))
     if kind == "MultiDiscrete":
@@ -110,13 +110,25 @@ def _number(value: Any) -> Any:
     return value if math.isfinite(value) else "inf" if value > 0 else "-inf"
 
 
+def _box(low: np.ndarray, high: np.ndarray, shape: tuple[int, ...]) -> spaces.Box:
+    """A Box whose bounds, where they are one number each, take no memory: a line of JSON may give them any shape."""
+    if low.shape != high.shape:
+        low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+    box = spaces.Box(low, high, low.shape, low.dtype.type)
+    if low.shape != shape:
+        box._shape = shape
+        for name in ("low", "high", "bounded_below", "bounded_above"):
+            setattr(box, name, np.broadcast_to(getattr(box, name), shape))
+    return box
+
+
 def _as_bound(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     many = value if type(value) is list else [value]
     numbers = [float(each) if each in ("inf", "-inf") else each for each in many]
     if not all(type(each) in (int, float, bool) for each in numbers):
         raise DatasetError("a bound of a Box in it is no number")
     array = np.array(numbers, dtype)
-    return array.reshape(shape) if type(value) is list else np.full(shape, array[0], dtype)
+    return array.reshape(shape if type(value) is list else (1,) * len(shape))
 
 
 def _dtype(name: Any) -> np.dtype:

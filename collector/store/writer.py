@@ -22,13 +22,13 @@ import numpy as np
 from collector.episodes.episode import Episode
 from collector.store import folder as on_disk
 from collector.store.errors import DatasetError
-from collector.store.files import system_calls
 from collector.store.files.line_file import LineFile
 from collector.store.files.lock import FolderLock
+from collector.store.files.safe_folder import SafeFolder
 from collector.store.files.shard_file import shard_bytes
 from collector.store.head import HEAD, head_bytes, read_head
 from collector.store.layout import Layout
-from collector.store.manifest import MANIFEST, SHARDS, Manifest, shard_line
+from collector.store.manifest import LARGEST, MANIFEST, SHARDS, Manifest, shard_line
 from collector.store.packed import PackedEpisodes, concatenate, pack
 
 _INTERRUPTED = "a commit was interrupted"
@@ -50,9 +50,11 @@ class StoreWriter:
             keeps the manifest: it passes them to `record` of its own writer.
         recorded: names of all shards that are in the manifest, as it has them, where another process keeps it: what an
             earlier writer of this number has left beside them is removed. None: it stays.
+        check: with `resume`, called with the manifest of the data set before anything is changed; what it raises, the
+            constructor does.
 
-    Raises `DatasetError` where the folder is locked by another writer, holds files of others or another data set, or
-    cannot be written; nothing is changed then.
+    Raises `DatasetError` where the folder is locked by another writer, holds links, files of others or another data
+    set, or cannot be written; nothing is changed then.
 
     Example::
 
@@ -73,6 +75,7 @@ class StoreWriter:
         compress: bool = False,
         commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
         recorded: Collection[str] | None = None,
+        check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
@@ -92,7 +95,7 @@ class StoreWriter:
         """Steps of the committed episodes."""
         self.bytes = 0
         """Size of the committed shards."""
-        self._own = self.folder / SHARDS / f"w{writer:03d}"
+        self._own = f"{SHARDS}/w{writer:03d}"
         self._commit_line, self._recorded = commit_line, recorded
         self._waiting: list[PackedEpisodes] = []
         self._numbers: list[np.ndarray] = []
@@ -103,32 +106,38 @@ class StoreWriter:
         self._waiting_since: float | None = None
         if (writer == 0) is (commit_line is not None):
             raise ValueError("writer 0 keeps the manifest; the others need commit_line, by which they report to it")
+        if head is None and not resume and commit_line is None:
+            raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
+        content = None if head is None else head_bytes(head)
         with on_disk.writing(self.folder, "choose another folder"):
-            self._lock = self._open(head, resume, overwrite)
-        self._next_shard = on_disk.first_free_shard(self._own)
+            self.opened = SafeFolder.make(self.folder)
+            """The folder, for what else is written there; it is closed with the writer."""
+            try:
+                self._lock = self._open(head, content, resume, overwrite, check)
+                self._next_shard = on_disk.first_free_shard(self.opened, self._own)
+            except BaseException:
+                self.opened.close()
+                raise
 
     # Begin
 
-    def _open(self, head: dict[str, Any] | None, resume: bool, overwrite: bool) -> FolderLock:
+    def _open(self, head: Any, content: bytes | None, resume: bool, overwrite: bool, check: Any) -> FolderLock:
         if self._commit_line is not None:
-            on_disk.make_folders(self._own)
-            lock = FolderLock(self._own / on_disk.LOCK)
-            on_disk.remove_partial(self._own, self._recorded)
+            with self.opened.inside(self._own, make=True) as own:
+                own.check()
+                lock = FolderLock(own)
+                on_disk.remove_partial(own, self._recorded)
             return lock
-        if head is None and not resume:
-            raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
-        content = None if head is None else head_bytes(head)
-        on_disk.make_folders(self.folder)
-        on_disk.check_files(self.folder)
-        lock = FolderLock(self.folder / on_disk.LOCK)
+        on_disk.check_files(self.opened)
+        lock = FolderLock(self.opened)
         try:
-            if resume and (self.folder / HEAD).exists():
-                self._take(on_disk.resume(self.folder, head))
+            if resume and self.opened.kind(HEAD):
+                self._take(on_disk.resume(self.opened, head, check))
             elif resume and head is None:
-                read_head(self.folder)  # which says that there is none
+                read_head(self.opened)  # which says that there is none
             else:
-                on_disk.begin(self.folder, content or b"", overwrite)
-            self._manifest = LineFile(self.folder / MANIFEST)
+                on_disk.begin(self.opened, content or b"", overwrite)
+            self._manifest = LineFile(self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND))
         except BaseException:
             lock.release()
             raise
@@ -201,6 +210,8 @@ class StoreWriter:
             free = max(self._next_number, int(numbers.max()) + 1)
             numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
             episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
+        if numbers.max() >= LARGEST:
+            raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
         fresh = set(numbers.tolist())
         if len(fresh) < len(numbers) or not fresh.isdisjoint(self._seen):
             twice = sorted(fresh & self._seen)[:5] or numbers[:5].tolist()
@@ -244,21 +255,21 @@ class StoreWriter:
         episodes = concatenate(self._waiting)
         self._waiting = [episodes]
         layout = episodes.layout()
-        on_disk.make_folders(self._own)
         # A number is used once: a line that may be on the disk or not never names a file that is written again.
-        path = self._own / f"{self._next_shard:06d}.npz"
+        name = f"{self._next_shard:06d}.npz"
         self._next_shard += 1
         data = shard_bytes(episodes.arrays(), compress=self.compress).getbuffer()
-        on_disk.write_or_remove(path, data)
-        line = {**shard_line(self._own.name, path.name, data, self.compress, episodes), **notes}
+        line = {**shard_line(f"{self._own}/{name}", data, self.compress, episodes), **notes}
         lines = [line] if self.layout is not None else [{"layout": layout.as_json()}, line]
-        try:
-            self._append(lines)
-        except OSError:
-            if self._manifest is None or not self._manifest.unknown:  # it is as it was, so the shard is none
-                with suppress(OSError):
-                    system_calls.unlink(path)
-            raise
+        with self.opened.inside(self._own, make=True) as own:
+            on_disk.write_or_remove(own, name, data)
+            try:
+                self._append(lines)
+            except OSError:
+                if self._manifest is None or not self._manifest.unknown:  # it is as it was, so the shard is none
+                    with suppress(OSError):
+                        own.remove(name)
+                raise
         self.layout = layout
         self._waiting, self.waiting_episodes, self.waiting_bytes, self._waiting_since = [], 0, 0, None
         self.steps += episodes.steps
@@ -330,6 +341,7 @@ class StoreWriter:
             self._manifest.close()
             self._manifest = None
         self._lock.release()
+        self.opened.close()
         self._broken = self._broken or "it is closed"
 
     def __enter__(self) -> StoreWriter:

@@ -58,7 +58,8 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
     ['VecNorm goes on with its statistics when the job is resumed; not repeatable']
     """
     found = []
-    for each in shown_record(job).get("transforms") or ():
+    entries = shown_record(job).get("transforms")
+    for each in entries if isinstance(entries, (list, tuple)) else ():
         entry = each if isinstance(each, dict) else {"call": each}
         name, frozen = str(entry.get("call")), entry.get("frozen")
         if frozen is not None:

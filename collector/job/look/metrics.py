@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from collector.store.errors import DatasetError
+from collector.store.files import strict_json
+from collector.store.files.safe_folder import SafeFolder
 
 METRICS = "metrics.jsonl"
 LARGEST_LINE = 4096
+SHOWN = ("time", "seconds", "steps_per_second")
+"""What is drawn, and printed."""
+LARGEST_NUMBER = 2.0**53
 
 
 class Metrics:
@@ -23,10 +28,15 @@ class Metrics:
     write the numbers as events into the folder `tensorboard` in it. Raises `ImportError` where that is not installed.
     """
 
-    def __init__(self, folder: Path, tensorboard: bool = False, seconds: float = 1.0) -> None:
-        self._writer = import_tensorboard()(str(folder / "tensorboard")) if tensorboard else None
-        # Not synchronised with the disk: it can be done without.
-        self._file = open(folder / METRICS, "a", encoding="utf-8")  # noqa: SIM115
+    def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False, seconds: float = 1.0) -> None:
+        self._path = Path(folder) / METRICS
+        self._events = self._writer = None
+        with SafeFolder(folder) as opened:
+            if tensorboard:
+                self._events = opened.inside("tensorboard", make=True)  # it opens the file again for each write
+                self._writer = import_tensorboard()(self._events.fd_path)
+            # Not synchronised with the disk: it can be done without.
+            self._fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._seconds, self._next = seconds, 0.0
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
@@ -38,12 +48,12 @@ class Metrics:
             return
         self._next = time.monotonic() + self._seconds
         numbers = read()
+        line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
         try:
-            self._file.write(json.dumps({"time": round(time.time(), 3), **numbers}) + "\n")
-            self._file.flush()
+            os.write(self._fd, line.encode())
         except OSError as error:  # the disk is full: it will not take the episodes either
             raise DatasetError(
-                f"cannot write to {self._file.name}: {error.strerror}; the episodes committed before are kept"
+                f"cannot write to {self._path}: {error.strerror}; the episodes committed before are kept"
             ) from error
         if self._writer is not None:
             for name, value in numbers.items():
@@ -52,27 +62,39 @@ class Metrics:
 
     def close(self) -> None:
         """Close the files."""
-        with suppress(OSError):  # of what could not be written before
-            self._file.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
         if self._writer is not None:
             self._writer.close()
+        if self._events is not None:
+            self._events.close()
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder that are whole; none where there is no file."""
+def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a folder that are whole, and have finite numbers; none where there is no file.
+
+    Raises `DatasetError` where it is no regular file.
+    """
     found: list[dict[str, Any]] = []
     try:
-        with open(folder / METRICS, encoding="utf-8", errors="replace") as file:
-            while line := file.readline(LARGEST_LINE):
-                try:
-                    numbers = json.loads(line)
-                except (ValueError, RecursionError):  # the last line of a job that was killed
-                    continue
-                if isinstance(numbers, dict):
-                    found.append(numbers)
+        with SafeFolder(folder) as opened:
+            fd = opened.open(METRICS)
     except FileNotFoundError:
-        pass
+        return found
+    with os.fdopen(fd, "rb") as file:
+        while line := file.readline(LARGEST_LINE):
+            try:
+                numbers = strict_json.parse(line)
+            except ValueError:  # the last line of a job that was killed
+                continue
+            if isinstance(numbers, dict) and all(_is_number(numbers[name]) for name in SHOWN if name in numbers):
+                found.append(numbers)
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < LARGEST_NUMBER
 
 
 def import_tensorboard() -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from collector.job.look.metrics import read_metrics
 from collector.store.dataset import Dataset
-from collector.store.files.system_calls import write_atomically
+from collector.store.files.safe_folder import SafeFolder
 
 try:
     from matplotlib.figure import Figure
@@ -43,7 +43,9 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
 def draw(path: Path, returns: np.ndarray, lengths: np.ndarray, metrics: list[dict[str, Any]], title: str) -> None:
     """Write the picture. `metrics` as `read_metrics` returns them; without any the speed is left out."""
-    speed = [(line["time"], line["steps_per_second"]) for line in metrics if _has_speed(line)]
+    speed = [
+        (line["time"], line["steps_per_second"]) for line in metrics if "time" in line and "steps_per_second" in line
+    ]
     figure = Figure(figsize=(8, 8 if speed else 6), layout="constrained")
     axes = figure.subplots(3 if speed else 2)
     for place, values, name in ((axes[0], returns, "return"), (axes[1], lengths, "length")):
@@ -60,7 +62,8 @@ def draw(path: Path, returns: np.ndarray, lengths: np.ndarray, metrics: list[dic
         axes[2].grid(alpha=0.3)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
-    write_atomically(path, content.getbuffer())
+    with SafeFolder(path.parent) as folder:
+        folder.write(path.name, content.getbuffer())
 
 
 def _draw_episodes(axes: Any, values: np.ndarray, name: str) -> None:
@@ -74,7 +77,3 @@ def _draw_episodes(axes: Any, values: np.ndarray, name: str) -> None:
     axes.set_ylabel(f"{name} of an episode")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
-
-
-def _has_speed(line: dict[str, Any]) -> bool:
-    return all(isinstance(line.get(name), (int, float)) for name in ("time", "steps_per_second"))

@@ -147,7 +147,7 @@ def _how_to_resume(state: JobState) -> str:
 def info_table(info: dict[str, Any]) -> Table:
     """What `dataset_info` returns, as a table."""
     job = info["job"] or {}
-    how_many = {name: job[name] for name in ("episodes", "steps") if job.get(name)}
+    how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
     asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
     rows = [
         ("folder", info["folder"]),
@@ -155,7 +155,7 @@ def info_table(info: dict[str, Any]) -> Table:
         ("env", str(job.get("env", "written by a program, not a job"))),
         ("policy", f"{job.get('policy', '?')}; seed {job.get('seed', '?')}"),
         *(("transform", text) for text in info["statistics"]),
-        ("repeatable", {True: "yes", False: "no"}.get(info["repeatable"], "?")),
+        ("repeatable", {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?")),
         ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
         ("steps", f"{info['steps']:,}"),
         ("return", spread_of(info["returns"])),

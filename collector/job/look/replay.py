@@ -27,9 +27,19 @@ class Replayed(Plan):
     """A plan of chosen numbers."""
 
     def __init__(self, seed: int, numbers: list[int]) -> None:
-        super().__init__(seed, episodes=numbers[-1] + 1)
-        others = np.setdiff1d(np.arange(numbers[-1]), numbers)
-        self.restore(others, np.zeros_like(others))
+        super().__init__(seed, episodes=0)
+        self.again(numbers)
+        self._left = {*numbers}
+
+    def finished(self, number: int, length: int) -> None:
+        """Note an episode that was played again, or whose env failed."""
+        self._left.discard(number)
+        super().finished(number, length)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have come back."""
+        return not self._left
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
@@ -37,7 +47,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
 
     Returns what is different for each number that was played; "" where nothing is. A job that is repeatable is played
     with its policy; of one that is not, the stored actions are repeated in the env. Raises `DatasetError` where the
-    folder is no data set, `JobError` where no job wrote it, it names modules that are not in `allow_import`, or has
+    folder is no data set that a job wrote, `JobError` where it names modules that are not in `allow_import`, or has
     wrappers or transforms whose statistics go on from episode to episode.
 
     Example::

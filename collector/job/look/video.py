@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from collector.job.job import Job, JobError
 from collector.job.look.replay import repeat_actions
 from collector.job.make_envs import make_env
 from collector.store.dataset import Dataset
+from collector.store.files.safe_folder import SafeFolder
 from vecenv.venvs import ShmemVectorEnv
 
 VIDEOS = "videos"
@@ -45,9 +47,9 @@ def make_videos(
     """Render episodes of a folder as MP4 files, in worker processes, and say where one is not as it was stored.
 
     numbers: of the episodes; None: the one with the highest return. out: a folder, by default `videos` in `folder`. The
-    env is made with `render_mode="rgb_array"`. Raises `JobError` where no job wrote the folder, it has no such episode
-    or the env renders no pictures, or the stored job names modules that are not in `allow_import`; `ImportError`
-    without imageio.
+    env is made with `render_mode="rgb_array"`. Raises `DatasetError` where no job wrote the folder; `JobError` where
+    it has no such episode, the env renders no pictures, or the stored job names modules that are not in
+    `allow_import`; `ImportError` without imageio.
 
     Example::
 
@@ -61,13 +63,13 @@ def make_videos(
         numbers = [int(data.numbers[int(np.argmax(data.returns))])] if len(data) else []
     if missing := [number for number in numbers if number not in places]:
         raise JobError(f"{folder} has no episode {missing[0]}; it has {len(data)}")
-    root = Path(out) if out is not None else Path(folder) / VIDEOS
-    root.mkdir(parents=True, exist_ok=True)
-    tasks = [(data[places[number]], str(root / f"episode-{number:06d}.mp4")) for number in dict.fromkeys(numbers)]
+    where = (str(data.folder), VIDEOS) if out is None else (os.path.abspath(out), "")
+    _open(where).close()
+    tasks = [(data[places[number]], f"episode-{number:06d}.mp4") for number in dict.fromkeys(numbers)]
     if not tasks:
         return []
     count = min(num_workers, len(tasks))
-    blocks = [partial(Renderer, job, tasks[i::count]) for i in range(count)]
+    blocks = [partial(Renderer, job, tasks[i::count], where) for i in range(count)]
     with ShmemVectorEnv(blocks, num_workers=count) as venv:
         return sorted(video for videos in venv.call("render_all") for video in videos)
 
@@ -75,8 +77,8 @@ def make_videos(
 class Renderer(gymnasium.Env[Any, Any]):
     """What a worker hosts: it renders its episodes when it is asked to, and never steps."""
 
-    def __init__(self, job: Job, tasks: Sequence[tuple[Any, str]]) -> None:
-        self._job, self._tasks = job, tasks
+    def __init__(self, job: Job, tasks: Sequence[tuple[Any, str]], where: tuple[str, str]) -> None:
+        self._job, self._tasks, self._where = job, tasks, where
 
     def render_all(self) -> list[Video]:
         """Render them, one after another."""
@@ -85,20 +87,28 @@ class Renderer(gymnasium.Env[Any, Any]):
         env = make_env(self._job, render_mode="rgb_array")
         try:
             fps = env.metadata.get("render_fps") or FPS
-            return [
-                Video(episode.number, path, record_episode(self._job, env, episode, path, fps))
-                for episode, path in self._tasks
-            ]
+            with _open(self._where) as folder:
+                return [
+                    Video(
+                        episode.number,
+                        str(folder.path / name),
+                        record_episode(self._job, env, episode, folder, name, fps),
+                    )
+                    for episode, name in self._tasks
+                ]
         finally:
             env.close()
 
 
-def record_episode(job: Job, env: Any, episode: Any, path: str, fps: float) -> str:
+def _open(where: tuple[str, str]) -> SafeFolder:
+    """The folder for videos: one that was named, or that inside a data set, where no link is followed."""
+    with SafeFolder.make(where[0]) as root:
+        return root.inside(where[1], make=True)
+
+
+def record_episode(job: Job, env: Any, episode: Any, folder: SafeFolder, name: str, fps: float) -> str:
     """Play an episode in an env that renders, write the pictures into a file, and return what differs."""
     imageio = _import_imageio()
-    partial_path = f"{path}.partial.mp4"
-    # Pictures keep their size; by default they would be scaled to a multiple of 16.
-    writer = imageio.get_writer(partial_path, fps=fps, macro_block_size=1, codec="libx264", pixelformat="yuv420p")
 
     def write_frame(env: Any) -> None:
         picture = env.render()
@@ -106,13 +116,13 @@ def record_episode(job: Job, env: Any, episode: Any, path: str, fps: float) -> s
             raise JobError(f"{job.env} renders no pictures: render() returned {type(picture).__name__}")
         writer.append_data(even(np.asarray(picture, np.uint8)))
 
-    try:
-        with writer:
+    with tempfile.TemporaryDirectory() as scratch:  # ffmpeg, another process, opens it by its path
+        path = Path(scratch, name)
+        # Pictures keep their size; by default they would be scaled to a multiple of 16.
+        options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
+        with imageio.get_writer(path, fps=fps, **options) as writer:
             difference = repeat_actions(job, episode, env, write_frame)
-        os.replace(partial_path, path)
-    finally:
-        if os.path.exists(partial_path):
-            os.unlink(partial_path)
+        folder.write(name, path.read_bytes())
     return difference
 
 

@@ -31,7 +31,7 @@ from collector.job.on_cluster.episode_actor import ActorReport, EpisodeActor
 from collector.job.plan import Plan
 from collector.job.playing import JobFailedError, check_budget
 from collector.job.stopping import Stopping
-from collector.store.head import HEAD
+from collector.store.head import HEAD, LARGEST_HEAD
 from collector.store.manifest import read_manifest
 from collector.store.writer import StoreWriter
 from vecenv.ray_cluster import RayCluster, actor_options, free_places
@@ -248,8 +248,8 @@ class ClusterPlayer:
         if self._writer is None:
             self._head, self._recorded = head, set()
             self._writer = self._open_folder(head)
-            self._recorded = {shard.file for shard in read_manifest(self._folder).shards}
-            self._digest = hashlib.sha256((self._folder / HEAD).read_bytes()).hexdigest()
+            self._recorded = {shard.file for shard in read_manifest(self._writer.opened).shards}
+            self._digest = hashlib.sha256(self._writer.opened.read(HEAD, LARGEST_HEAD)).hexdigest()
         else:
             check_unchanged(self._folder, *({name: each[name] for name in SAME} for each in (self._head, head)))
             for note in notes_on(self._head, head):

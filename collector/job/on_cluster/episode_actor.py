@@ -31,7 +31,8 @@ from collector.job.playing import Player
 from collector.job.policies import declares_repeatable, hash_of, make_policy
 from collector.job.stopping import Stopping
 from collector.store.errors import DatasetError, FolderInUseError
-from collector.store.head import HEAD
+from collector.store.files.safe_folder import SafeFolder
+from collector.store.head import HEAD, LARGEST_HEAD
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 
@@ -177,9 +178,9 @@ class EpisodeActor:
         """Wait until the head of the driver is seen here."""
         path, until = self._folder / HEAD, time.monotonic() + SEES_WITHIN
         while True:
-            with suppress(OSError):
-                os.listdir(self._folder)  # has a file system over a network look again
-                if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+            with suppress(OSError), SafeFolder(self._folder) as opened:
+                opened.entries()  # has a file system over a network look again
+                if hashlib.sha256(opened.read(HEAD, LARGEST_HEAD)).hexdigest() == digest:
                     return
             if time.monotonic() >= until:
                 found = "sees another file there" if path.exists() else "sees no such file"

@@ -17,7 +17,8 @@ import numpy as np
 from collector.job.job import Frozen, Job, JobError, TransformCall
 from collector.job.statistics.kept import ENVS
 from collector.job.statistics.state_json import from_json, to_json
-from collector.store.files import strict_json, system_calls
+from collector.store.files import strict_json
+from collector.store.files.safe_folder import SafeFolder
 from vecenv import transforms
 from vecenv.transforms.transform import Freezable
 
@@ -40,7 +41,8 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
     state = to_json(transform.state_dict())
     if not state:
         raise ValueError(f"{transform} has no statistics to save")
-    system_calls.write_atomically(Path(path), strict_json.dump(state) + b"\n")
+    with SafeFolder(Path(path).parent) as folder:
+        folder.write(Path(path).name, strict_json.dump(state) + b"\n")
 
 
 def with_frozen(job: Job, folder: Path = Path()) -> Job:

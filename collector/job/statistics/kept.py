@@ -7,14 +7,15 @@ An env whose worker ends and is started again begins with what it had when the r
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from collector.job.job import JobError
 from collector.job.statistics.state_json import to_json
 from collector.store.errors import DatasetError
-from collector.store.files import strict_json, system_calls
-from collector.store.files.safe_open import read_inside
+from collector.store.files import strict_json
+from collector.store.files.safe_folder import SafeFolder
 from vecenv.errors import VectorEnvError
 
 KEPT = "statistics.json"
@@ -36,29 +37,31 @@ def statistics_of(venv: Any) -> States | None:
         raise JobError(f"the job could not be resumed: {error}") from None
 
 
-def write_statistics(folder: Path, states: States) -> None:
+def write_statistics(folder: SafeFolder, states: States) -> None:
     """Replace the file of a folder. Raises `DatasetError` where it cannot be written."""
     try:
-        system_calls.write_atomically(folder / KEPT, strict_json.dump({ENVS: states}) + b"\n")
+        folder.write(KEPT, strict_json.dump({ENVS: states}) + b"\n")
     except OSError as error:
         raise DatasetError(
-            f"cannot write to {folder}: {error.strerror or error}; the episodes committed before are kept"
+            f"cannot write to {folder.path}: {error.strerror or error}; the episodes committed before are kept"
         ) from error
 
 
-def read_statistics(folder: Path, num_envs: int) -> States:
+def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
     """What `write_statistics` left for so many envs. Raises `DatasetError` where there is no such file."""
+    path = Path(folder) / KEPT
     try:
-        content = strict_json.parse(read_inside(folder, KEPT, LARGEST_FILE))
+        with SafeFolder(folder) as opened:
+            content = strict_json.parse(opened.read(KEPT, LARGEST_FILE))
     except FileNotFoundError:
         raise DatasetError(
-            f"{folder / KEPT} is missing, the statistics with which the transforms of the job are to go on; restore "
+            f"{path} is missing, the statistics with which the transforms of the job are to go on; restore "
             "it, or collect again, with --overwrite"
         ) from None
     except ValueError as error:
-        raise DatasetError(f"{folder / KEPT} cannot be read: {error}") from None
+        raise DatasetError(f"{path} cannot be read: {error}") from None
     states: Any = content.get(ENVS) if isinstance(content, dict) else None
     if type(states) is not list or len(states) != num_envs or not all(type(each) is dict for each in states):
-        raise DatasetError(f"{folder / KEPT} has no statistics of {num_envs} envs; collect again, with --overwrite")
+        raise DatasetError(f"{path} has no statistics of {num_envs} envs; collect again, with --overwrite")
     found: States = states
     return found

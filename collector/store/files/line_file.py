@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from collector.store.files import strict_json, system_calls
 
 
 class LineFile:
-    """Adds lines to a file that exists, and whose last line is whole."""
+    """Adds lines to a file that exists, and whose last line is whole: `fd` is its descriptor, open for appending."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-        self._size = os.fstat(self._fd).st_size
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._size = os.fstat(fd).st_size
         self.unknown = ""
         """Not empty: the error after which it is not known what the file ends with."""
 

@@ -6,20 +6,22 @@ import fcntl
 import os
 import socket
 import weakref
-from pathlib import Path
 
 from collector.store.errors import FolderInUseError
+from collector.store.files.safe_folder import SafeFolder
+
+LOCK = "writer.lock"
 
 
 class FolderLock:
-    """Holds `path` locked, until `release` or the end of the process, however it ends.
+    """Holds a folder locked, by a file in it, until `release` or the end of the process, however it ends.
 
     Raises `FolderInUseError` at once where another writer has it; the file says which. A child that is forked does not
     keep the lock: a job that is killed leaves its folder free, even while its workers are still ending.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    def __init__(self, folder: SafeFolder) -> None:
+        self._fd = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
         _HELD.add(self)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,7 +31,7 @@ class FolderLock:
             holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
             self.release()
             raise FolderInUseError(
-                f"{path.parent} is being written by {holder}: wait for its end, or choose another folder"
+                f"{folder.path} is being written by {holder}: wait for its end, or choose another folder"
             ) from None
         except BaseException:
             self.release()

@@ -1,13 +1,12 @@
-"""The system calls that change a folder of episodes: each is made here, so that a test can make any of them fail."""
+"""The system calls that change a folder of episodes: each is made here, so that a test can make any of them fail.
+
+`folder` is the descriptor of the folder that a name is in.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
-
-PARTIAL = ".partial"
-"""The end of the name of a file that is being written."""
 
 
 def write(fd: int, data: Any) -> None:
@@ -18,22 +17,13 @@ def write(fd: int, data: Any) -> None:
 
 
 def fsync(fd: int) -> None:
-    """Return once the file is on the disk."""
+    """Return once the file, or the names in a folder, are on the disk."""
     os.fsync(fd)
 
 
-def fsync_folder(path: Path) -> None:
-    """Return once the names in a folder are on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def rename(old: Path, new: Path) -> None:
+def rename(old: str, new: str, folder: int) -> None:
     """Give a file another name, which may be that of a file to replace."""
-    os.replace(old, new)
+    os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def truncate(fd: int, size: int) -> None:
@@ -41,25 +31,17 @@ def truncate(fd: int, size: int) -> None:
     os.ftruncate(fd, size)
 
 
-def unlink(path: Path) -> None:
+def unlink(name: str, folder: int) -> None:
     """Remove a file."""
-    os.unlink(path)
+    os.unlink(name, dir_fd=folder)
 
 
-def mkdir(path: Path) -> None:
-    """Make a folder in one that exists, and return once its name is on the disk."""
-    os.mkdir(path)
-    fsync_folder(path.parent)
+def mkdir(name: str, folder: int) -> None:
+    """Make a folder, and return once its name is on the disk."""
+    os.mkdir(name, dir_fd=folder)
+    fsync(folder)
 
 
-def write_atomically(path: Path, data: Any) -> None:
-    """Give `path` its content, on the disk, at once or not at all."""
-    partial = path.with_name(path.name + PARTIAL)
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
-    try:
-        write(fd, data)
-        fsync(fd)  # without it, a power cut after the rename could leave an empty file under the new name
-    finally:
-        os.close(fd)
-    rename(partial, path)
-    fsync_folder(path.parent)
+def rmdir(name: str, folder: int) -> None:
+    """Remove a folder that is empty."""
+    os.rmdir(name, dir_fd=folder)

@@ -1,0 +1,349 @@
+"""Folders of others that are written to: nothing outside of them changes, and nothing in them before all is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector import Dataset, DatasetError, Job, StoreWriter
+from collector.job.job import JobError
+from collector.job.look.info import dataset_info
+from collector.job.look.metrics import Metrics, read_metrics
+from collector.job.look.plot import plot_dataset
+from collector.job.look.progress_report import info_table, make_console
+from collector.job.look.replay import Replayed
+from collector.job.look.video import make_videos
+from collector.job.on_cluster.episode_actor import EpisodeActor
+from collector.job.plan import Plan
+from collector.job.run import JobState, resume_job, run_job
+from collector.store.files import system_calls
+from tests.hostile import lines_of, put_lines
+from tests.stored import episode, write
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+JOB = Job(env="CartPole-v1", backend="dummy", num_envs=2, episodes=40, shard_bytes=2000)
+DROP = object()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job that was stopped, with some shards."""
+
+    def stop(state: JobState) -> None:
+        if state.episodes >= 10:
+            raise KeyboardInterrupt
+
+    folder = tmp_path_factory.mktemp("stopped") / "a"
+    with pytest.raises(KeyboardInterrupt):
+        run_job(JOB, folder, on_progress=stop)
+    return folder
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "a"))
+
+
+@pytest.fixture
+def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is resumed opens its folder, and plays nothing."""
+    monkeypatch.setattr("collector.job.run._Run._run", lambda run, open_writer: run.state)
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that is there but the lock: files that are written again differ in their times or numbers."""
+    found = {str(path.relative_to(folder)): path.lstat() for path in folder.rglob("*") if path.name != "writer.lock"}
+    return {
+        name: (at.st_ino, at.st_mode, at.st_size, 0 if stat.S_ISDIR(at.st_mode) else at.st_mtime_ns)
+        for name, at in found.items()
+    }
+
+
+def edit_head(folder: Path, keys: tuple[str, ...], value: Any, before: str = "") -> None:
+    """Write another head: that `before`, or the one that is there, with one entry that is `value`."""
+    head = json.loads(before or (folder / "dataset.json").read_text())
+    at = head
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    if value is DROP:
+        del at[keys[-1]]
+    (folder / "dataset.json").write_text(json.dumps(head))
+
+
+WAYS: tuple[Callable[[Path], object], ...] = (
+    resume_job,
+    lambda folder: run_job(JOB, folder, overwrite=True),
+    lambda folder: StoreWriter(folder, None, resume=True),
+)
+NAMES = (
+    *("shards", "shards/w000", "shards/w000/000000.npz", "shards/w000/000099.npz", "shards/w000/more/deep"),
+    *("dataset.json", "manifest.jsonl", "manifest.jsonl.partial", "metrics.jsonl", "statistics.json", "writer.lock"),
+    *("returns.png", "videos", "tensorboard/events"),
+)
+
+
+class TestLinks:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_link_is_named_and_nothing_is_changed(self, name: str, folder: Path, tmp_path: Path) -> None:
+        target, path = tmp_path / "elsewhere", folder / name
+        path.parent.mkdir(exist_ok=True)
+        if path.exists():
+            path.rename(target)
+        else:
+            target.write_bytes(b"of others")
+        path.symlink_to(target)
+        before = contents(tmp_path)
+        for way in WAYS:
+            with pytest.raises(DatasetError, match=f"a/{name} is a link"):
+                way(folder)
+        assert contents(tmp_path) == before
+
+    @pytest.mark.parametrize("name", ["writer.lock", "metrics.jsonl", "shards/w000/000099.npz"])
+    def test_a_fifo_neither_blocks_nor_is_written_to(self, name: str, folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        for way in WAYS:
+            with pytest.raises(DatasetError, match=f"{name} is a FIFO"):
+                way(folder)
+
+    def test_folders_without_end_are_refused(self, folder: Path) -> None:
+        (folder / "videos" / "/".join("x" * 500)).mkdir(parents=True)
+        with pytest.raises(DatasetError, match="is deeper than"):
+            resume_job(folder)
+
+    def test_a_link_that_comes_while_a_writer_is_open(self, folder: Path, tmp_path: Path) -> None:
+        write(tmp_path / "b", [])
+        with StoreWriter(tmp_path / "c", json.loads((tmp_path / "b/dataset.json").read_text())) as writer:
+            writer.add(episode(0))
+            writer.commit()
+            (tmp_path / "c/shards/w000").rename(tmp_path / "elsewhere")
+            (tmp_path / "c/shards/w000").symlink_to(tmp_path / "elsewhere")
+            writer.add(episode(1))
+            before = contents(tmp_path / "elsewhere")
+            with pytest.raises(DatasetError, match="shards/w000 is a link"):
+                writer.commit()
+            assert contents(tmp_path / "elsewhere") == before
+            (tmp_path / "c/shards/w000").unlink()
+            (tmp_path / "elsewhere").rename(tmp_path / "c/shards/w000")
+            writer.commit()
+            # The folder itself stays the one that was opened, whatever takes its name.
+            (tmp_path / "c").rename(tmp_path / "d")
+            (tmp_path / "c").symlink_to(tmp_path / "elsewhere")
+            writer.add(episode(2))
+            writer.end()
+        assert Dataset(tmp_path / "d").numbers.tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize("name", ["shards", "shards/w001", "shards/w001/000001.npz"])
+    def test_actors_follow_none_either(self, name: str, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere/000001.npz").write_bytes(b"of others")
+        if name == "shards":
+            shutil.rmtree(folder / name)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(tmp_path / "elsewhere")
+        before = contents(tmp_path)
+        with pytest.raises(DatasetError, match=f"{name} is a link"):
+            StoreWriter(folder, None, writer=1, commit_line=print, recorded=[])
+        assert contents(tmp_path) == before
+
+    def test_an_actor_sees_the_head_itself(self, folder: Path, tmp_path: Path) -> None:
+        (folder / "dataset.json").rename(tmp_path / "head")
+        (folder / "dataset.json").symlink_to(tmp_path / "head")
+        actor = EpisodeActor(0, 1)
+        actor.start(JOB, str(folder), "cpu", 0)
+        with pytest.raises(DatasetError, match=r"dataset\.json is a link"):
+            actor.open(hashlib.sha256((tmp_path / "head").read_bytes()).hexdigest(), [])
+        actor.close()
+
+    @pytest.mark.parametrize(
+        ("name", "look"),
+        [
+            ("metrics.jsonl", Metrics),
+            ("metrics.jsonl", read_metrics),
+            ("tensorboard", lambda folder: Metrics(folder, tensorboard=True)),
+            ("returns.png", plot_dataset),
+            ("videos", make_videos),
+        ],
+    )
+    @pytest.mark.usefixtures("fonts")
+    def test_what_looks_at_a_data_set_follows_none(
+        self, name: str, look: Callable[[Path], object], folder: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(tmp_path / "elsewhere")
+        before = contents(tmp_path)
+        with pytest.raises(DatasetError, match=f"{name} is a link"):
+            look(folder)
+        assert contents(tmp_path) == before
+
+    def test_the_path_of_a_data_set_may_lead_through_links(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(folder)
+        assert resume_job(tmp_path / "link").status == "complete"
+        assert Dataset(tmp_path / "link").verify() == []
+
+
+class TestMemory:
+    @pytest.fixture
+    def _little(self) -> Iterator[None]:
+        """No more than 4 MB are allocated."""
+        tracemalloc.start()
+        try:
+            yield
+            assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.usefixtures("_little")
+    def test_a_line_that_names_large_spaces_takes_none(self, tmp_path: Path) -> None:
+        box = {"type": "Box", "dtype": "float32", "shape": [2**24], "low": 0, "high": 1}
+        head = {"format": "vecenv dataset", "version": 2, "job": None, "versions": {}}
+        head["observation_space"] = {"type": "Dict", "spaces": dict.fromkeys("abcd", box)}
+        (tmp_path / "dataset.json").write_text(json.dumps(head))
+        space = Dataset(tmp_path).observation_space
+        assert [part.shape for part in space.values()] == [(2**24,)] * 4
+
+    @pytest.mark.usefixtures("unplayed", "_little")
+    @pytest.mark.parametrize("wanted", [{}, {"episodes": 2**50}, {"episodes": None, "steps": 9000}])
+    def test_numbers_that_no_episode_can_have(self, wanted: dict[str, Any], folder: Path) -> None:
+        for key, value in wanted.items():
+            edit_head(folder, ("job", key), value)
+        resume_job(folder)
+        lines = lines_of(folder)
+        for number in (2**50, 2**53 - 1):
+            put_lines(folder, [*lines[:-1], {**lines[-1], "episodes": [number, *lines[-1]["episodes"][1:]]}])
+            before = contents(folder)
+            with pytest.raises(DatasetError, match=f"manifest.jsonl: it has episode {number}, and the numbers"):
+                resume_job(folder)
+            assert contents(folder) == before
+            put_lines(folder, [*lines, {"state": {"skipped": [number]}}])
+            with pytest.raises(DatasetError, match=f"manifest.jsonl: it has episode {number}, and the numbers"):
+                resume_job(folder)
+
+    @pytest.mark.usefixtures("_little")
+    def test_a_plan_takes_memory_for_what_is_known(self) -> None:
+        plan = Plan(0, episodes=2**60)
+        plan.finished(2**59, 3)
+        assert (plan.steps, plan.end, next(plan)[0]) == (3, 0, 0)
+        replayed = Replayed(0, [3, 2**50])
+        assert [number for number, _ in replayed] == [3, 2**50]
+        replayed.finished(2**50, 1)
+        assert not replayed.is_complete
+        replayed.finished(3, 1)
+        assert (replayed.is_complete, replayed.is_exhausted) == (True, True)
+
+    def test_a_number_that_could_not_be_read_again_is_not_stored(self, tmp_path: Path) -> None:
+        write(tmp_path / "a", [(0,)])
+        with StoreWriter(tmp_path / "b", json.loads((tmp_path / "a/dataset.json").read_text())) as writer:
+            with pytest.raises(DatasetError, match="numbers are below"):
+                writer.add(episode(2**53))
+            writer.add(episode(2**53 - 1))
+            with pytest.raises(DatasetError, match="numbers are below"):
+                writer.add(episode(0, number=-1))
+            writer.end(episodes=2**53 - 1)
+        assert len(Dataset(tmp_path / "b")) == 0
+
+
+NAMED = ("env", "env_kwargs", "policy", "policy_kwargs", "wrappers", "transforms", "checkpoint", "device")
+"""Settings for what may not be installed here."""
+VALUES = (DROP, None, [[]], {"a": {"b": 1}}, "x", -1, 2**70)
+
+
+def head_keys(folder: Path) -> list[tuple[str, ...]]:
+    head = json.loads((folder / "dataset.json").read_text())
+    inner = ("job", "observation_space", "versions", "ran_on")
+    return [(key,) for key in head] + [(key, below) for key in inner for below in head[key]]
+
+
+class TestChecks:
+    """All of the head and the manifest is checked before anything is changed."""
+
+    @pytest.mark.usefixtures("unplayed")
+    def test_each_entry_of_the_head(self, folder: Path) -> None:
+        torn(folder)
+        head = (folder / "dataset.json").read_text()
+        refused = 0
+        for keys in head_keys(folder):
+            for value in VALUES:
+                edit_head(folder, keys, value, head)
+                refused += is_refused(folder, keys, value)
+        assert refused > 150
+
+    def test_the_numbers_of_any_head_can_be_printed(self, folder: Path, capsys: Any) -> None:
+        head = (folder / "dataset.json").read_text()
+        for keys in head_keys(folder):
+            for value in ([[]], "[/x]\x1b[2J", 2**70):
+                edit_head(folder, keys, value, head)
+                with suppress(DatasetError):
+                    make_console().print(info_table(dataset_info(folder)))
+        assert "[/x]\N{REPLACEMENT CHARACTER}[2J" in (out := capsys.readouterr().out)
+        assert "\x1b" not in out
+
+    @pytest.mark.usefixtures("unplayed")
+    def test_each_entry_of_the_manifest(self, folder: Path) -> None:
+        refused = 0
+        lines = [*lines_of(folder), {"state": {"skipped": [39]}, "failed": {"skipped": 1}}]
+        for which in (0, 1, len(lines) - 1):
+            entries = lines[which].get("layout", lines[which])
+            for key in entries:
+                for value in (*VALUES, {"skipped": [-1]}, {"skipped": [0.5]}, {"skipped": "12"}, {"skipped": [0]}):
+                    changed = {name: each for name, each in {**entries, key: value}.items() if each is not DROP}
+                    line = {"layout": changed} if "layout" in lines[which] else changed
+                    put_lines(folder, [*lines[:which], line, *lines[which + 1 :]])
+                    torn(folder)
+                    refused += is_refused(folder, (str(which), key), value)
+        assert refused > 100
+
+
+def torn(folder: Path) -> None:
+    """What a job that is resumed removes."""
+    (folder / "shards/w000/000099.npz").write_bytes(b"not in the manifest")
+    with open(folder / "manifest.jsonl", "a") as file:
+        file.write('{"file": "sha')
+
+
+def is_refused(folder: Path, *what: Any) -> bool:
+    """Whether a job is not resumed: then its folder is as it was, else a valid value took the place of another."""
+    before = contents(folder)
+    try:
+        resume_job(folder)
+    except DatasetError:
+        assert contents(folder) == before, what
+        return True
+    except JobError:  # what cannot be run here
+        assert what[0][-1] in NAMED, what
+        assert contents(folder) == before, what
+        return True
+    assert not (folder / "shards/w000/000099.npz").exists()
+    torn(folder)
+    return False
+
+
+def test_overwriting_removes_the_manifest_from_the_disk_before_the_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a")
+    made: list[str] = []
+
+    def noted(name: str, real: Any) -> Any:
+        def call(*args: Any) -> Any:
+            made.append(f"{name} {args[0]}" if isinstance(args[0], str) else name)
+            return real(*args)
+
+        return call
+
+    for name in ("unlink", "fsync", "rmdir"):
+        monkeypatch.setattr(system_calls, name, noted(name, getattr(system_calls, name)))
+    StoreWriter(tmp_path / "a", json.loads((tmp_path / "a/dataset.json").read_text()), overwrite=True).close()
+    assert made[:4] == ["unlink manifest.jsonl", "unlink dataset.json", "fsync", "unlink 000000.npz"]
