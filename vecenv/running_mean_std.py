@@ -124,10 +124,14 @@ class RunningMeanStd:
         """`{"mean", "var", "count", "skipped"}`: copies, safe to keep."""
         return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; ValueError for other names."""
+    def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
+        """Take over what `state_dict` returned; ValueError for other names, and for rows of another shape than `shape`
+        (None: any).
+        """
         check_keys(self, PARTS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
+        if not mean.shape == var.shape == (mean.shape if shape is None else shape):
+            raise ValueError(f"the state does not fit {self}: it is of rows of shapes {mean.shape} and {var.shape}")
         if (mean.shape, var.shape) == (self.mean.shape, self.var.shape):
             self.mean[...], self.var[...] = mean, var
         else:

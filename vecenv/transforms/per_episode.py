@@ -211,8 +211,8 @@ class NormalizeReward(Freezable, NoPartTransform):
         return self.return_rms.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        self.return_rms.load_state_dict(state)
+        """Take over what `state_dict` returned; ValueError for anything else."""
+        self.return_rms.load_state_dict(state, shape=())
 
     merged = staticmethod(RunningMeanStd.merged)
 
