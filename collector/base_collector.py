@@ -20,12 +20,13 @@ from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.episodes.statistics import CollectStats, Ended
-from collector.evaluation import Evaluation, cannot_be_made_again
+from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
 from collector.loops.batch_iterator import BatchIterator
 from collector.loops.collection_loop import CollectionLoop
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.interface import Policy
+from vecenv.transforms.transform import flat
 
 
 class BatchCollector(CollectionLoop, BatchIterator):
@@ -104,8 +105,7 @@ class BatchCollector(CollectionLoop, BatchIterator):
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
             self._evaluation = Evaluation(
-                cannot_be_made_again(create_env_fn, self.env),
-                partial(make_vector_env, create_env_fn, create_env_kwargs, make),
+                create_env_fn, partial(self._make_again, create_env_kwargs, make, transforms, policy), self.env
             )
         except BaseException:
             # A vector env that was passed is the caller's until there is a collector.
@@ -227,8 +227,11 @@ class BatchCollector(CollectionLoop, BatchIterator):
         on afterwards, and nothing is counted in `frames`. It may be called after the last batch, too.
 
         They are played in a vector env that is made as the collector's own, the first time, and kept until `shutdown`.
-        Where none can be made (the collector was made with a vector env that is ready, or with a wrapper such as
-        `VectorEnvNormObs` around it), `ValueError`: pass `eval_env`, a vector env. It stays open.
+        Transforms, `VectorEnvNormObs` and `VecNorm` in envs of `EnvCreator` have the statistics that those of the
+        training have at the time, frozen. Where none can be made, `ValueError`: the collector was made with a vector
+        env that is ready, with a wrapper of your own around it, or with envs that have learned something each for
+        itself (`VecNorm` in `TransformedEnv`, gymnasium's `NormalizeObservation`). Pass `eval_env` then, a vector env.
+        It stays open.
 
         exploration_type: what is taken from the policy's distributions. A policy that draws from torch's random stream
         advances that of the training. seed: seeds the envs first, so that the same episodes begin each time.
@@ -252,6 +255,14 @@ class BatchCollector(CollectionLoop, BatchIterator):
             max_frames_per_traj=self._limit,
             policy_threads=self._options["threads"],
         )
+
+    def _make_again(
+        self, kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, source: Any
+    ) -> Any:
+        """A vector env as the collector's own, with clones of its transforms around it."""
+        clones = None if transforms is None else [each.clone() for each in flat(transforms)]
+        env = make_vector_env(source, kwargs, make)
+        return env if clones is None else with_transforms(env, clones, policy, self.policy_device)
 
     @abstractmethod
     def _like_this(self, env: Any, policy: Any, **options: Any) -> BatchCollector:

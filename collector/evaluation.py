@@ -7,19 +7,23 @@ from typing import Any
 
 from collector.episodes.statistics import CollectStats
 from collector.policy.exploration import ExplorationType, set_exploration_type
-from vecenv.wrappers import VectorEnvWrapper
+from vecenv.creator import EnvCreator
+from vecenv.transforms.transform import Freezable
+from vecenv.transforms.transformed_env import HasTransforms
+from vecenv.venvs import RayVectorEnv
+from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
 
 
 def cannot_be_made_again(source: Any, made: Any) -> str | None:
     """Why another vector env cannot be made of what a collector was made with (`made` is its vector env), or None."""
-    if isinstance(made, VectorEnvWrapper):
-        return f"what the {type(made).__name__} around the vector env has learned is not in a new one"
-    if isinstance(source, Sequence):
-        source = source[0]
-    if hasattr(source, "unshared"):
-        return "its envs share state (EnvCreator), which evaluation would change"
-    if hasattr(source, "step") and not isinstance(source, type):
+    for wrapper in _wrappers(made):
+        if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
+            return f"what the {type(wrapper).__name__} around the vector env has learned is not in a new one"
+    source = source if isinstance(source, Sequence) else [source]
+    if hasattr(source[0], "step") and not isinstance(source[0], type):
         return "it was made with a vector env or env, not with functions that make one"
+    if any(isinstance(each, EnvCreator) for each in source) and isinstance(_base(made), RayVectorEnv):
+        return "its envs share state (EnvCreator), which actors on other nodes of a Ray cluster do not"
     return None
 
 
@@ -31,11 +35,44 @@ def needs_eval_env(why: str) -> ValueError:
     )
 
 
-class Evaluation:
-    """Collects whole episodes with collectors of their own; the one whose envs are made here is kept."""
+def learning(env: Any) -> list[str]:
+    """The classes of what has statistics of its own that change with each step, in the envs and around them."""
+    engine = getattr(_base(env), "engine", None)  # one of another kind has none
+    names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
+    for wrapper in _wrappers(env):
+        if isinstance(wrapper, HasTransforms):
+            own = [each for each in wrapper.transform if isinstance(each, Freezable) and not each.frozen]
+            names.update(type(each).__name__ for each in own)
+        elif not isinstance(wrapper, VectorEnvNormObs) or wrapper.update_obs_rms:
+            names.add(type(wrapper).__name__)
+    return sorted(names)
 
-    def __init__(self, why_not: str | None, make_env: Callable[[], Any]) -> None:
-        self._why_not, self._make_env = why_not, make_env
+
+def carry_statistics(train: Any, other: Any) -> None:
+    """Give the wrappers of a vector env made as `train` what those of `train` have learned until now, frozen."""
+    for known, new in zip(_wrappers(train), _wrappers(other), strict=True):
+        if isinstance(new, HasTransforms):
+            new.transform.load_state_dict(known.transform.state_dict())
+            for each in new.transform:
+                if isinstance(each, Freezable):
+                    each.freeze()
+        else:
+            new.set_obs_rms(known.get_obs_rms())
+            new.update_obs_rms = False
+
+
+class Evaluation:
+    """Collects whole episodes with collectors of their own; the one whose envs are made here is kept.
+
+    source: what the collector was made with. make_env: makes a vector env of such a source. train: that of the
+    training, whose statistics the new one has, frozen; None where there is none in this process.
+    """
+
+    def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:
+        self._source, self._make_env, self._train = source, make_env, train
+        self._why_not = None if train is None else cannot_be_made_again(source, train)
+        self._creators: dict[EnvCreator, EnvCreator] = {}
+        """The creators of the training envs, and those of the same envs with frozen copies of what they share."""
         self._own: Any = None
 
     def run(
@@ -51,14 +88,9 @@ class Evaluation:
     ) -> CollectStats:
         """Collect; `stay_open` keeps the envs for the next time. Raises `ValueError` where there are none."""
         if eval_env is None and self._own is None:
-            if self._why_not is not None:
-                raise needs_eval_env(self._why_not)
-            env = self._make_env()
-            try:
-                self._own = make_collector(env)
-            except BaseException:
-                env.close()
-                raise
+            self._own = self._make(make_collector)
+        if eval_env is None:
+            self._carry(self._own.env)
         collector = self._own if eval_env is None else make_collector(eval_env)
         try:
             if seed is not None:
@@ -72,8 +104,56 @@ class Evaluation:
             elif not stay_open:
                 self.close()
 
+    def _make(self, make_collector: Callable[[Any], Any]) -> Any:
+        """The collector of envs that are made here."""
+        if self._why_not is not None:
+            raise needs_eval_env(self._why_not)
+        source = self._source
+        env = self._make_env([*map(self._frozen, source)] if isinstance(source, Sequence) else self._frozen(source))
+        try:
+            self._carry(env)
+            if names := learning(env):
+                raise needs_eval_env(
+                    f"what {' and '.join(names)} has learned in the training envs is not in new ones (it is where "
+                    "VecNorm is in transforms= of a local collector, in envs of EnvCreator(env_fn), or in env_fns that "
+                    "load its statistics and freeze it)"
+                )
+            return make_collector(env)
+        except BaseException:
+            env.close()
+            raise
+
+    def _frozen(self, env_fn: Any) -> Any:
+        """What makes the env for evaluation: of creators whose envs share state with the training's, a frozen copy."""
+        if self._train is None or not isinstance(env_fn, EnvCreator):
+            return env_fn
+        if env_fn not in self._creators:
+            self._creators[env_fn] = env_fn.frozen_copy()
+        return self._creators[env_fn]
+
+    def _carry(self, env: Any) -> None:
+        """Give the envs made here the statistics of the training as they are now."""
+        for known, copy in self._creators.items():
+            copy.load_state_dict(known.state_dict())
+        if self._train is not None:
+            carry_statistics(self._train, env)
+
     def close(self) -> None:
         """Close the envs that were made here."""
         if self._own is not None:
             own, self._own = self._own, None
             own.shutdown()
+
+
+def _wrappers(env: Any) -> list[Any]:
+    """The wrappers around a vector env, outermost first."""
+    found: list[Any] = []
+    while isinstance(env, VectorEnvWrapper):
+        found.append(env)
+        env = env.venv
+    return found
+
+
+def _base(env: Any) -> Any:
+    """The vector env within all wrappers."""
+    return _wrappers(env)[-1].venv if isinstance(env, VectorEnvWrapper) else env

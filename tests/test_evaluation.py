@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from collector_envs import backends, cartpoles
 from countdown import Countdown
+from shared_envs import Counted
 
 from collector import AsyncDataCollector, ExplorationType, SyncDataCollector, set_exploration_type
-from vecenv import DummyVectorEnv, EnvCreator, VectorEnvNormObs
+from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
+from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TransformedVectorEnv, VecNorm
 
 torch = pytest.importorskip("torch")
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
@@ -135,18 +137,141 @@ def test_envs_that_are_passed_stay_open(kind: type, backend: Any) -> None:
             collector.evaluate(3)
 
 
-def test_where_a_new_vector_env_would_be_another_one_it_refuses() -> None:
+def ones(obs: Any) -> Any:
+    """A policy whose episodes are the same whatever it observes."""
+    return np.ones(len(obs), np.int64)
+
+
+def normalised(wrap: Any) -> Any:
+    return wrap(gymnasium.make("CartPole-v1"))
+
+
+def played(collector: Any) -> Any:
+    return collector.evaluate(5, seed=1, keep=True).batch.flatten()
+
+
+@pytest.fixture(scope="module")
+def raw() -> Any:
+    """The episodes as the envs return them."""
+    with SyncDataCollector(cartpoles(2), ones, frames_per_batch=4) as collector:
+        return played(collector)
+
+
+def vec_norms() -> Any:
+    return EnvCreator(partial(normalised, lambda env: TransformedEnv(env, VecNorm(["observation"]))))
+
+
+MADE = {
+    "transforms": lambda: cartpoles(2),
+    "function": lambda: lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), VecNorm(["observation"])),
+    "norm_obs": lambda: lambda: VectorEnvNormObs(DummyVectorEnv(cartpoles(2))),
+    "creator": lambda: [vec_norms()] * 2,
+    "variants": lambda: [creator := vec_norms(), creator.make_variant()],
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_it_has_the_statistics_of_the_training_frozen(made: str, raw: Any) -> None:
+    source, transforms = MADE[made](), None
+    if made == "transforms":
+        transforms = [VecNorm(["observation"]), CatFrames(2, -1), RewardScaling(0.0, 0.1)]
+    with SyncDataCollector(source, ones, frames_per_batch=40, transforms=transforms) as collector:
+        collector.set_seed(0)
+        for _ in range(2):  # later with those of then, in the same envs
+            collector.next()
+            mean, std = moments_of(collector, source)
+            batch = played(collector)
+            np.testing.assert_allclose(batch.obs[:, -4:], (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(batch.reward, raw.reward * (0.1 if made == "transforms" else 1))
+            np.testing.assert_array_equal(moments_of(collector, source), (mean, std))
+        assert batch.obs.shape[1] == (8 if made == "transforms" else 4)
+        collector.next()
+        assert not np.array_equal(moments_of(collector, source), (mean, std))
+
+
+def moments_of(collector: Any, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of the training's observations."""
+    if isinstance(collector.env, VectorEnvNormObs):
+        found = collector.env.get_obs_rms()
+        return found.mean.copy(), np.sqrt(found.var + found.eps)
+    if isinstance(collector.env, TransformedVectorEnv):
+        return collector.env.transform[0].moments()["observation"]
+    norm = VecNorm(["observation"])
+    norm.load_state_dict(source[0].state_dict())
+    return norm.moments()["observation"]
+
+
+LEARNING = {
+    "VecNorm": [partial(normalised, lambda env: TransformedEnv(env, VecNorm()))] * 2,
+    "NormalizeReward": [partial(normalised, lambda env: TransformedEnv(env, [NormalizeReward()]))] * 2,
+    "NormalizeObservation": [partial(normalised, gymnasium.wrappers.NormalizeObservation)] * 2,
+    "NormalizeReward of gymnasium": [partial(normalised, gymnasium.wrappers.NormalizeReward)] * 2,
+    "VecNorm of one env of two": [*cartpoles(1), partial(normalised, lambda env: TransformedEnv(env, VecNorm()))],
+    "VecNorm of a creator in a function": lambda: DummyVectorEnv(
+        [EnvCreator(partial(normalised, lambda env: TransformedEnv(env, VecNorm())))] * 2
+    ),
+    "VecNorm of envs that share nothing": [
+        EnvCreator(partial(normalised, lambda env: TransformedEnv(env, VecNorm())), share_memory=False)
+    ]
+    * 2,
+    "NormalizeReward beside VecNorm": [
+        EnvCreator(partial(normalised, lambda env: TransformedEnv(env, [VecNorm(), NormalizeReward()])))
+    ]
+    * 2,
+}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_envs_that_learn_each_for_itself_are_refused(name: str) -> None:
+    with SyncDataCollector(LEARNING[name], ones, frames_per_batch=4) as collector:
+        collector.next()
+        with pytest.raises(
+            ValueError,
+            match=rf"what {name.split()[0]} has learned in the training envs is not in new ones .* pass eval_env=",
+        ):
+            collector.evaluate(1)
+        collector.next()
+
+
+@pytest.mark.parametrize("backend", ["thread", "subproc", "shmem"])
+def test_workers_report_that_they_learn(backend: str) -> None:
     with (
-        SyncDataCollector(lambda: VectorEnvNormObs(DummyVectorEnv(cartpoles(2))), frames_per_batch=4) as collector,
-        pytest.raises(ValueError, match="what the VectorEnvNormObs around the vector env has learned is not in a new"),
+        SyncDataCollector(LEARNING["NormalizeObservation"], frames_per_batch=4, backend=backend) as collector,
+        pytest.raises(ValueError, match="what NormalizeObservation has learned"),
     ):
         collector.evaluate(1)
-    creator = EnvCreator(partial(gymnasium.make, "CartPole-v1"))
+
+
+def test_envs_whose_statistics_are_frozen_are_made_anew() -> None:
+    def frozen(env: Any) -> Any:
+        env = gymnasium.wrappers.NormalizeObservation(env)
+        env.update_running_mean = False
+        return TransformedEnv(env, VecNorm().freeze())
+
+    with SyncDataCollector([partial(normalised, frozen)] * 2, ones, frames_per_batch=4) as collector:
+        assert collector.evaluate(2).n_collected_episodes == 2
+
+
+def test_a_wrapper_of_another_kind_is_refused() -> None:
+    class Doubled(VectorEnvWrapper):
+        pass
+
     with (
-        SyncDataCollector([creator] * 2, frames_per_batch=4) as collector,
-        pytest.raises(ValueError, match=r"its envs share state \(EnvCreator\)"),
+        SyncDataCollector(lambda: Doubled(DummyVectorEnv(cartpoles(2))), frames_per_batch=4) as collector,
+        pytest.raises(ValueError, match="what the Doubled around the vector env has learned is not in a new one"),
     ):
         collector.evaluate(1)
+
+
+def test_it_does_not_count_in_what_training_envs_share() -> None:
+    creator = EnvCreator(partial(normalised, Counted))
+    for source in ([creator] * 2, creator):
+        with SyncDataCollector(source, ones, frames_per_batch=4) as collector:
+            collector.next()
+            before = creator.state_dict()["0.Counted.calls"]
+            assert before > 0
+            collector.evaluate(3)
+            assert creator.state_dict()["0.Counted.calls"] == before
 
 
 @kinds

@@ -25,6 +25,7 @@ from collector.cluster.published_weights import PublishedWeights, on_cpu
 from collector.cluster.rollout_actor import RolloutActor
 from collector.cluster.rollout_batches import RolloutBatches
 from vecenv import DummyVectorEnv, VectorEnvNormObs
+from vecenv.transforms import CatFrames, TransformedVectorEnv, VecNorm
 
 
 def actors(count: int, make_venv: Any, policy: Any = None, seed: int | None = None, **options: Any) -> list[Any]:
@@ -285,13 +286,22 @@ class TestEvaluation:
         weights.weights.update(None)
         assert self.run(evaluation, 1, keep=True, stay_open=False).batch.action.all()
 
-    def test_a_vector_env_that_has_learnt_is_not_made_again(self):
-        evaluation = self.evaluation(lambda: VectorEnvNormObs(DummyVectorEnv(cartpoles(2))))
-        with pytest.raises(ValueError, match="what the VectorEnvNormObs around the vector env has learned"):
+    @pytest.mark.parametrize(
+        ("wrap", "name"),
+        [(VectorEnvNormObs, "VectorEnvNormObs"), (partial(TransformedVectorEnv, transform=VecNorm()), "VecNorm")],
+    )
+    def test_a_vector_env_that_has_learnt_is_not_made_again(self, wrap, name):
+        evaluation = self.evaluation(lambda: wrap(DummyVectorEnv(cartpoles(2))))
+        with pytest.raises(ValueError, match=f"what {name} has learned in the training envs"):
             self.run(evaluation, 2)
         with DummyVectorEnv(cartpoles(1)) as venv:
             assert len(self.run(evaluation, 2, eval_env=venv).returns) == 2
             venv.reset()
+
+    def test_transforms_without_statistics_are_made_again(self):
+        evaluation = self.evaluation(lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), CatFrames(2, -1)))
+        assert self.run(evaluation, 2, keep=True).batch.obs.shape[-1] == 8
+        evaluation.close()
 
 
 def test_a_batch_belongs_to_the_caller(closing):

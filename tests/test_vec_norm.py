@@ -1,9 +1,13 @@
 """VecNorm: its formula, what it has learnt, and statistics that workers share."""
 
+import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +15,14 @@ from gymnasium import spaces
 from transform_envs import MIXED, VECTOR, Samples, normalised, plain
 
 from collector import SyncDataCollector
-from vecenv import DummyVectorEnv, ShmemVectorEnv, WorkerDiedError
-from vecenv.transforms import Compose, Rows, TransformedVectorEnv, VecNorm
+from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, WorkerDiedError
+from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
 
 DECAY, EPS = 0.9, 1e-4
 
 
 class Reference:
-    """The formula, for one entry."""
+    """The formula of torchrl, for one entry."""
 
     def __init__(self, decay=DECAY):
         self.decay, self.sum, self.ssq, self.count = decay, 0.0, 0.0, 0.0
@@ -52,8 +56,9 @@ def test_each_batch_is_counted_and_then_normalised(backend):
             np.testing.assert_allclose(got[1], of_reward(want[1]), rtol=1e-6)
         state = venv.transform[0].state_dict()
         assert state["observation_count"] == pytest.approx(of_obs.count)
-        np.testing.assert_allclose(state["observation_sum"], of_obs.sum)
-        np.testing.assert_allclose(state["reward_ssq"], of_reward.ssq)
+        np.testing.assert_allclose(state["observation_mean"], of_obs.sum / of_obs.count)
+        var = of_reward.ssq / of_reward.count - (of_reward.sum / of_reward.count) ** 2
+        np.testing.assert_allclose(state["reward_var"], var)
 
 
 def test_sums_stay_exact_where_float32_would_lose_them():
@@ -90,7 +95,7 @@ def test_its_entries_are_those_of_the_keys(keys, entries):
         venv.reset(seed=0)
         venv.step(np.ones((4, 2), np.float32))
         assert set(venv.transform[0].moments()) == entries
-        names = {f"{entry}_{part}" for entry in entries for part in ("sum", "ssq", "count")}
+        names = {f"{entry}_{part}" for entry in entries for part in ("mean", "var", "count", "skipped")}
         assert set(venv.transform[0].state_dict()) == names
 
 
@@ -143,7 +148,7 @@ def test_what_it_has_learnt_goes_on_in_another():
         second.load_state_dict(copied)
         assert arrays["observation_count"] == 4  # in place
         assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
-        with pytest.raises(ValueError, match="this VecNorm has"):
+        with pytest.raises(ValueError, match=r"expected {'reward_mean': \(\), .* got {'observation_mean': \(5,\), "):
             other.load_state_dict(copied)
         with pytest.raises(ValueError, match=r"the state is of \['1.VecNorm'\]"):
             second.load_state_dict({"1.VecNorm": {}})
@@ -169,6 +174,123 @@ def test_vector_rewards_are_refused():
         venv.transform.step(Rows(np.zeros((4, 5), np.float32), None, np.zeros((4, 2)), ids=np.arange(4)))
 
 
+# A state that comes before the env does.
+
+
+TRAIN = """
+import sys
+import numpy as np
+from transform_envs import VECTOR, plain
+from collector import save_statistics
+from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, TransformedEnv
+from vecenv.transforms import TransformedVectorEnv, VecNorm
+
+def play(venv):
+    venv.reset(seed=0)
+    for _ in range(4):
+        obs = venv.step(np.ones((2, 2), np.float32))[0]
+
+with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * 2), VecNorm()) as venv:
+    play(venv)
+    save_statistics(venv.transform[0], "parent.json")
+    norm = venv.transform[0].frozen_copy()
+    with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)]), norm) as test_env:
+        np.save("parent.npy", test_env.reset(seed=1)[0][0])
+
+make_env = EnvCreator(lambda: TransformedEnv(plain(VECTOR, 3)(), VecNorm()))
+with ShmemVectorEnv([make_env] * 2) as venv:
+    play(venv)
+save_statistics(make_env, "workers.json")
+np.savez("workers.npz", **make_env.state_dict())
+np.save("workers.npy", make_env.frozen_copy()().reset(seed=1)[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with the statistics that another process has learnt, and an observation that it has normalised."""
+    folder = tmp_path_factory.mktemp("trained")
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    subprocess.run([sys.executable, "-c", TRAIN], cwd=folder, env={**os.environ, "PYTHONPATH": path}, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("file", ["parent.json", "workers.json", "workers.npz"])
+@pytest.mark.parametrize("keys", [None, ["observation", "reward"]])
+def test_from_a_file_of_another_process_it_normalises_the_same(trained, file, keys):
+    state = np.load(trained / file) if file.endswith("npz") else json.loads((trained / file).read_text())
+    norm = VecNorm(keys)
+    norm.load_state_dict(state)
+    norm.freeze()
+    want = np.load((trained / file).with_suffix(".npy"))
+    raw = Samples(VECTOR, 3).reset(seed=1)[0]
+    np.testing.assert_allclose(norm.to_observation_norm()(raw[None])[0], want, rtol=1e-6)
+    np.testing.assert_allclose(norm.denorm(want[None])[0], raw, rtol=1e-5)
+    assert set(norm.moments()) == {"observation", "reward"}
+    with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)]), norm) as venv:
+        np.testing.assert_array_equal(venv.reset(seed=1)[0][0], want)
+        [count] = [float(state[key]) for key in state if key.endswith("observation_count")]
+        assert norm.state_dict()["observation_count"] == count
+    env = TransformedEnv(Samples(VECTOR, 3), norm.clone())
+    np.testing.assert_array_equal(env.reset(seed=1)[0], want)
+
+
+def test_the_whole_creator_goes_on_from_a_file(trained):
+    make_env = EnvCreator(normalised)
+    make_env.load_state_dict(np.load(trained / "workers.npz"))
+    np.testing.assert_array_equal(make_env.frozen_copy()().reset(seed=1)[0], np.load(trained / "workers.npy"))
+
+
+def test_parts_are_known_by_their_names():
+    with attached(VecNorm(), MIXED) as venv, attached(None, MIXED) as raw:
+        venv.reset(seed=0)
+        norm = VecNorm()
+        norm.load_state_dict(venv.transform[0].state_dict())
+        venv.transform[0].freeze()
+        want, got = venv.reset(seed=1)[0], norm.to_observation_norm()(raw.reset(seed=1)[0])
+        for key in ("x", "v", "pixels"):
+            np.testing.assert_allclose(got[key], want[key], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got["deep"]["y"], want["deep"]["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    with attached(VecNorm(), n=2) as venv:
+        venv.reset(seed=0)
+        state = venv.transform[0].state_dict()
+    for wrong in ({}, {"mean": 0.0}, {"observation_mean": 0.0, "observation_sum": 0.0}, {**state, "more": 1.0}):
+        with pytest.raises(ValueError, match=r"the state does not fit VecNorm\(.*: expected \[.*_skipped.*\], got \["):
+            VecNorm().load_state_dict(wrong)
+    with pytest.raises(ValueError, match=r"expected \['x_count', 'x_mean', .*\], got \['observation_"):
+        VecNorm(["x"]).load_state_dict(state)
+    two = {f"{k}.VecNorm.{name}": value for k in (0, 1) for name, value in state.items()}
+    with pytest.raises(ValueError, match=r"expected .*got {'0.VecNorm.observation_mean'"), attached(VecNorm()) as venv:
+        venv.transform[0].load_state_dict(two)
+    norm = VecNorm(["reward"])
+    norm.load_state_dict({name: value for name, value in state.items() if name.startswith("reward")})
+    assert isinstance(norm.to_observation_norm(), Compose)  # of none
+
+
+@pytest.mark.parametrize("attach", [attached, lambda norm, space: TransformedEnv(Samples(space), norm)])
+def test_what_it_has_learnt_is_not_dropped_for_an_env_that_it_does_not_fit(attach):
+    norm = VecNorm(["x"])
+    norm.load_state_dict({"x_mean": np.ones(3), "x_var": np.ones(3), "x_count": 7.0, "x_skipped": 0.0})
+    other = spaces.Dict({"x": spaces.Box(-1, 1, (4,), np.float32)})
+    with pytest.raises(ValueError, match=r"does not fit this env: expected {'x_mean': \(4,\).*got {'x_mean': \(3,"):
+        attach(norm, other)
+    with attached(norm, MIXED) as venv:
+        venv.reset(seed=0)
+        with pytest.raises(ValueError, match="has learnt does not fit this env"):
+            venv.insert_transform(0, RenameTransform(["v"], ["x"]))
+        assert len(venv.transform) == 1
+        assert venv.transform[0].state_dict()["x_count"] > 7
+
+
+def test_one_without_statistics_has_none_to_show():
+    for call in (VecNorm().moments, VecNorm().to_observation_norm):
+        with pytest.raises(RuntimeError, match=r"VecNorm\(.* has no statistics: make it part of an env, or load"):
+            call()
+
+
 # Workers that share one.
 
 
@@ -184,7 +306,7 @@ def test_workers_of_a_creator_share_one(backend):
         raw = [Samples(VECTOR, 5) for _ in range(3)]
         rows = [env.reset(seed=i)[0] for i, env in enumerate(raw)]
         rows += [env.step(np.ones(2))[0] for env in raw for _ in range(5)]
-        np.testing.assert_allclose(state["0.VecNorm.observation_sum"], np.sum(rows, 0, np.float64), rtol=1e-6)
+        np.testing.assert_allclose(state["0.VecNorm.observation_mean"], np.mean(rows, 0, np.float64), rtol=1e-6)
         assert obs.dtype == np.float32
 
 

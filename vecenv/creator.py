@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.host.env_host import EnvReport, check_env, report_of
-from vecenv.backends.host.layers import layers
+from vecenv.backends.host.layers import parts
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
 
@@ -62,7 +62,7 @@ class EnvCreator:
     ) -> None:
         if not callable(create_env_fn):
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
-        self._shares = share_memory
+        self._shares, self._freezes = share_memory, False
         self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
         """Of each part with state, outermost first; None for envs that share nothing."""
@@ -72,6 +72,7 @@ class EnvCreator:
             self._fn, self._kwargs = create_env_fn._fn, _merged(self._kwargs, create_env_fn._kwargs)
             if share_memory:
                 self._states, self._names = create_env_fn._states, create_env_fn._names
+                self._freezes = create_env_fn._freezes
         if share_memory and self._states is None:
             self._look()
 
@@ -117,6 +118,16 @@ class EnvCreator:
         """A creator of the same envs that each have a state of their own; `tune` and backend="auto" measure these."""
         variant = self.make_variant()
         variant._shares, variant._states, variant._names = False, None, []
+        return variant
+
+    def frozen_copy(self) -> EnvCreator:
+        """A creator of the same envs for evaluation: they share a copy of the state as it is now, and those parts of
+        it that can be frozen (`VecNorm`) are not updated.
+        """
+        variant = self.make_variant()
+        variant._freezes = True
+        if self._states is not None:
+            variant._states = [SharedState(state.read(), share=True) for state in self._states]
         return variant
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
@@ -205,6 +216,8 @@ class EnvCreator:
             )
         for part, state in zip(parts, states, strict=True):
             part.bind_shared_state(state)
+            if self._freezes and callable(freeze := getattr(part, "freeze", None)):
+                freeze()
 
     # Copies. `create_env_fn` is pickled with cloudpickle, which multiprocessing's own pickling does not use.
 
@@ -212,6 +225,7 @@ class EnvCreator:
         return {
             "call": dumps_by_value((self._fn, self._kwargs)),
             "_shares": self._shares,
+            "_freezes": self._freezes,
             "_states": self._states,
             "_names": self._names,
         }
@@ -233,19 +247,10 @@ def stateful_parts(env: Any) -> list[Stateful]:
     their order (`env.transform`, a transform or an iterable of them).
     """
     found: list[Stateful] = []
-    for layer in layers(env):
-        for part in (layer, *_transforms_of(getattr(layer, "transform", None))):
-            if isinstance(part, Stateful) and not any(part is other for other in found):
-                found.append(part)
+    for part in parts(env):
+        if isinstance(part, Stateful) and not any(part is other for other in found):
+            found.append(part)
     return found
-
-
-def _transforms_of(transform: Any) -> list[Any]:
-    """The transform, or those in it, to any depth. What is no transform has no state, and is not looked into."""
-    iterable = hasattr(transform, "__iter__") or hasattr(transform, "__getitem__")
-    if not iterable or isinstance(transform, (str, bytes, np.ndarray)):
-        return [transform]
-    return [part for each in transform for part in _transforms_of(each)]
 
 
 def _merged(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:

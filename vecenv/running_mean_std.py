@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+
+Self = TypeVar("Self", bound="RunningMeanStd")
+PARTS = ("mean", "var", "count", "skipped")
+"""The arrays of which statistics consist: float64, the last two with the shape ()."""
+LARGEST = 1e100
+"""Rows with a larger number are left out: the sum of its squares may be infinite."""
+TINY = 1e-300
 
 
 class RunningMeanStd:
     """Mean and variance of all rows seen so far, and `norm` to standardise with them (as tianshou's RunningMeanStd).
 
     `mean` and `var` are float64 of the shape of one row, `count` the number of rows; `eps` keeps the division finite
-    and `clip_max` (None for no limit) bounds what `norm` returns. `state_dict` and `load_state_dict` carry the
-    numbers. Updates are in place, so that views of `mean` and `var` stay true once there was a row.
+    and `clip_max` (None for no limit) bounds what `norm` returns. Rows with a NaN, an infinity or a number beyond 1e100
+    are left out, and `skipped` is how many these were. `state_dict` and `load_state_dict` carry the numbers. Updates
+    are in place, so that views of `mean` and `var` stay true once there was a row.
 
     >>> rms = RunningMeanStd()
-    >>> rms.update(np.array([[1.0], [3.0]]))
-    >>> rms.mean, rms.var
-    (array([2.]), array([1.]))
+    >>> rms.update(np.array([[1.0], [3.0], [np.nan]]))
+    >>> rms.mean, rms.var, rms.count, rms.skipped
+    (array([2.]), array([1.]), 2.0, 1)
     """
 
     def __init__(
@@ -29,30 +38,76 @@ class RunningMeanStd:
     ) -> None:
         self.mean = np.array(mean, dtype=np.float64)
         self.var = np.array(np.asarray(std, dtype=np.float64) ** 2)  # an array also where std is one number
-        self.count = 0.0
+        self._count, self._skipped = np.zeros(()), np.zeros(())
         self.clip_max = clip_max
         self.eps = eps
 
+    @classmethod
+    def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:
+        """The statistics that consist of the arrays "<name>_mean" and so on, which its updates change."""
+        self = cls.__new__(cls)
+        self.mean, self.var = arrays[f"{name}_mean"], arrays[f"{name}_var"]
+        self._count, self._skipped = arrays[f"{name}_count"], arrays[f"{name}_skipped"]
+        return self
+
+    @property
+    def count(self) -> float:
+        """The number of rows seen so far; with a `decay`, their weight."""
+        return float(self._count)
+
+    @property
+    def skipped(self) -> int:
+        """The number of rows that were left out."""
+        return int(self._skipped)
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.mean.shape}, count={self.count:g})"
+        skipped = f", skipped={self.skipped}" if self.skipped else ""
+        return f"{type(self).__name__}(shape={self.mean.shape}, count={self.count:g}{skipped})"
 
     def update(self, batch: np.ndarray) -> None:
-        """Add the rows of `batch` (k, ...) to the statistics (Chan's formula, exact for any split)."""
+        """Add the rows of `batch` (k, ...) to the statistics; exact for any split into batches."""
         batch = np.asarray(batch, dtype=np.float64)
-        k = len(batch)
-        if k == 0:
+        if not len(batch):
             return
-        mean, var = batch.mean(axis=0), batch.var(axis=0)
-        total = self.count + k
+        if self.mean.shape != batch.shape[1:]:  # the first rows say what shape a row has
+            self.mean = np.broadcast_to(self.mean, batch.shape[1:]).copy()
+            self.var = np.broadcast_to(self.var, batch.shape[1:]).copy()
+        self.add(batch)
+
+    def add(self, rows: np.ndarray, decay: float = 1.0) -> np.ndarray:
+        """Add rows (k, ...) of float64, and return them with the new mean taken off (Welford's update, for a batch).
+
+        What came before counts `decay` times as much as it did.
+        """
+        before = float(self._count) * decay
+        total = before + len(rows)
+        centred = rows - self.mean
+        if before and _sum_of_squares(centred) < LARGEST**2:  # False for NaN
+            shift = np.add.reduce(centred, 0) / total
+            left = centred - shift
+            centred *= left
+            self.mean += shift
+            self.var *= before / total
+            self.var += np.add.reduce(centred, 0) / total
+            self._count[...] = total
+            return left
+        usable = rows[(np.abs(rows) < LARGEST).reshape(len(rows), -1).all(1)]
+        self._skipped += len(rows) - len(usable)
+        if len(usable):
+            self.merge(len(usable), usable.mean(0), usable.var(0), decay)
+        return rows - self.mean
+
+    def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
+        """Add `count` rows of this mean and variance (Chan's formula), which may be arrays of any library."""
+        self._count *= decay
+        self._count += count
+        self._skipped += skipped
+        new = count / (self._count + TINY)
+        old = 1 - new
         delta = mean - self.mean
-        old, new = self.count / total, k / total
-        if self.mean.shape != delta.shape:  # the first rows say what shape a row has
-            self.mean = np.broadcast_to(self.mean, delta.shape).copy()
-            self.var = np.broadcast_to(self.var, delta.shape).copy()
         self.var *= old
-        self.var += var * new + delta**2 * (old * new)
-        self.mean += delta * new
-        self.count = total
+        self.var += new * (var + old * delta * delta)
+        self.mean += new * delta
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
         """`batch` with the mean taken off, divided by the deviation, clipped; float32 stays float32, all else becomes
@@ -66,14 +121,40 @@ class RunningMeanStd:
         return scaled.astype(dtype, copy=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """`{"mean", "var", "count"}`: copies, safe to keep."""
-        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count}
+        """`{"mean", "var", "count", "skipped"}`: copies, safe to keep."""
+        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+    def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
+        """Take over what `state_dict` returned; ValueError for other names, and for rows of another shape than `shape`
+        (None: any).
+        """
+        check_keys(self, PARTS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
+        if not mean.shape == var.shape == (mean.shape if shape is None else shape):
+            raise ValueError(f"the state does not fit {self}: it is of rows of shapes {mean.shape} and {var.shape}")
         if (mean.shape, var.shape) == (self.mean.shape, self.var.shape):
             self.mean[...], self.var[...] = mean, var
         else:
             self.mean, self.var = mean, var
-        self.count = float(state["count"])
+        self._count[...], self._skipped[...] = float(state["count"]), float(state["skipped"])
+
+    @staticmethod
+    def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The state of statistics that have seen the rows of each of several, of their `state_dict`s."""
+        together = RunningMeanStd()
+        together.load_state_dict(states[0])
+        for state in states[1:]:
+            mean, var = (np.asarray(state[name], np.float64) for name in ("mean", "var"))
+            together.merge(float(state["count"]), mean, var, skipped=float(state["skipped"]))
+        return together.state_dict()
+
+
+def _sum_of_squares(array: np.ndarray) -> Any:
+    # BLAS is quicker for few numbers; with many it would wake threads, which then keep the CPUs for milliseconds.
+    return np.vdot(array, array) if array.size <= 8192 else np.einsum("i,i->", array.ravel(), array.ravel())
+
+
+def check_keys(owner: Any, expected: Sequence[str], state: Mapping[str, Any]) -> None:
+    """ValueError where a state has not the entries that its owner has."""
+    if set(state) != set(expected):
+        raise ValueError(f"the state does not fit {owner}: expected {sorted(expected)}, got {sorted(state)}")

@@ -8,7 +8,7 @@ from typing import Any
 from collector.cluster.published_weights import PublishedWeights
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.statistics import CollectStats
-from collector.evaluation import Evaluation, cannot_be_made_again, needs_eval_env
+from collector.evaluation import Evaluation
 from collector.policy.exploration import ExplorationType
 from collector.sync_collector import SyncDataCollector
 
@@ -31,11 +31,11 @@ class DriverEvaluation:
         options: Mapping[str, Any],
         storing_device: Any,
     ) -> None:
-        self._make_venv, self._env_kwargs, self._weights = make_venv, env_kwargs, weights
+        self._env_kwargs, self._weights = env_kwargs, weights
         self._backend = options.get("backend")
         self._options = {name: options[name] for name in OF_EVALUATION if name in options}
         self._options["storing_device"] = storing_device
-        self._evaluation = Evaluation(None, self._make_env)
+        self._evaluation = Evaluation(make_venv, self._make_env)
 
     def run(self, n_episode: int, wanted: ExplorationType, **options: Any) -> CollectStats:
         """Collect; the options are those of `Evaluation.run`."""
@@ -46,13 +46,10 @@ class DriverEvaluation:
         """Close the envs that were made here."""
         self._evaluation.close()
 
-    def _make_env(self) -> Any:
-        make = VectorEnvMaker(SyncDataCollector, self._backend, "dummy", {})
-        env = make_vector_env(self._make_venv, self._env_kwargs, make)
-        if why := cannot_be_made_again(self._make_venv, env):
-            env.close()
-            raise needs_eval_env(why)
-        return env
+    def _make_env(self, make_venv: Any) -> Any:
+        return make_vector_env(
+            make_venv, self._env_kwargs, VectorEnvMaker(SyncDataCollector, self._backend, "dummy", {})
+        )
 
     def _make_collector(self, env: Any) -> SyncDataCollector:
         return SyncDataCollector(env, self._weights.policy, frames_per_batch=env.env_num, **self._options)

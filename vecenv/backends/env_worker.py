@@ -13,7 +13,7 @@ import numpy as np
 
 from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.copies import own_copy, plain_copy
-from vecenv.backends.host.env_host import EnvReport, own_actions, own_report
+from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.row_writer import Extra, RowWriter
 from vecenv.backends.ipc import opcodes
@@ -241,7 +241,7 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
 
 
 def _report(worker: Any) -> EnvReport:
-    return own_report([_attr_or_none(worker, name) for name in EnvReport._fields])
+    return own_report([_attr_or_none(worker, name) for name in ATTRIBUTES])
 
 
 def _attr_or_none(worker: Any, name: str) -> Any:

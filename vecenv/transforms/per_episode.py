@@ -12,7 +12,7 @@ from vecenv import nest
 from vecenv.engine.arguments.checks import check_count
 from vecenv.nest import as_array
 from vecenv.running_mean_std import RunningMeanStd
-from vecenv.transforms.arrays import Array, EnvRows, cast, concat, dtype_name, like, namespace, zeros
+from vecenv.transforms.arrays import Array, EnvRows, cast, concat, like, namespace, zeros
 from vecenv.transforms.parts import bounds_of, box, part, with_part
 from vecenv.transforms.shapes import axis_of
 from vecenv.transforms.transform import Freezable, NoPartTransform, Place, Rows, Transform
@@ -200,7 +200,9 @@ class NormalizeReward(Freezable, NoPartTransform):
             before = self._returns.take(rows.ids)
             returns = rows.reward if before is None else before * self.gamma + rows.reward
             self.return_rms.update(as_array(returns))
-            self._returns.put(rows.ids, returns * cast(~(rows.terminated | rows.truncated), dtype_name(returns)))
+            xp = namespace(returns)
+            ends = rows.terminated | rows.truncated | ~xp.isfinite(returns)
+            self._returns.put(rows.ids, xp.where(ends, xp.zeros_like(returns), returns))
         scaled = rows.reward / float(np.sqrt(self.return_rms.var + self.epsilon))
         rows.reward = scaled if self.clip is None else namespace(scaled).clip(scaled, -self.clip, self.clip)
 
@@ -209,23 +211,10 @@ class NormalizeReward(Freezable, NoPartTransform):
         return self.return_rms.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        self.return_rms.load_state_dict(state)
+        """Take over what `state_dict` returned; ValueError for anything else."""
+        self.return_rms.load_state_dict(state, shape=())
 
-    @staticmethod
-    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The mean, variance and count of all returns that were seen in these states.
-
-        >>> NormalizeReward.merged([{"mean": 1.0, "var": 0.0, "count": 1.0}, {"mean": 3.0, "var": 0.0, "count": 1.0}])
-        {'mean': array(2.), 'var': array(1.), 'count': 2.0}
-        """
-        mean, var, count = (np.array([state[key] for state in states], np.float64) for key in ("mean", "var", "count"))
-        total = float(count.sum())
-        if not total:
-            return states[0]
-        middle = (count * mean).sum() / total
-        spread = (count * (var + (mean - middle) ** 2)).sum() / total
-        return {"mean": np.array(middle), "var": np.array(spread), "count": total}
+    merged = staticmethod(RunningMeanStd.merged)
 
     def __repr__(self) -> str:
         return f"NormalizeReward(gamma={self.gamma}{', frozen' if self.frozen else ''})"

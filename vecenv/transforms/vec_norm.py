@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from vecenv.nest import as_array
+from vecenv.running_mean_std import LARGEST, PARTS, RunningMeanStd, check_keys
 from vecenv.transforms.arrays import Array, cast, copied, dtype_name, is_float, like, namespace
-from vecenv.transforms.parts import Path, bounds_of, part, with_part
+from vecenv.transforms.parts import WHOLE, Path, bounds_of, part, with_part
 from vecenv.transforms.transform import Compose, Freezable, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
 
 REWARD = "reward"
-PARTS = ("sum", "ssq", "count")
 
 
 class LocalState:
@@ -42,11 +42,14 @@ class LocalState:
 class VecNorm(Freezable):
     """Observations and rewards with their running mean taken off, divided by their running deviation (as torchrl's).
 
-    Of each entry there are decayed sums in float64, over all rows of all envs, those of resets too. A batch of k rows
-    first updates them, then it is normalised:
+    Of each entry there are the mean and the variance in float64, over all rows of all envs, those of resets too, and
+    the number of rows. A batch of k rows is added to them (with decay=1 they are those of all rows; else what came
+    before counts `decay` times as much with each batch), then it is normalised:
 
-        sum = decay * sum + rows.sum()      ssq = decay * ssq + (rows**2).sum()      count = decay * count + k
-        mean = sum / count      std = sqrt(max(ssq / count - mean**2, eps))      rows = (rows - mean) / max(std, eps)
+        rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
+
+    A row with a NaN, an infinity or a number beyond 1e100 is left out of the statistics, and counted by
+    `<name>_skipped`; it is returned normalised as the others, so a NaN stays one.
 
     Arguments:
         in_keys: parts of the observation, and "reward"; None: all arrays of numbers in the observation, and the reward.
@@ -55,8 +58,10 @@ class VecNorm(Freezable):
 
     Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` it sees whole batches; in
     workers each env has its own, unless `EnvCreator` makes the envs, which then share one. `freeze` ends the updates.
-    `state_dict` has `<name>_sum`, `<name>_ssq` and `<name>_count` of each entry; the arrays are updated in place.
-    ValueError for vector rewards: leave "reward" out.
+    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` of each entry; the arrays are
+    updated in place. One that is loaded before the transform is part of an env has to fit the env then.
+
+    ValueError for vector rewards: leave "reward" out; and for an env that what it has learnt does not fit.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -103,15 +108,29 @@ class VecNorm(Freezable):
         super().attach(owner, num_envs, observation_space, action_space)
         places = self.places(observation_space)
         self._entries = [(_name(source), source, target) for source, target in places]
-        shapes = {name: bounds_of(part(observation_space, source))[0].shape for name, source, _ in self._entries}
+        new = self._new_state(observation_space)
+        if _shapes(self._state.read()) != _shapes(new):
+            self._state = LocalState(new)
+
+    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        new, known = self._new_state(space), self._state.read()
+        learnt = any(float(as_array(array)) for key, array in known.items() if key.endswith("_count"))
+        if learnt and _shapes(known) != _shapes(new):
+            raise ValueError(
+                f"what {self} has learnt does not fit this env: expected {_shapes(new)}, got {_shapes(known)}"
+            )
+        return super().transform_observation_space(space)
+
+    def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
+        """The statistics for an env with this space, before the first row."""
+        shapes = {_name(source): bounds_of(part(space, source))[0].shape for source, _ in self.places(space)}
         if self.norms_reward:
             shapes[REWARD] = ()
-        known = {key: array.shape for key, array in self._state.read().items()}
-        needed = {
-            f"{name}_{each}": () if each == "count" else shape for name, shape in shapes.items() for each in PARTS
-        }
-        if known != needed:
-            self._state = LocalState({key: np.zeros(shape) for key, shape in needed.items()})
+        state: dict[str, np.ndarray] = {}
+        for name, shape in shapes.items():
+            first = np.zeros(shape), np.ones(shape), np.zeros(()), np.zeros(())
+            state |= {f"{name}_{each}": array for each, array in zip(PARTS, first, strict=True)}
+        return state
 
     def reset(self, rows: Rows) -> None:
         self._norm_rows(rows)
@@ -134,45 +153,33 @@ class VecNorm(Freezable):
         """The rows normalised, after an update with them unless it is frozen."""
         dtype = dtype_name(array) if is_float(array) else "float32"
         rows = cast(array, "float64")
-        if not self.frozen:
-            mean, std = self._updated(name, rows)
-        else:
-            mean, std = self._moments(name, self._state.read())
-        centred = rows - like_of(mean, rows)
+        centred, std = self._centred(name, rows)
         centred /= like_of(std, rows)
         return cast(centred, dtype)
 
-    def _updated(self, name: str, rows: Array) -> tuple[Array, Array]:
-        if isinstance(rows, np.ndarray):
-            total, squares = np.add.reduce(rows, 0), np.add.reduce(rows * rows, 0)
-        else:
-            xp = namespace(rows)
-            total, squares = xp.sum(rows, axis=0), xp.sum(rows * rows, axis=0)
+    def _centred(self, name: str, rows: Array) -> tuple[Array, Array]:
+        """The rows with the mean taken off, and the deviation, after an update with the rows unless it is frozen."""
+        if self.frozen:
+            mean, std = self._moments(name, self._state.read())
+            return rows - like_of(mean, rows), std
+        is_numpy = isinstance(rows, np.ndarray)
+        if not is_numpy:
             self._move_to(rows)
         with self._state.update() as arrays:
-            for key, new in ((f"{name}_sum", total), (f"{name}_ssq", squares), (f"{name}_count", rows.shape[0])):
-                kept = arrays[key]
-                if self.decay != 1:
-                    kept *= self.decay
-                kept += new
-            return self._moments(name, arrays)
+            statistics = RunningMeanStd.of(arrays, name)
+            centred = statistics.add(rows, self.decay) if is_numpy else _add(statistics, rows, self.decay)
+            return centred, self._std(statistics.var)
 
-    def _moments(self, name: str, arrays: dict[str, Array]) -> tuple[Array, Array]:
+    def _moments(self, name: str, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
         """Mean and deviation; 0 and 1 before the first update."""
-        count = arrays[f"{name}_count"]
-        if isinstance(count, np.ndarray):
-            n = float(count)
-            if not n:
-                return np.zeros(()), np.ones(())
-            mean = arrays[f"{name}_sum"] / n
-            std = arrays[f"{name}_ssq"] / n
-            std -= mean * mean
-            std = np.sqrt(np.maximum(std, self.eps))
-            return mean, std if self.eps <= 1 else np.maximum(std, self.eps)
-        xp = namespace(count)
-        mean = arrays[f"{name}_sum"] / count
-        std = xp.sqrt(xp.clip(arrays[f"{name}_ssq"] / count - mean * mean, min=self.eps))
-        return mean, xp.clip(std, min=self.eps)
+        return arrays[f"{name}_mean"], self._std(arrays[f"{name}_var"])
+
+    def _std(self, var: Array) -> Array:
+        if not isinstance(var, np.ndarray):
+            xp = namespace(var)
+            return xp.clip(xp.sqrt(xp.clip(var, min=self.eps)), min=self.eps)
+        std = np.sqrt(np.maximum(var, self.eps))
+        return std if self.eps <= 1 else np.maximum(std, self.eps)
 
     def _move_to(self, rows: Array) -> None:
         """Keep the sums where the rows are: in their library, on their device."""
@@ -199,47 +206,62 @@ class VecNorm(Freezable):
         return cast(cast(array, "float64") * std + mean, dtype_name(array))
 
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Mean and deviation of each entry, by its name: copies."""
-        arrays = {key: as_array(array) for key, array in self._state.read().items()}
-        names = [name for name, _, _ in self._entries] + [REWARD] * self.norms_reward
-        return {name: self._moments(name, arrays) for name in names}
+        """Mean and deviation of each entry, by its name: copies. RuntimeError where it knows of no entries yet."""
+        arrays = self.state_dict()
+        if not arrays:
+            raise RuntimeError(f"{self} has no statistics: make it part of an env, or load a state_dict")
+        return {name: self._moments(name, arrays) for name in _names(arrays)}
 
     def to_observation_norm(self) -> Transform:
         """What it does to observations now, as an ObservationNorm (of several parts: a Compose of them)."""
         moments = self.moments()
         norms = []
         for name, source, target in self._entries:
-            keys = (
-                {} if source == () and target == () else {"in_keys": [source or ("observation",)], "out_keys": [target]}
-            )
+            keys = {} if source == () and target == () else {"in_keys": [source or (WHOLE,)], "out_keys": [target]}
             norms.append(ObservationNorm(*moments[name], standard_normal=True, **keys))
         return norms[0] if len(norms) == 1 else Compose(*norms)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums and counts: copies of numpy, safe to keep."""
+        """The statistics: copies of numpy, safe to keep."""
         return {key: np.array(as_array(array)) for key, array in self._state.read().items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, in place; ValueError where names or shapes differ."""
-        with self._state.update() as arrays:
-            own = {key: tuple(array.shape) for key, array in arrays.items()}
-            given = {key: np.shape(array) for key, array in state.items()}
-            if own and own != given:
-                raise ValueError(f"the state has {given}, this VecNorm has {own}")
-            if not own:
-                arrays.update({key: np.array(array, np.float64) for key, array in state.items()})
-                return
-            for key, array in arrays.items():
-                array[...] = like(np.asarray(state[key], np.float64), array)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, or that of an `EnvCreator` whose envs have one VecNorm; in place.
+
+        ValueError, with nothing changed, where names or shapes differ from those of its env. Before it is part of one,
+        names that are no entries of a VecNorm are a ValueError; the others are compared when it becomes part of one.
+        """
+        state = _of_one(state, type(self).__name__)
+        arrays = {key: np.array(state[key], np.float64) for key in state}
+        if not self._state.read():
+            self._take_names(arrays)
+            self._state = LocalState(arrays)
+            return
+        with self._state.update() as own:
+            if _shapes(own) != _shapes(arrays):
+                raise ValueError(f"the state does not fit {self}: expected {_shapes(own)}, got {_shapes(arrays)}")
+            for key, array in own.items():
+                array[...] = like(arrays[key], array)
+
+    def _take_names(self, state: dict[str, np.ndarray]) -> None:
+        """Note the entries of a state that is loaded before there is an env."""
+        names = _names(state)
+        paths: dict[str, Path] = {_name(path): path for path in self.in_keys or ()}
+        if self.in_keys is not None:
+            names = [*paths, *[REWARD] * self.norms_reward]
+        check_keys(self, [f"{name}_{each}" for name in names or ["<name>"] for each in PARTS], state)
+        sources = [(name, paths.get(name, _path(name))) for name in names if name != REWARD]
+        targets = [path for _, path in sources] if self.out_keys is None else self.out_keys
+        self._entries = [(*source, target) for source, target in zip(sources, targets, strict=True)]
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The state with the sums and counts of all of these.
-
-        >>> VecNorm.merged([{"observation_count": 2.0}, {"observation_count": 3.0}])
-        {'observation_count': array(5.)}
-        """
-        return {key: np.array(sum(np.asarray(state[key], np.float64) for state in states)) for key in states[0]}
+        """The state of one that has seen the rows of all of these."""
+        found: dict[str, Any] = {}
+        for name in _names(states[0]):
+            own = [{each: state[f"{name}_{each}"] for each in PARTS} for state in states]
+            found |= {f"{name}_{each}": np.array(value) for each, value in RunningMeanStd.merged(own).items()}
+        return found
 
     # For processes that share it.
 
@@ -263,6 +285,43 @@ class VecNorm(Freezable):
 def like_of(values: Array, array: Array) -> Array:
     """Values that may be of numpy, in the library of `array`."""
     return like(values, array) if isinstance(values, np.ndarray) else values
+
+
+def _add(statistics: RunningMeanStd, rows: Array, decay: float) -> Array:
+    """As `RunningMeanStd.add`, for arrays of other libraries: nothing is asked of a device on the way."""
+    xp = namespace(rows)
+    usable = xp.abs(rows) < LARGEST
+    if rows.ndim > 1:
+        usable = xp.all(usable, axis=tuple(range(1, rows.ndim)), keepdims=True)
+    zeros, count = xp.zeros_like(rows), xp.sum(cast(usable, "float64"))
+    at_least_1 = xp.clip(count, min=1.0)
+    mean = xp.sum(xp.where(usable, rows, zeros), axis=0) / at_least_1
+    centred = xp.where(usable, rows - mean, zeros)
+    var = xp.sum(centred * centred, axis=0) / at_least_1
+    statistics.merge(count, mean, var, decay, rows.shape[0] - count)
+    return rows - statistics.mean
+
+
+def _shapes(arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(array.shape) for key, array in arrays.items()}
+
+
+def _names(state: Mapping[str, Any]) -> list[str]:
+    """The names of the entries of a state, in order."""
+    return list(dict.fromkeys(key.rpartition("_")[0] for key in state))
+
+
+def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The part of the only VecNorm in the state of an `EnvCreator`; any other state as it is."""
+    found = [key.partition(f".{name}.") for key in state]
+    if len({place for place, mark, _ in found if mark}) != 1:
+        return state
+    return {own: state[place + mark + own] for place, mark, own in found if mark}
+
+
+def _path(name: str) -> Path:
+    """The path that `_name` gives this name; numbers are places in a Tuple."""
+    return tuple(int(key) if key.isdigit() else key for key in name.split("."))
 
 
 def _name(path: Path) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from collector.job.job import Frozen, Job, JobError, TransformCall
 from collector.job.statistics.kept import ENVS
@@ -27,9 +26,10 @@ LARGEST_FILE = 2**23
 
 
 def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
-    """Write what a transform (VecNorm, NormalizeReward) has learnt to a file that `frozen` in a job can name.
+    """Write what a transform (VecNorm, NormalizeReward) has learnt, or an `EnvCreator` whose envs have one VecNorm, to
+    a file that `frozen` in a job can name, and that `load_state_dict` takes.
 
-    The file is JSON: what its `state_dict` returns, with lists for arrays. It is replaced at once or not at all. Raises
+    The file is JSON: what `state_dict` returns, with lists for arrays. It is replaced at once or not at all. Raises
     ValueError for a transform that has learnt nothing, OSError where the file cannot be written.
 
     Example::
@@ -37,6 +37,10 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
         venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), VecNorm())
         ...                                                     # train
         save_statistics(venv.transform[0], "statistics.json")
+
+        norm = VecNorm()                                        # in another program
+        norm.load_state_dict(json.loads(Path("statistics.json").read_text()))
+        norm.freeze()
     """
     state = to_json(transform.state_dict())
     if not state:
@@ -66,11 +70,7 @@ def freeze(transform: Any, call: TransformCall) -> None:
     if not isinstance(transform, Freezable):
         raise JobError(f"{call.call} cannot be frozen: it has no statistics; remove `frozen`")
     try:
-        state = from_json(call.frozen.state)
-        own, given = ({name: np.shape(each) for name, each in of.items()} for of in (transform.state_dict(), state))
-        if own != given:
-            raise ValueError(f"it has {given}, and {call.call} has {own} here")
-        transform.load_state_dict(state)
+        transform.load_state_dict(from_json(call.frozen.state))
     except (ValueError, TypeError) as error:
         raise JobError(f"{call.frozen.file} does not fit {call.call}: {error}") from None
     transform.freeze()

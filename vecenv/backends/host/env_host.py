@@ -16,7 +16,7 @@ from vecenv import nest
 from vecenv.backends.host.env_calls import ENV_CALLS
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.info_writer import InfoWriter
-from vecenv.backends.host.layers import is_env
+from vecenv.backends.host.layers import is_env, learning
 from vecenv.backends.host.row_writer import (
     FLAGS,
     IN_INFO_ROW,
@@ -44,6 +44,12 @@ class EnvReport(NamedTuple):
     metadata: Any
     spec: Any
     reward_range: Any
+    learning: Any = None
+    """The names of its wrappers and transforms whose statistics change with each step."""
+
+
+ATTRIBUTES = EnvReport._fields[:-1]
+"""Those parts of a report that are attributes of the env."""
 
 
 class EnvHost:
@@ -307,10 +313,10 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
 def report_of(env: Any) -> EnvReport:
     """What the env reports."""
-    parts = [getattr(env, name, None) for name in EnvReport._fields]
-    if parts[-1] is None:
-        parts[-1] = getattr(getattr(env, "unwrapped", None), "reward_range", None)
-    return own_report(parts)
+    *parts, reward_range = (getattr(env, name, None) for name in ATTRIBUTES)
+    if reward_range is None:
+        reward_range = getattr(getattr(env, "unwrapped", None), "reward_range", None)
+    return own_report([*parts, reward_range, learning(env)])
 
 
 def own_report(parts: Sequence[Any]) -> EnvReport:

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
-from vecenv.backends.host.env_host import EnvReport, own_report
+from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, cast_exactly, own_containers
 from vecenv.backends.ipc import opcodes
@@ -73,7 +73,7 @@ class GymnasiumBackend(Backend):
         metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
         parts = envs.single_observation_space, envs.single_action_space, metadata, envs.spec, None
         self.codec = WholeRounds(self, self._name, envs.single_action_space)
-        self._calls = GymnasiumCalls(envs, own_report(parts)._asdict())
+        self._calls = GymnasiumCalls(envs, dict(zip(ATTRIBUTES, own_report(parts), strict=False)))
         self._some_action = copy.deepcopy(envs.single_action_space).sample()
         return [own_report(parts) for _ in env_fns]
 

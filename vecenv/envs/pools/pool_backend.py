@@ -24,7 +24,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.base import Answered, Answers, Backend, Codec, Taken, WorkerInfo
-from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport
 from vecenv.backends.host.failure import capture, died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
@@ -286,7 +286,7 @@ class PoolBackend(Backend):
             return Answered([capture(error, i, op, local=True) for i in ids])
 
     def _attribute(self, op: str, name: str) -> Any:
-        if op == "get_env_attr" and name in EnvReport._fields:
+        if op == "get_env_attr" and name in ATTRIBUTES:
             return getattr(self._report, name)
         if op == "get_env_attr" and name == "render_mode":
             return self._pool.render_mode
