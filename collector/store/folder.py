@@ -55,10 +55,12 @@ def begin(folder: Path, head: bytes, overwrite: bool) -> None:
     system_calls.write_atomically(folder / MANIFEST, b"")
 
 
-def resume(folder: Path, head: dict[str, Any] | None) -> Manifest:
-    """Take up the data set of a folder that is locked: what was not committed is removed; returns what was.
+def resume(folder: Path, head: dict[str, Any] | None, reopen: bool = False) -> Manifest:
+    """Take up the data set of a folder that is locked: what was not committed is removed; returns what was. With
+    `reopen` its end is removed, too.
 
-    Raises `DatasetError` where it was begun with another `head`, or a shard is missing; nothing is changed then.
+    Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
+    add do not count; nothing is changed then.
     """
     before = read_head(folder)
     if head is not None and (found := changes(head, before)):
@@ -71,6 +73,13 @@ def resume(folder: Path, head: dict[str, Any] | None) -> Manifest:
         path = folder / shard.file
         if not path.is_file() or path.stat().st_size != shard.bytes:
             raise DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")
+    if reopen and manifest.end is not None:
+        if surplus := int((manifest.index.number >= manifest.end).sum()):
+            raise DatasetError(
+                f"{folder} is complete with {manifest.end:,} episodes, and holds {surplus:,} more that do not count: "
+                "choose another folder"
+            )
+        manifest.end, manifest.good_bytes = None, manifest.end_at
     _cut_off(folder / MANIFEST, manifest.good_bytes)
     committed = {shard.file for shard in manifest.shards}
     for each in sorted((folder / SHARDS).glob("w*")):

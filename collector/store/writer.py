@@ -44,6 +44,8 @@ class StoreWriter:
             only, and need `commit_line`.
         resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
             without a line, and half a line.
+        reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
+            until the next `end`. Without, nothing can be added to it.
         overwrite: remove the data set that is there.
         compress: deflate the shards: smaller, slower to write and to read at random.
         commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
@@ -69,6 +71,7 @@ class StoreWriter:
         *,
         writer: int = 0,
         resume: bool = False,
+        reopen: bool = False,
         overwrite: bool = False,
         compress: bool = False,
         commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
@@ -104,12 +107,12 @@ class StoreWriter:
         if (writer == 0) is (commit_line is not None):
             raise ValueError("writer 0 keeps the manifest; the others need commit_line, by which they report to it")
         with on_disk.writing(self.folder, "choose another folder"):
-            self._lock = self._open(head, resume, overwrite)
+            self._lock = self._open(head, resume, reopen, overwrite)
         self._next_shard = on_disk.first_free_shard(self._own)
 
     # Begin
 
-    def _open(self, head: dict[str, Any] | None, resume: bool, overwrite: bool) -> FolderLock:
+    def _open(self, head: dict[str, Any] | None, resume: bool, reopen: bool, overwrite: bool) -> FolderLock:
         if self._commit_line is not None:
             on_disk.make_folders(self._own)
             lock = FolderLock(self._own / on_disk.LOCK)
@@ -123,7 +126,7 @@ class StoreWriter:
         lock = FolderLock(self.folder / on_disk.LOCK)
         try:
             if resume and (self.folder / HEAD).exists():
-                self._take(on_disk.resume(self.folder, head))
+                self._take(on_disk.resume(self.folder, head, reopen))
             elif resume and head is None:
                 read_head(self.folder)  # which says that there is none
             else:

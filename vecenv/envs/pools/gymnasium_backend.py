@@ -243,6 +243,14 @@ class GymnasiumBackend(Backend):
         self._answers.take(ids)
         return [True] * len(ids)
 
+    def note_exception(self, error: BaseException) -> None:
+        """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""
+        envs = self._envs
+        while envs is not None and not hasattr(type(envs), "note_exception"):
+            envs = getattr(envs, "env", None)
+        if envs is not None:
+            envs.note_exception(error)
+
     def release(self) -> None:
         """Leave the VectorEnv to the caller: `close` does not close it any more."""
         self._envs = None
