@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 
 from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, SyncDataCollector, make_head
@@ -17,6 +19,7 @@ from collector.store.record.recorder import EpisodeRecorder
 from tests.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
 from tests.stored import assert_same
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv
+from vecenv.testing import Gates
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 MODES = list(AutoresetMode)
@@ -146,6 +149,54 @@ def test_step_async_and_step_wait(tmp_path: Path) -> None:
             envs.step_async(actions(step))
             envs.step_wait()
     assert len(assert_whole(Dataset(tmp_path))) > 20
+
+
+def test_halves_of_calls_that_are_refused_or_time_out(tmp_path: Path) -> None:
+    gates = Gates(2, length=2)
+    with gates, RecordEpisodes(AsyncVectorEnv(gates.env_fns), tmp_path) as envs:
+        gates.open()
+        envs.reset_async(seed=4)
+        envs.reset_wait()
+        for action in (7, 8):
+            envs.step_async(np.full(2, action))
+            with pytest.raises(AlreadyPendingCallError):
+                envs.step_async(np.full(2, 50))
+            for _ in range(2):
+                with pytest.raises(multiprocessing.TimeoutError):  # which loses nothing
+                    envs.step_wait(timeout=0.01)
+            gates.open()
+            envs.step_wait()
+    assert [(each.seed, each.action.tolist()) for each in Dataset(tmp_path)] == [(4, [7, 8]), (5, [7, 8])]
+
+
+def test_an_env_that_fails_while_others_are_reset(tmp_path: Path) -> None:
+    fns = [partial(Numbered, 0), partial(Numbered, 1), partial(Numbered, 2, breaks_at=1)]
+    with RecordEpisodes(GymnasiumVectorEnv(DummyVectorEnv(fns)), tmp_path) as envs:
+        envs.reset()
+        for step in range(STEPS):
+            try:
+                envs.step(actions(step))
+            except RuntimeError:
+                assert step == 4
+                envs.reset(options={"reset_mask": np.array([False, False, True])})
+    assert len(assert_whole(Dataset(tmp_path))) > 20
+
+
+def test_last_observations_by_their_old_name(tmp_path: Path) -> None:
+    venv = DummyVectorEnv(env_fns(tree=True))
+    envs = GymnasiumVectorEnv(venv, autoreset_mode="same_step", final_info_format="list")
+    with RecordEpisodes(envs, tmp_path) as envs:
+        play(envs, AutoresetMode.SAME_STEP, tree=True)
+    assert len(assert_whole(Dataset(tmp_path))) > 20
+
+
+def test_it_has_the_methods_of_what_it_wraps(tmp_path: Path) -> None:
+    with RecordEpisodes(gymnasium.vector.SyncVectorEnv(env_fns()), tmp_path) as envs:
+        envs.set_attr("taken", 3)
+        assert envs.get_attr("taken") == (3,) * N
+        assert len(envs.envs) == N
+        with pytest.raises(AttributeError, match="reset_async"):
+            envs.reset_async()
 
 
 def test_episodes_that_are_reset_before_their_end_are_not_stored(tmp_path: Path) -> None:

@@ -211,6 +211,9 @@ class RecordedVectorEnv(VectorWrapper):
         finally:
             self._recording.finish(complete=True)
 
+    def __del__(self) -> None:
+        """Not `close`, as in gymnasium before 1.3: what is dropped ends no data set."""
+
     def note_exception(self, error: BaseException) -> None:
         """Commit what has ended, and leave the data set to be resumed: `close` does not end it any more."""
         self._recording.finish_after(error)

@@ -117,6 +117,11 @@ class NativeVectorEnv(BaseVectorEnv):
         """Pass it on to a wrapper of the VectorEnv that keeps data, as `RecordEpisodes` does."""
         self._backend.note_exception(error)
 
+    def close(self) -> None:
+        """Close the VectorEnv. A second call does nothing."""
+        self._backend.closed_by_caller = True
+        super().close()
+
     def release(self) -> None:
         """Close this object, and leave the VectorEnv open, which is the caller's again."""
         self._backend.release()
