@@ -282,6 +282,28 @@ def test_actions_of_dict_spaces_are_stored_by_key(tmp_path: Path) -> None:
             assert set(episode.action["y"]) == {2}
 
 
+def test_actions_of_tuple_spaces_are_batches_for_a_vector_env_and_rows_for_an_engine(tmp_path: Path) -> None:
+    class Two(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.action_space = spaces.Tuple([spaces.Discrete(50), spaces.Box(0, 9, (2,))])
+
+        def step(self, action: Any) -> Any:
+            assert action[1].tolist() == [action[0], 3]
+            return super().step(action[0])
+
+    for name, envs in (("a", gymnasium.vector.SyncVectorEnv([Two] * 2)), ("b", DummyVectorEnv([Two] * 2))):
+        batches = np.array([1, 2]), np.array([[1, 3], [2, 3]], np.float32)
+        with RecordEpisodes(envs, tmp_path / name) as recorded:
+            recorded.reset()
+            for _ in range(4):
+                recorded.step(batches if name == "a" else list(zip(*batches, strict=True)))
+        assert {each.env_id for each in Dataset(tmp_path / name)} == {0, 1}
+        for episode in Dataset(tmp_path / name):
+            assert set(episode.action[0]) == {episode.env_id + 1}
+            assert (episode.action[1] == [episode.env_id + 1, 3]).all()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, tmp_path: Path) -> None:
     rng, n = np.random.default_rng(seed), 5

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
 
 from collector.store.head import make_head
 from collector.store.record.recording import Recording, layout_of
@@ -125,13 +126,13 @@ class RecordedVectorEnv(VectorWrapper):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As that of the VectorEnv."""
-        self._send(self._recording.actions(actions, self._ids))
+        self._send(self._stored(actions))
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self._receive(self._record, self.env.step, actions)
         return result
 
     def step_async(self, actions: Any) -> None:
         """As that of the VectorEnv, where it has one."""
-        rows = nest.map(np.copy, self._recording.actions(actions, self._ids))
+        rows = nest.map(np.copy, self._stored(actions))
         self.env.step_async(actions)  # type: ignore[attr-defined]
         self._send(rows)
 
@@ -144,6 +145,12 @@ class RecordedVectorEnv(VectorWrapper):
         if name in ("reset", "step"):
             self._give_up()
         return self.env.call(name, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def _stored(self, actions: Any) -> Any:
+        """The actions as they are stored. Those of a Tuple space come as a tuple of batches."""
+        if isinstance(actions, tuple) and isinstance(self._recording.sent, tuple):
+            actions = list(iterate(self.env.action_space, actions))
+        return self._recording.actions(actions, self._ids)
 
     def _asked(self, seed: Any, options: dict[str, Any] | None) -> tuple[np.ndarray | None, list[int | None]]:
         """The envs that a reset is of (None: all), and their seeds."""
