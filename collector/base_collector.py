@@ -107,8 +107,10 @@ class BatchCollector(CollectionLoop, BatchIterator):
             self._evaluation = Evaluation(
                 create_env_fn, partial(self._make_again, create_env_kwargs, make, transforms, policy), self.env
             )
-        except BaseException:
+        except BaseException as error:
             # A vector env that was passed is the caller's until there is a collector.
+            if is_own:
+                self._note_exception(error)
             self._close(env_too=is_own)
             if isinstance(create_env_fn, VectorEnv):
                 self.env.release()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -35,6 +37,31 @@ class Interruptor:
     def collection_stopped(self) -> bool:
         """Whether batches are to end now."""
         return self._stopped
+
+
+@contextmanager
+def sigint_deferred() -> Iterator[None]:
+    """A critical section: Ctrl-C takes effect behind it, a second one at once.
+
+    Nothing is changed outside the main thread, in which handlers run, and where SIGINT has no handler of Python.
+    """
+    before, pending = signal.getsignal(signal.SIGINT), list[FrameType | None]()
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        pending.append(frame)
+        if len(pending) > 1:
+            before(signum, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pending:
+            before(signal.SIGINT, pending[0])
 
 
 class StopSignals(Interruptor):

@@ -28,6 +28,7 @@ from vecenv import (
     EnvWorker,
     GymnasiumVectorEnv,
     RayVectorEnv,
+    RowWiseWrapper,
     ShmemVectorEnv,
     SubprocVectorEnv,
     VectorEnvError,
@@ -121,6 +122,31 @@ def is_usable_after_an_interrupt(
             interrupts += 1
     assert interrupts == 1
     usable(venv)
+
+
+@pytest.mark.parametrize("call", ["step", "partial", "recv", "reset"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_interrupt_when_the_round_is_over_leaves_envs_that_need_a_reset(
+    call: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "step": lambda: envs.step(ACTIONS),
+        "partial": lambda: envs.step([0], [1]),
+        "recv": lambda: (envs.send([0], [1]), envs.recv()),
+        "reset": lambda: envs.reset([1]),
+    }
+    with DummyVectorEnv(counters(2)) as venv:
+        envs = RowWiseWrapper(venv) if wrapped else venv
+        envs.reset()
+        owner: Any = envs if wrapped else venv.engine.results
+        steps, resets = ("map_round", "map_reset") if wrapped else ("rows", "info")
+        name = resets if call == "reset" else steps
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted(getattr(owner, name)))
+            with pytest.raises(KeyboardInterrupt):
+                calls[call]()
+        assert envs.failed_id == ([0, 1] if call == "step" else [1])
+        usable(envs)
 
 
 def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,86 +11,18 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 
-from collector import Dataset, DatasetError, Episode, RecordEpisodes, StoreWriter, SyncDataCollector, make_head
+from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, SyncDataCollector, make_head
 from collector.store.record.recorder import EpisodeRecorder
+from tests.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
 from tests.stored import assert_same
-from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest
+from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv
+from vecenv.testing import Gates
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 MODES = list(AutoresetMode)
-N, STEPS = 3, 40
-
-
-class Numbered(gymnasium.Env):
-    """Episodes of 1 + (number of the env + episode) % 4 steps; what is observed are env, episode and step."""
-
-    def __init__(self, number: int, tree: bool = False, breaks_at: int = -1) -> None:
-        box = spaces.Box(-1, 10_000, (3,), np.float32)
-        self.tree, self.number, self.episode, self.taken, self.breaks_at = tree, number, -1, 0, breaks_at
-        self.observation_space = spaces.Dict({"a": box, "b": spaces.Tuple([spaces.Discrete(99)])}) if tree else box
-        self.action_space = spaces.Dict({"x": spaces.Discrete(50)}) if tree else spaces.Discrete(50)
-
-    def observe(self) -> Any:
-        obs = np.array([self.number, self.episode, self.taken], np.float32)
-        return {"a": obs, "b": (np.int64(self.taken),)} if self.tree else obs
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.episode, self.taken = self.episode + 1, 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        self.taken += 1
-        if self.episode == self.breaks_at and self.taken == 1:
-            raise RuntimeError("broken")
-        over = self.taken == self.length(self.episode)
-        self.last = int(action["x"] if self.tree else action)
-        return self.observe(), float(self.last), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
-
-    def length(self, episode: int) -> int:
-        return 1 + (self.number + episode) % 4
-
-
-def env_fns(tree: bool = False, **options: Any) -> list[Any]:
-    return [partial(Numbered, number, tree, **options) for number in range(N)]
-
-
-def actions(step: int, tree: bool = False) -> Any:
-    drawn = np.random.default_rng(step).integers(0, 50, N)
-    return {"x": drawn} if tree else drawn
-
-
-def assert_whole(data: Dataset, complete: bool = True) -> dict[tuple[int, int], Episode]:
-    """Each episode is one that its env played, with rewards that are its actions; by env and episode."""
-    assert data.verify() == []
-    assert data.complete is complete
-    found = {}
-    for episode in data:
-        rows = nest.leaves(episode.obs)
-        obs = next(rows)
-        env, number = int(obs[0, 0]), int(obs[0, 1])
-        length = 1 + (env + number) % 4
-        assert obs[:, 2].tolist() == list(range(length + 1))
-        assert (obs[:, :2] == obs[0, :2]).all()
-        action = next(nest.leaves(episode.action))
-        assert action.tolist() == episode.reward.tolist()
-        assert len(episode) == length
-        assert episode.terminated[-1] == (number % 2 == 0)
-        assert episode.truncated[-1] == (number % 2 == 1)
-        assert episode.env_id == env
-        found[env, number] = episode
-    assert len(found) == len(data)
-    return found
-
-
-def play(envs: Any, mode: AutoresetMode, steps: int = STEPS, tree: bool = False) -> None:
-    envs.reset(seed=5)
-    for step in range(steps):
-        _, _, terminated, truncated, _ = envs.step(actions(step, tree))
-        if mode is AutoresetMode.DISABLED and (terminated | truncated).any():
-            envs.reset(options={"reset_mask": terminated | truncated})
 
 
 MAKERS: dict[str, Any] = {
@@ -218,6 +151,54 @@ def test_step_async_and_step_wait(tmp_path: Path) -> None:
     assert len(assert_whole(Dataset(tmp_path))) > 20
 
 
+def test_halves_of_calls_that_are_refused_or_time_out(tmp_path: Path) -> None:
+    gates = Gates(2, length=2)
+    with gates, RecordEpisodes(AsyncVectorEnv(gates.env_fns), tmp_path) as envs:
+        gates.open()
+        envs.reset_async(seed=4)
+        envs.reset_wait()
+        for action in (7, 8):
+            envs.step_async(np.full(2, action))
+            with pytest.raises(AlreadyPendingCallError):
+                envs.step_async(np.full(2, 50))
+            for _ in range(2):
+                with pytest.raises(multiprocessing.TimeoutError):  # which loses nothing
+                    envs.step_wait(timeout=0.01)
+            gates.open()
+            envs.step_wait()
+    assert [(each.seed, each.action.tolist()) for each in Dataset(tmp_path)] == [(4, [7, 8]), (5, [7, 8])]
+
+
+def test_an_env_that_fails_while_others_are_reset(tmp_path: Path) -> None:
+    fns = [partial(Numbered, 0), partial(Numbered, 1), partial(Numbered, 2, breaks_at=1)]
+    with RecordEpisodes(GymnasiumVectorEnv(DummyVectorEnv(fns)), tmp_path) as envs:
+        envs.reset()
+        for step in range(STEPS):
+            try:
+                envs.step(actions(step))
+            except RuntimeError:
+                assert step == 4
+                envs.reset(options={"reset_mask": np.array([False, False, True])})
+    assert len(assert_whole(Dataset(tmp_path))) > 20
+
+
+def test_last_observations_by_their_old_name(tmp_path: Path) -> None:
+    venv = DummyVectorEnv(env_fns(tree=True))
+    envs = GymnasiumVectorEnv(venv, autoreset_mode="same_step", final_info_format="list")
+    with RecordEpisodes(envs, tmp_path) as envs:
+        play(envs, AutoresetMode.SAME_STEP, tree=True)
+    assert len(assert_whole(Dataset(tmp_path))) > 20
+
+
+def test_it_has_the_methods_of_what_it_wraps(tmp_path: Path) -> None:
+    with RecordEpisodes(gymnasium.vector.SyncVectorEnv(env_fns()), tmp_path) as envs:
+        envs.set_attr("taken", 3)
+        assert envs.get_attr("taken") == (3,) * N
+        assert len(envs.envs) == N
+        with pytest.raises(AttributeError, match="reset_async"):
+            envs.reset_async()
+
+
 def test_episodes_that_are_reset_before_their_end_are_not_stored(tmp_path: Path) -> None:
     with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path) as envs:
         for _ in range(4):
@@ -299,6 +280,28 @@ def test_actions_of_dict_spaces_are_stored_by_key(tmp_path: Path) -> None:
         for episode in Dataset(tmp_path / name):
             assert set(episode.action["x"]) == {1}
             assert set(episode.action["y"]) == {2}
+
+
+def test_actions_of_tuple_spaces_are_batches_for_a_vector_env_and_rows_for_an_engine(tmp_path: Path) -> None:
+    class Two(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.action_space = spaces.Tuple([spaces.Discrete(50), spaces.Box(0, 9, (2,))])
+
+        def step(self, action: Any) -> Any:
+            assert action[1].tolist() == [action[0], 3]
+            return super().step(action[0])
+
+    for name, envs in (("a", gymnasium.vector.SyncVectorEnv([Two] * 2)), ("b", DummyVectorEnv([Two] * 2))):
+        batches = np.array([1, 2]), np.array([[1, 3], [2, 3]], np.float32)
+        with RecordEpisodes(envs, tmp_path / name) as recorded:
+            recorded.reset()
+            for _ in range(4):
+                recorded.step(batches if name == "a" else list(zip(*batches, strict=True)))
+        assert {each.env_id for each in Dataset(tmp_path / name)} == {0, 1}
+        for episode in Dataset(tmp_path / name):
+            assert set(episode.action[0]) == {episode.env_id + 1}
+            assert (episode.action[1] == [episode.env_id + 1, 3]).all()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -147,8 +147,12 @@ class BaseVectorEnv:
         """
         engine = self.engine
         if self._exchanges and action is not None and id is None and env_id is None:
-            taken = engine.exchange(action, reset, autoreset)
-            return engine.results.rows(None, engine.all_ids, taken)
+            try:
+                taken = engine.exchange(action, reset, autoreset)
+                return engine.results.rows(None, engine.all_ids, taken)
+            except INTERRUPTS as error:  # also after the round, whose results are lost then
+                engine.abandon(error, engine.all_ids)
+                raise
         if action is None and reset is None:
             engine.check_open()
             self._as_ids(id, env_id)
@@ -197,8 +201,13 @@ class BaseVectorEnv:
         All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
         that failed is raised with the others' results in its `partial`.
         """
-        received = self.engine.receive()
-        return self.engine.results.rows(*received)
+        engine = self.engine
+        received = engine.receive()
+        try:
+            return engine.results.rows(*received)
+        except INTERRUPTS as error:
+            engine.abandon(error, received[1])
+            raise
 
     def rand_step(self, id: Any = None, **kwargs: Any) -> Step:
         """`step` with an action drawn from the action space of each env `id` (default all), which `seed` seeds."""
@@ -371,8 +380,18 @@ class BaseVectorEnv:
     def __enter__(self) -> Any:
         return self
 
+    def note_exception(self, error: BaseException) -> None:
+        """Called before `close` where an exception ends the caller's loop: by a `with` block, and by collectors.
+
+        What keeps data of the loop overrides it, as `RecordEpisodes` does; does nothing here.
+        """
+
     def __exit__(self, *exception: Any) -> None:
-        self.close()
+        try:
+            if exception and exception[1] is not None:
+                self.note_exception(exception[1])
+        finally:
+            self.close()
 
     def __len__(self) -> int:
         return self.env_num

@@ -11,10 +11,9 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv, engine_of
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.round_requests import reset_rows
+from vecenv.engine.arguments.round_requests import round_envs
+from vecenv.engine.interrupts import INTERRUPTS
 from vecenv.errors import Partial
-from vecenv.nest import tensor_on_host
 from vecenv.running_mean_std import RunningMeanStd
 
 
@@ -96,6 +95,10 @@ class VectorEnvWrapper(BaseVectorEnv):
     def stats(self) -> dict[str, Any]:
         return self.venv.stats()
 
+    def note_exception(self, error: BaseException) -> None:
+        if (note := getattr(self.venv, "note_exception", None)) is not None:  # else only used like a vector env
+            note(error)
+
     def close(self) -> None:
         self.venv.close()
 
@@ -162,66 +165,79 @@ class RowWiseWrapper(VectorEnvWrapper):
         """What is returned for rows (k, ...) of envs that stepped: (obs, rew, terminated, truncated, info)."""
         return obs, rew, terminated, truncated, info
 
+    def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
+        """Called with the arguments of `reset` before it is passed on; does nothing here."""
+
+    def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
+        """Called with the arguments of `step` or `send` before the round is sent. A subclass that overrides it calls
+        this one too.
+        """
+        if not self._resets and "reset" not in kwargs and "autoreset" not in kwargs:
+            return
+        if kwargs.get("autoreset") and not self.keeps_autoreset:
+            raise TypeError(
+                f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
+                "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"
+            )
+        if kwargs.get("reset") is None and not self._resets:
+            return
+        n = len(self)
+        ids, resets = round_envs(n, action, id, kwargs)
+        asked = set(range(n) if ids is None else ids.tolist())
+        asked -= set(self.venv.waiting_id)  # of these the round is refused, and they go on as they are
+        self._resets = (self._resets - asked) | asked.intersection(resets)
+
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
+        self.note_reset(id, kwargs)
         try:
-            obs, info = self.venv.reset(id, **kwargs)
+            return self.map_reset(*self.venv.reset(id, **kwargs))
+        except INTERRUPTS as error:
+            self._abandon(error, round_envs(len(self), (), id, kwargs)[0])
+            raise
         except Exception as error:
             partial = getattr(error, "partial", None)
             if isinstance(partial, Partial):
                 obs, info = self.map_reset(partial.obs, partial.info)
                 error.partial = partial._replace(obs=obs, info=info)  # type: ignore[attr-defined]
             raise
-        return self.map_reset(obs, info)
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`, with the rows of `map_step`."""
-        if self._resets or "reset" in kwargs or "autoreset" in kwargs:
-            self._note_resets(action, id, kwargs)
+        self.note_round(action, id, kwargs)
         try:
-            obs, rew, terminated, truncated, info = self.venv.step(
-                action if action is None else self.map_action(action), id, **kwargs
-            )
-        except Exception as error:
-            self._map_partial(error)
+            return self._mapped(self.venv.step, action if action is None else self.map_action(action), id, **kwargs)
+        except INTERRUPTS as error:
+            self._abandon(error, round_envs(len(self), (), id, kwargs)[0])
             raise
-        return self.map_round(obs, rew, terminated, truncated, info)
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        if self._resets or "reset" in kwargs or "autoreset" in kwargs:
-            self._note_resets(action, id, kwargs)
+        self.note_round(action, id, kwargs)
         self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
 
     def recv(self) -> Any:
         """As `venv.recv`, with the rows of `map_step`."""
+        waiting = self.venv.waiting_id
         try:
-            obs, rew, terminated, truncated, info = self.venv.recv()
+            return self._mapped(self.venv.recv)
+        except INTERRUPTS as error:
+            self._abandon(error, waiting)
+            raise
+
+    def _mapped(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """The round that `call` returns, mapped."""
+        try:
+            rows = call(*args, **kwargs)
         except Exception as error:
             self._map_partial(error)
             raise
-        return self.map_round(obs, rew, terminated, truncated, info)
+        return self.map_round(*rows)
 
-    def _note_resets(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Before a round is sent: note which of its envs it resets."""
-        if kwargs.get("autoreset") and not self.keeps_autoreset:
-            raise TypeError(
-                f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
-                "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"
-            )
-        reset, n = tensor_on_host(kwargs.get("reset")), len(self)
-        if reset is None and not self._resets:
-            return
-        if action is None:
-            asked = resets = set() if reset is None else set(as_ids(reset, n).tolist())
-        else:
-            id = kwargs.get("env_id") if id is None else id
-            ids = None if id is None else as_ids(tensor_on_host(id), n)
-            rows = np.arange(n) if ids is None else ids
-            asked = set(rows.tolist())
-            resets = set() if reset is None else set(rows[reset_rows(ids, reset, n)].tolist())
-        asked = asked - set(self.venv.waiting_id)  # of these the round is refused, and they go on as they are
-        self._resets = (self._resets - asked) | (resets & asked)
+    def _abandon(self, error: BaseException, ids: Any) -> None:
+        """After an interrupt these envs need a reset, also where it came when the engine had done its part."""
+        if (engine := getattr(self, "engine", None)) is not None and not engine.closed:
+            engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
         """Which rows of a round are of envs that were reset in it; None for none."""

@@ -88,5 +88,12 @@ class BatchIterator(ABC):
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            if exception and exception[1] is not None:
+                self._note_exception(exception[1])
+        finally:
+            self.shutdown()
+
+    def _note_exception(self, error: BaseException) -> None:  # noqa: B027  most keep no data of their own
+        """Called before the `shutdown` that an exception is the cause of."""

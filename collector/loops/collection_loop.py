@@ -141,6 +141,7 @@ class CollectionLoop(ABC):
             return
         add_note(error, f"the collector was shut down by this: {why}")
         self._shut_down_by = type(error).__name__
+        self._note_exception(error)
         self.shutdown()
 
     def _recover(self) -> None:
@@ -241,6 +242,11 @@ class CollectionLoop(ABC):
         """
         if not self._closed:
             self._close(env_too=close_env)
+
+    def _note_exception(self, error: BaseException) -> None:
+        """Before an exception closes the vector env: let it know, so that `RecordEpisodes` ends no data set."""
+        if not self._closed and (note := getattr(self.env, "note_exception", None)) is not None:
+            note(error)
 
     def _close(self, env_too: bool) -> None:
         self._closed = True

@@ -57,12 +57,16 @@ def begin(folder: SafeFolder, head: bytes, overwrite: bool) -> None:
 
 
 def resume(
-    folder: SafeFolder, head: dict[str, Any] | None, check: Callable[[Manifest], object] = lambda manifest: None
+    folder: SafeFolder,
+    head: dict[str, Any] | None,
+    check: Callable[[Manifest], object] = lambda manifest: None,
+    reopen: bool = False,
 ) -> Manifest:
-    """Take up the data set of a folder that is locked: what was not committed is removed; returns what was.
+    """Take up the data set of a folder that is locked: what was not committed is removed; returns what was. With
+    `reopen` its end is removed, too.
 
-    Raises `DatasetError` where it was begun with another `head`, or a shard is missing, and what `check` raises, which
-    is called with the manifest; nothing is changed then.
+    Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
+    add do not count, and what `check` raises, which is called with the manifest; nothing is changed then.
     """
     before = read_head(folder)
     if head is not None and (found := changes(head, before)):
@@ -77,6 +81,13 @@ def resume(
                 f"{folder.path / shard.file} is missing or does not match {MANIFEST}; restore it, or collect again"
             )
     check(manifest)
+    if reopen and manifest.end is not None:
+        if surplus := int((manifest.index.number >= manifest.end).sum()):
+            raise DatasetError(
+                f"{folder.path} is complete with {manifest.end:,} episodes, and holds {surplus:,} more that do not "
+                "count: choose another folder"
+            )
+        manifest.end, manifest.good_bytes = None, manifest.end_at
     _cut_off(folder, MANIFEST, manifest.good_bytes)
     committed = {shard.file for shard in manifest.shards}
     if folder.kind(SHARDS):

@@ -93,6 +93,8 @@ class Manifest:
     """None as long as no shard is committed."""
     end: int | None = None
     """Of a complete data set: numbers below this count."""
+    end_at: int = 0
+    """Where the line of the end begins: so many bytes are before it."""
     failed: dict[str, int] = field(default_factory=dict)
     """Counts of failures, added up."""
     state: Any = None
@@ -154,6 +156,7 @@ class Reading:
         self.shards: list[ShardRecord] = []
         self.layout: Layout | None = None
         self.end: int | None = None
+        self.end_at = 0
         self.failed: dict[str, int] = {}
         self.state: Any = None
         self.good_bytes = 0
@@ -172,7 +175,7 @@ class Reading:
         elif line.keys() == {"end", "episodes"}:
             if line["end"] != "complete":
                 raise DatasetError(f"its end is {line['end']!r}, expected 'complete'")
-            self.end = _count(line, "episodes")
+            self.end, self.end_at = _count(line, "episodes"), self.good_bytes
         elif line.keys() - _NOTES == _SHARD_KEYS:
             self._take_shard(line)
         elif not line or line.keys() - _NOTES:
@@ -232,7 +235,9 @@ class Reading:
             raise DatasetError(f"it has episode {twice} twice")
         if self.layout is None and self.end:
             raise DatasetError(f"it ends with {self.end} episodes, and has none")
-        return Manifest(self.shards, index, self.layout, self.end, self.failed, self.state, self.good_bytes)
+        return Manifest(
+            self.shards, index, self.layout, self.end, self.end_at, self.failed, self.state, self.good_bytes
+        )
 
 
 def _count(line: dict[str, Any], key: str) -> int:

@@ -44,6 +44,8 @@ class StoreWriter:
             only, and need `commit_line`.
         resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
             without a line, and half a line.
+        reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
+            until the next `end`. Without, nothing can be added to it.
         overwrite: remove the data set that is there.
         compress: deflate the shards: smaller, slower to write and to read at random.
         commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
@@ -71,6 +73,7 @@ class StoreWriter:
         *,
         writer: int = 0,
         resume: bool = False,
+        reopen: bool = False,
         overwrite: bool = False,
         compress: bool = False,
         commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
@@ -113,7 +116,7 @@ class StoreWriter:
             self.opened = SafeFolder.make(self.folder)
             """The folder, for what else is written there; it is closed with the writer."""
             try:
-                self._lock = self._open(head, content, resume, overwrite, check)
+                self._lock = self._open(head, content, resume, reopen, overwrite, check)
                 self._next_shard = on_disk.first_free_shard(self.opened, self._own)
             except BaseException:
                 self.opened.close()
@@ -121,7 +124,9 @@ class StoreWriter:
 
     # Begin
 
-    def _open(self, head: Any, content: bytes | None, resume: bool, overwrite: bool, check: Any) -> FolderLock:
+    def _open(
+        self, head: Any, content: bytes | None, resume: bool, reopen: bool, overwrite: bool, check: Any
+    ) -> FolderLock:
         if self._commit_line is not None:
             with self.opened.inside(self._own, make=True) as own:
                 own.check()
@@ -132,7 +137,7 @@ class StoreWriter:
         lock = FolderLock(self.opened)
         try:
             if resume and self.opened.kind(HEAD):
-                self._take(on_disk.resume(self.opened, head, check))
+                self._take(on_disk.resume(self.opened, head, check, reopen))
             elif resume and head is None:
                 read_head(self.opened)  # which says that there is none
             else:

@@ -38,6 +38,8 @@ class EnvStatus:
     @property
     def waiting_ids(self) -> list[int]:
         """The ids of the envs in flight."""
+        if self.bytes.tobytes() == self.all_idle:
+            return []
         return [i for i in self.all_ids if self.bytes[i] != opcodes.IDLE and i not in self.abandoned]
 
     @property

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
 
-from collector.store.errors import DatasetError
 from collector.store.head import make_head
-from collector.store.record.recorder import EpisodeRecorder, space_rows
+from collector.store.record.recording import Recording, layout_of
 from collector.store.writer import StoreWriter
 from vecenv import nest
+from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments.round_requests import round_envs
 from vecenv.engine.arguments.seeding import spread_seeds
 from vecenv.wrappers import RowWiseWrapper
 
@@ -40,16 +43,22 @@ def RecordEpisodes(
         autoreset_mode: where the metadata of a VectorEnv do not have it.
         shard_bytes: episodes are committed when they have so many bytes,
         shard_seconds: or when the first of them is so old. What is not committed is lost when the process is killed.
-        compress, resume, overwrite: as in `StoreWriter`.
+        compress, overwrite: as in `StoreWriter`.
+        resume: go on with the data set that is in the folder, also with one that is complete: it is incomplete again
+            until it is closed. Begin one where there is none.
         more: entries for the head of the data set, which must be JSON.
 
     Episodes are numbered in the order of their ends. Those that are in progress when the envs are closed, are reset
     before their end, or break off because an env failed, are not stored. `seed` of an episode is the one that its
-    reset was given; it is None where the vector env resets by itself. `close` ends the data set; leaving a `with`
-    block by an exception commits and leaves it to be resumed. Read it with `Dataset(folder)`.
+    reset was given; it is None where the vector env resets by itself.
 
-    Raises `DatasetError` where the folder cannot be used, the spaces have no arrays, or the disk is full; ValueError
-    for an unknown autoreset mode.
+    `close`, or leaving a `with` block, ends the data set, also where a wrapper or a collector around it closes it.
+    Where an exception (Ctrl-C too) leaves the `with` block of this object, of a wrapper, or of a collector, the data
+    set is not ended: `resume=True` goes on with it. So it is where this object is dropped, or the program ends, without
+    `close`. In all these cases the episodes that have ended are committed. Read it with `Dataset(folder)`.
+
+    Raises `DatasetError` where the folder cannot be used, the spaces have no arrays of one form, or the disk is full;
+    ValueError for an unknown autoreset mode, and for a vector env with `stack_obs=False`.
 
     >>> import tempfile, gymnasium
     >>> from collector import Dataset
@@ -61,128 +70,138 @@ def RecordEpisodes(
     >>> Dataset(folder)[0].seed in (0, 1)
     True
     """
-    options: dict[str, Any] = {"compress": compress, "resume": resume, "overwrite": overwrite}
+    limits = shard_bytes, shard_seconds
+    options: dict[str, Any] = {"compress": compress, "resume": resume, "overwrite": overwrite, "reopen": resume}
     if isinstance(venv, VectorEnv):
         mode = autoreset_mode or venv.metadata.get("autoreset_mode")
         if mode is None:
             raise ValueError(f"the metadata of {venv} have no autoreset_mode: pass autoreset_mode=")
-        mode = AutoresetMode(mode)
-        spaces = venv.single_observation_space, venv.single_action_space
-        writer = _writer(folder, spaces, more, options)
-        return RecordedVectorEnv(venv, writer, mode, shard_bytes, shard_seconds)
+        mode, spaces = AutoresetMode(mode), (venv.single_observation_space, venv.single_action_space)
+        layout = layout_of([spaces[0]], [spaces[1]])
+        writer = StoreWriter(folder, make_head(*spaces, made_by="RecordEpisodes", **more), **options)
+        return RecordedVectorEnv(venv, Recording(writer, venv.num_envs, layout.action, limits), mode)
     if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
         raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
+    layout = layout_of(venv.observation_space, venv.action_space)
+    engine = getattr(venv, "engine", None)
+    if engine is not None and engine.results.splits:
+        raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     spaces = venv.observation_space[0], venv.action_space[0]
-    return RecordedEngine(venv, _writer(folder, spaces, more, options), shard_bytes, shard_seconds)
-
-
-def _writer(folder: Any, spaces: tuple[Any, Any], more: dict[str, Any], options: dict[str, Any]) -> StoreWriter:
-    try:
-        for space in spaces:
-            space_rows(space, 0)
-    except (TypeError, AttributeError) as error:
-        raise DatasetError(f"only arrays of numbers can be stored: {error}") from None
-    return StoreWriter(folder, make_head(*spaces, made_by="RecordEpisodes", **more), **options)
-
-
-class _Recording:
-    """The part that both wrappers have: the writer, and a recorder once the first observations are there."""
-
-    def __init__(self, writer: StoreWriter, n: int, action_space: Any, shard_bytes: int, shard_seconds: float) -> None:
-        self.writer = writer
-        self.n = n
-        self._actions = space_rows(action_space, n)
-        self._limits = shard_bytes, shard_seconds
-        self._recorder: EpisodeRecorder | None = None
-
-    def recorder(self, obs: Any) -> EpisodeRecorder:
-        """The recorder for rows like these."""
-        if self._recorder is None:
-            self._recorder = EpisodeRecorder(self.n, self.writer, obs, self._actions, *self._limits)
-        return self._recorder
-
-    def discard(self) -> None:
-        """Give up what is in progress."""
-        if self._recorder is not None:
-            self._recorder.discard()
-
-    def finish(self, complete: bool) -> None:
-        """Commit what has ended, and give the folder back."""
-        if self.writer.ended is not None or self.writer.closed:
-            return
-        try:
-            if self._recorder is not None:
-                self._recorder.cut()
-            self.writer.commit()
-            if complete:
-                self.writer.end()
-        finally:
-            self.writer.close()
+    writer = StoreWriter(folder, make_head(*spaces, made_by="RecordEpisodes", **more), **options)
+    return RecordedEngine(venv, Recording(writer, len(venv), layout.action, limits))
 
 
 class RecordedVectorEnv(VectorWrapper):
     """What `RecordEpisodes` makes of a gymnasium VectorEnv."""
 
-    def __init__(
-        self, env: Any, writer: StoreWriter, mode: AutoresetMode, shard_bytes: int, shard_seconds: float
-    ) -> None:
+    def __init__(self, env: Any, recording: Recording, mode: AutoresetMode) -> None:
         super().__init__(env)
-        self._mode = mode
-        self._recording = _Recording(writer, env.num_envs, env.single_action_space, shard_bytes, shard_seconds)
+        self._recording, self._mode, self._ids = recording, mode, range(recording.n)
         self._over = np.zeros(0, np.int64)
         """The envs that the next step resets (NEXT_STEP)."""
-        self._sent: Any = None
+        self._pending: Any = None
+        """What `step_async` or `reset_async` sent, until its results are there."""
+        recording.finish_with(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Forward what only the wrapped object has."""
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As that of the VectorEnv."""
-        mask = None if options is None else options.get("reset_mask")
-        ids = None if mask is None else np.flatnonzero(mask)
-        try:
-            obs, infos = self.env.reset(seed=seed, options=options)
-        except BaseException:
-            self._recording.discard()
-            raise
-        seeds = spread_seeds(seed, range(self.num_envs))
-        if ids is None:
-            self._recording.recorder(obs).begin(None, obs, seeds)
-            self._over = np.zeros(0, np.int64)
-        else:
-            self._recording.recorder(obs).begin(ids, nest.take(obs, ids), [seeds[i] for i in ids.tolist()])
-            self._over = np.setdiff1d(self._over, ids)
-        return obs, infos
+        self._send(self._asked(seed, options))
+        return self._receive(self._begin, self.env.reset, seed=seed, options=options)
+
+    def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
+        """As that of the VectorEnv, where it has one."""
+        asked = self._asked(seed, options)
+        self.env.reset_async(seed, options)  # type: ignore[attr-defined]
+        self._send(asked)
+
+    def reset_wait(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of the VectorEnv, where it has one."""
+        return self._receive(self._begin, self.env.reset_wait, *args, **kwargs)  # type: ignore[attr-defined]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As that of the VectorEnv."""
-        try:
-            result = self.env.step(actions)
-        except BaseException:
-            self._recording.discard()  # which envs have stepped is not known
-            raise
-        self._record(actions, result)
+        self._send(self._stored(actions))
+        result: tuple[Any, Any, Any, Any, dict[str, Any]] = self._receive(self._record, self.env.step, actions)
         return result
 
     def step_async(self, actions: Any) -> None:
         """As that of the VectorEnv, where it has one."""
-        self._sent = nest.map(np.array, actions)
+        rows = nest.map(np.copy, self._stored(actions))
         self.env.step_async(actions)  # type: ignore[attr-defined]
+        self._send(rows)
 
     def step_wait(self, *args: Any, **kwargs: Any) -> Any:
         """As that of the VectorEnv, where it has one."""
+        return self._receive(self._record, self.env.step_wait, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """As that of the VectorEnv, where it has one; a method that steps or resets ends what is recorded."""
+        if name in ("reset", "step"):
+            self._give_up()
+        return self.env.call(name, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def _stored(self, actions: Any) -> Any:
+        """The actions as they are stored. Those of a Tuple space come as a tuple of batches."""
+        if isinstance(actions, tuple) and isinstance(self._recording.sent, tuple):
+            actions = list(iterate(self.env.action_space, actions))
+        return self._recording.actions(actions, self._ids)
+
+    def _asked(self, seed: Any, options: dict[str, Any] | None) -> tuple[np.ndarray | None, list[int | None]]:
+        """The envs that a reset is of (None: all), and their seeds."""
+        mask, seeds = None if options is None else options.get("reset_mask"), spread_seeds(seed, self._ids)
+        if mask is None:
+            return None, seeds
+        ids = np.flatnonzero(mask)
+        return ids, [seeds[i] for i in ids.tolist()]
+
+    def _send(self, what: Any) -> None:
+        """Note what is sent; where results of what was sent before never came, its envs are in unknown states."""
+        if self._pending is not None:
+            self._give_up()
+        self._pending = what
+
+    def _receive(self, note: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """What `call` returns, once `note` has recorded it. After an exception it is not known which envs have stepped;
+        only a call that has timed out may be repeated.
+        """
         try:
-            result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
-        except BaseException:
-            self._recording.discard()
+            result = call(*args, **kwargs)
+            pending, self._pending = self._pending, None
+            if pending is None:
+                self._give_up()
+            else:
+                note(pending, *result)
+        except multiprocessing.TimeoutError:
             raise
-        self._record(self._sent, result)
+        except BaseException:
+            self._give_up()
+            raise
         return result
 
-    def _record(self, actions: Any, result: Any) -> None:
-        obs, reward, terminated, truncated, infos = result
+    def _give_up(self) -> None:
+        self._pending, self._over = None, np.zeros(0, np.int64)
+        self._recording.discard()
+
+    def _begin(self, asked: Any, obs: Any, _: dict[str, Any]) -> None:
+        """Begin the episodes of a reset."""
+        ids, seeds = asked
+        rows = obs if ids is None else nest.take(obs, ids)
+        self._recording.recorder(obs).begin(ids, rows, seeds)
+        self._over = np.setdiff1d(self._over, np.array(self._ids) if ids is None else ids)
+
+    def _record(self, actions: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: Any) -> None:
+        """Record a step."""
         recorder = self._recording.recorder(obs)
         same_step = self._mode is AutoresetMode.SAME_STEP
         if "restarted" in infos or "restarted" in infos.get("final_info", ()):
             recorder.discard(_restarted(infos, self.num_envs))
-        last_obs = (lambda row: _row_of(infos["final_obs"], row)) if same_step else None
+        last_obs = (lambda row: _row_of(_final_obs(infos), row)) if same_step else None
         ended = recorder.step(None, actions, obs, reward, terminated, truncated, last_obs)
         if same_step:
             if ended.size:
@@ -199,13 +218,29 @@ class RecordedVectorEnv(VectorWrapper):
         finally:
             self._recording.finish(complete=True)
 
+    def __del__(self) -> None:
+        """Not `close`, as in gymnasium before 1.3: what is dropped ends no data set."""
+
+    def note_exception(self, error: BaseException) -> None:
+        """Commit what has ended, and leave the data set to be resumed: `close` does not end it any more."""
+        self._recording.finish_after(error)
+        if (note := getattr(self.env, "note_exception", None)) is not None:
+            note(error)
+
     def __enter__(self) -> RecordedVectorEnv:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if exception and exception[0] is not None:
-            self._recording.finish(complete=False)
-        self.close()
+        try:
+            if exception and exception[1] is not None:
+                self.note_exception(exception[1])
+        finally:
+            self.close()
+
+
+def _final_obs(infos: dict[str, Any]) -> Any:
+    """The last observations of a step in SAME_STEP mode; `final_observation` is their name in gymnasium 0.29."""
+    return infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
 
 
 def _row_of(final_obs: Any, row: int) -> Any:
@@ -224,107 +259,99 @@ def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
     return np.flatnonzero(found)
 
 
-def _own_last_obs(obs: Any, info: dict[str, Any], row: int) -> Any:
-    """The last observation of an episode; where its env was reset in that round, it is in the info."""
-    begun = "final_obs" in info and "final_info" in info
-    return info["final_obs"] if begun else nest.take(obs, row)
-
-
-def _put_actions(column: np.ndarray, at: Any, rows: Any) -> None:
-    """Write the actions of the envs `at`, in whatever form they were passed."""
-    values = nest.as_array(rows)
-    if values.dtype == object:
-        values = np.stack(list(values))
-    if values.dtype != column.dtype:
-        values = values.astype(column.dtype, casting="same_kind")
-    column[at] = values.reshape(-1, *column.shape[1:])
+def _was_reset(info: dict[str, Any]) -> bool:
+    """Whether a row is of a step that ended its episode and of the reset after it."""
+    return "final_obs" in info and "final_info" in info
 
 
 class RecordedEngine(RowWiseWrapper):
     """What `RecordEpisodes` makes of a vector env of vecenv."""
 
-    def __init__(self, venv: Any, writer: StoreWriter, shard_bytes: int, shard_seconds: float) -> None:
+    def __init__(self, venv: Any, recording: Recording) -> None:
         super().__init__(venv)
-        self._recording = _Recording(writer, len(venv), venv.action_space[0], shard_bytes, shard_seconds)
-        self._sent = space_rows(venv.action_space[0], len(venv))
-        self._asked: tuple[Any, dict[str, Any]] = None, {}
-        """The ids (None: all) and keywords of the last call."""
-        self._steps_all = False
-        """Whether it is a step of all envs, whose rows come in their order."""
+        self._recording = recording
+        self._seeds = np.full(recording.n, -1)
+        """Those that the envs were sent, until their resets have come back; -1: none."""
+        self._in_order = False
+        """Whether the last round is a step of all envs, whose rows come in their order."""
+        recording.finish_with(self)
 
-    def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        """As `venv.reset`."""
-        self._note_call(id, kwargs)
-        return super().reset(id, **kwargs)
+    def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
+        """Note the seeds."""
+        id = kwargs.get("env_id") if id is None else id
+        every = range(self._recording.n)
+        self._note_sent(None, None, {"reset": every if id is None else id, "seed": kwargs.get("seed")})
 
-    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
-        """As `venv.step`."""
-        self._note_call(id, kwargs)
-        self._steps_all = self._asked[0] is None
-        return super().step(action, id, **kwargs)
+    def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
+        """Note the seeds and the actions."""
+        super().note_round(action, id, kwargs)
+        self._note_sent(action, id, kwargs)
 
-    def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
-        """As `venv.send`."""
-        self._note_call(id, kwargs)
-        super().send(action, id, **kwargs)
-
-    def _note_call(self, id: Any, kwargs: dict[str, Any]) -> None:
-        self._asked = kwargs.get("env_id") if id is None else id, kwargs
-        self._steps_all = False
-
-    def map_action(self, action: Any) -> Any:
-        """Note the actions until their steps are back."""
-        ids, _ = self._asked
-        rows = action
-        if isinstance(self._sent, (dict, tuple)) and not isinstance(action, type(self._sent)):
-            rows = nest.stack(list(action))
-        at = slice(None) if ids is None else nest.as_array(ids)
-        if rows.__class__ is np.ndarray and rows.dtype != object and ids is None:  # the usual case, at once
-            _put_actions(self._sent, at, rows)
-            return action
-        nest.merge(lambda pair: _put_actions(pair[0], at, pair[1]), (self._sent, rows))
-        return action
+    def _note_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
+        """Note what is sent to each env of a round, unless the round is refused because one of them is in flight."""
+        recording = self._recording
+        ids, resets = round_envs(recording.n, action, id, kwargs)
+        waiting = () if self.venv.is_closed else self.venv.waiting_id
+        if waiting and (ids is None or not set(waiting).isdisjoint(ids.tolist())):
+            return
+        if resets:
+            self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
+            self._in_order = False
+        if action is not None:
+            rows = recording.actions(action, range(recording.n) if ids is None else ids.tolist())
+            nest.put(recording.sent, ... if ids is None else ids, rows)
+            self._in_order = ids is None
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
         """Begin the episodes of these rows."""
         ids = np.array([row["env_id"] for row in info], np.int64)
-        _, keywords = self._asked
-        seeds = spread_seeds(keywords["seed"], ids.tolist()) if keywords.get("seed") is not None else None
-        self._recording.recorder(obs).begin(ids, obs, seeds)
+        self._recording.recorder(obs).begin(ids, obs, self._seeds[ids].tolist())
+        self._seeds[ids] = -1
         return obs, info
 
-    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Record these rows, whose observations are those of the steps."""
-        self._record((obs, rew, terminated, truncated), info)
-        return obs, rew, terminated, truncated, info
-
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Record a round; the usual ones as they are, since nothing in them is changed."""
-        if self._resets:
-            return super().map_round(obs, rew, terminated, truncated, info)
-        ids, ended = self._record((obs, rew, terminated, truncated), info)
-        begun = [row for row in ended.tolist() if "final_obs" in info[row] and "final_info" in info[row]]
-        if begun:
-            rows = ended if len(begun) == len(ended) else np.array(begun, np.int64)
-            self._recording.recorder(obs).begin(rows if ids is None else ids[rows], None)
+        """Record a round: its steps, then its resets; nothing in them is changed."""
+        try:
+            columns = obs, rew, terminated, truncated
+            resets = self._reset_rows(info) if self._resets else None
+            if resets is None:
+                self._record(columns, info)
+            else:
+                stepped, begun = (~resets).nonzero()[0], resets.nonzero()[0]
+                if stepped.size:
+                    self._record(nest.take(columns, stepped), info[stepped])
+                self.map_reset(nest.take(obs, begun), info[begun])
+        except BaseException:
+            self._recording.discard()  # rows are missing
+            raise
         return obs, rew, terminated, truncated, info
 
-    def _record(self, columns: Any, info: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-        """Record rows of steps; returns their env ids (None: all in order), and which rows ended an episode."""
+    def _record(self, columns: Any, info: np.ndarray) -> None:
+        """Record rows of steps, and the resets that followed the last one of an episode in the same round."""
         obs, reward, terminated, truncated = columns
-        ids: np.ndarray | None = None
-        if not self._steps_all or len(info) != self._recording.n:
+        recording, ids = self._recording, None
+        if not self._in_order or len(info) != recording.n:
             ids = np.array([row["env_id"] for row in info], np.int64)
-        recorder = self._recording.recorder(obs)
+        recorder = recording.recorder(obs)
         for row in np.asarray(truncated).nonzero()[0].tolist():
             if "restarted" in info[row] and "error" in info[row]:
                 recorder.discard(info[row]["env_id"])
 
         def last_obs(row: int) -> Any:
-            return _own_last_obs(obs, info[row], row)
+            return info[row]["final_obs"] if _was_reset(info[row]) else nest.take(obs, row)
 
-        actions = self._sent if ids is None else nest.take(self._sent, ids)
-        return ids, recorder.step(ids, actions, obs, reward, terminated, truncated, last_obs)
+        actions = recording.sent if ids is None else nest.take(recording.sent, ids)
+        ended = recorder.step(ids, actions, obs, reward, terminated, truncated, last_obs)
+        begun = [row for row in ended.tolist() if _was_reset(info[row])]
+        if begun:
+            rows = ended if len(begun) == len(ended) else np.array(begun, np.int64)
+            recorder.begin(rows if ids is None else ids[rows], None)
+
+    def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
+        """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""
+        if name in ("reset", "step"):
+            self._recording.discard(slice(None) if id is None else as_ids(id, self._recording.n))
+        return super().call(name, *args, id=id, **kwargs)
 
     def close(self) -> None:
         """Close the envs, and end the data set."""
@@ -333,7 +360,7 @@ class RecordedEngine(RowWiseWrapper):
         finally:
             self._recording.finish(complete=True)
 
-    def __exit__(self, *exception: Any) -> None:
-        if exception and exception[0] is not None:
-            self._recording.finish(complete=False)
-        self.close()
+    def note_exception(self, error: BaseException) -> None:
+        """Commit what has ended, and leave the data set to be resumed: `close` does not end it any more."""
+        self._recording.finish_after(error)
+        super().note_exception(error)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 
+from collector.interruptor import sigint_deferred
+from collector.store.errors import DatasetError
 from collector.store.packed import PackedEpisodes
 from collector.store.record.round_buffers import RoundBuffers
 from collector.store.writer import StoreWriter
@@ -26,7 +28,8 @@ BEGINS, ENDS, STOPS = 0, 1, 2
 
 
 Entry = tuple[int, np.ndarray, int | np.ndarray, np.ndarray | None]
-"""What happened, to which envs, when so many rounds of each had been; the seeds of episodes that begin."""
+"""What happened, to which envs, when so many rounds of each had been; a note: the seeds of episodes that begin (None:
+not known), and the places of the last observations of those that end."""
 
 
 class _Log(NamedTuple):
@@ -35,7 +38,7 @@ class _Log(NamedTuple):
     kinds: np.ndarray
     envs: np.ndarray
     rounds: np.ndarray
-    seeds: np.ndarray
+    notes: np.ndarray
 
 
 class EpisodeRecorder:
@@ -115,9 +118,9 @@ class EpisodeRecorder:
         ended: np.ndarray = (columns["terminated"][at] | columns["truncated"][at]).nonzero()[0]
         if ended.size:
             envs = ended if ids is None else ids[ended]
-            self._log.append((ENDS, envs, self._now(envs), None))
             find = last_obs or (lambda row: nest.take(obs, row))
-            self._buffers.add_tails([find(row) for row in ended.tolist()])
+            places = self._buffers.add_tails([find(row) for row in ended.tolist()])
+            self._log.append((ENDS, envs, self._now(envs), places))  # Ctrl-C before it leaves places unused
             if not self._ended_at:
                 self._ended_at = time.monotonic()
         if self._ended_at and time.monotonic() - self._ended_at > self._shard_seconds:
@@ -135,7 +138,14 @@ class EpisodeRecorder:
         return (at, envs), (at + 1, envs), bool(at.max(initial=0) == self._buffers.rounds)
 
     def cut(self) -> None:
-        """Give the writer the episodes that have ended, and commit them where that is due."""
+        """Give the writer the episodes that have ended, and commit them where that is due.
+
+        Raises `DatasetError` for one that it refuses (a reward that is NaN), which is left out, and for a full disk.
+        """
+        with sigint_deferred():  # Ctrl-C would leave the log and the buffers in different states, and end the writer
+            self._cut()
+
+    def _cut(self) -> None:
         log = _joined(self._log)
         order = np.argsort(log.envs, kind="stable")  # of each env, one thing after another
         kinds = log.kinds[order]
@@ -144,20 +154,34 @@ class EpisodeRecorder:
         begins, ends = order[ended], order[ended + 1]
         in_time = np.argsort(ends)
         begins, ends = begins[in_time], ends[in_time]
+        packed = None
         if ends.size:
-            which = (np.cumsum(log.kinds == ENDS) - 1)[ends]
-            self.writer.add_packed(self._packed(log, begins, log.rounds[ends], which))
+            packed = self._packed(log, begins, ends)
         now = np.zeros(self._n, np.int64) + self._now(self._all)
         goes_on = kinds[last] == BEGINS
         begun = order[last][goes_on]
         counts = self._steps_of(log, begun, now[goes_on])
         self._buffers.keep(self._rows_of(log, begun, counts), self._buffers.place(now, self._all))
         rest, seeds = np.zeros(self._n, np.int64), np.full(self._n, -1)
-        rest[goes_on], seeds[goes_on] = counts, log.seeds[begun]
+        rest[goes_on], seeds[goes_on] = counts, log.notes[begun]
         self._begin_log(goes_on, rest, seeds)
         self._round, self._rounds = 0, None
-        if self.writer.waiting_bytes >= self._shard_bytes or self.writer.waiting_seconds > self._shard_seconds:
-            self.writer.commit()
+        try:
+            if packed is not None:
+                self._give(packed)
+        finally:
+            if self.writer.waiting_bytes >= self._shard_bytes or self.writer.waiting_seconds > self._shard_seconds:
+                self.writer.commit()
+
+    def _give(self, episodes: PackedEpisodes) -> None:
+        """Give the writer these episodes; where it refuses one, all others, before that is raised."""
+        try:
+            self.writer.add_packed(episodes)
+        except DatasetError:
+            for each in episodes:
+                with suppress(DatasetError):
+                    self.writer.add(each)
+            raise
 
     def _rows_of(self, log: _Log, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """So many rows of each of the episodes that begin at these places of the log, one after another."""
@@ -175,13 +199,14 @@ class EpisodeRecorder:
         """How many steps they have, where they end before these rounds."""
         return np.where(begins < self._n, self._rest[log.envs[begins]], 0) + stop - log.rounds[begins]
 
-    def _packed(self, log: _Log, begins: np.ndarray, stop: np.ndarray, tails: np.ndarray) -> PackedEpisodes:
-        lengths = self._steps_of(log, begins, stop)
+    def _packed(self, log: _Log, begins: np.ndarray, ends: np.ndarray) -> PackedEpisodes:
+        """The episodes that begin and end at these places of the log."""
+        lengths = self._steps_of(log, begins, log.rounds[ends])
         # With the row behind each episode, where the last observation belongs.
         rows = self._rows_of(log, begins, lengths + 1)
         last = np.cumsum(lengths + 1) - 1
         obs = self._buffers.take("obs", rows)
-        nest.put(obs, last, self._buffers.take_tails(tails))
+        nest.put(obs, last, self._buffers.take_tails(log.notes[ends]))
         steps = np.delete(rows, last)
         columns = {name: self._buffers.take(name, steps) for name in ("action", "reward", "terminated", "truncated")}
         return PackedEpisodes(
@@ -189,23 +214,23 @@ class EpisodeRecorder:
             **columns,
             lengths=lengths,
             episode=np.full(len(lengths), -1),
-            seed=log.seeds[begins],
+            seed=log.notes[begins],
             env_id=log.envs[begins].astype(np.int32),
         )
 
 
 def _joined(entries: list[Entry]) -> _Log:
     """Every entry for one env after another."""
-    kinds, envs, rounds, seeds = zip(*entries, strict=True)
+    kinds, envs, rounds, notes = zip(*entries, strict=True)
     counts = np.array([len(each) for each in envs])
     try:
         at = np.repeat(np.array(rounds, np.int64), counts)
     except (ValueError, TypeError):  # rounds of some envs
         at = np.concatenate([np.broadcast_to(each, len(some)) for each, some in zip(rounds, envs, strict=True)])
-    known = np.full(len(at), -1)
-    for which in [i for i, each in enumerate(seeds) if each is not None]:
-        stop = int(counts[: which + 1].sum())
-        known[stop - counts[which] : stop] = seeds[which]
+    known, stops = np.full(len(at), -1), np.cumsum(counts).tolist()
+    for count, stop, note in zip(counts.tolist(), stops, notes, strict=True):
+        if note is not None:
+            known[stop - count : stop] = note
     return _Log(np.repeat(np.array(kinds), counts), np.concatenate(envs), at, known)
 
 
@@ -216,17 +241,3 @@ def _write_exactly(column: Any, at: Any, rows: Any) -> None:
         return
     values = nest.as_array(rows)
     column[at] = values if values.dtype == column.dtype else values.astype(column.dtype, casting="same_kind")
-
-
-def space_rows(space: Any, n: int) -> Any:
-    """Zeros in the form of `n` elements of a space: a tree of arrays `(n, ...)`.
-
-    Raises TypeError for a space without an array form.
-    """
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {key: space_rows(part, n) for key, part in space.items()}
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(space_rows(part, n) for part in space)
-    if space.shape is None or np.dtype(space.dtype).kind not in "biuf":
-        raise TypeError(f"{space} has no array form")
-    return np.zeros((n, *space.shape), space.dtype)

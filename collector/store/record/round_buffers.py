@@ -37,17 +37,19 @@ class RoundBuffers:
         self._rows["reward"] = self._new(reward)
         self.of_rounds["reward"] = self._as_rounds(self._rows["reward"])
 
-    def add_tails(self, obs: list[Any]) -> None:
-        """Keep last observations of episodes that end, in the order in which they come."""
+    def add_tails(self, obs: list[Any]) -> np.ndarray:
+        """Keep last observations of episodes that end, until `keep`; returns their places, for `take_tails`."""
+        first = self._tail_count
         if self._tail_count + len(obs) > self._tail_room:
-            self._tail_room *= 2
             self._tails = nest.map(lambda leaf: np.concatenate([leaf, np.zeros_like(leaf)]), self._tails)
+            self._tail_room *= 2  # Ctrl-C before it leaves room unused
         for each in obs:
             nest.put(self._tails, self._tail_count, each)
             self._tail_count += 1
+        return np.arange(first, first + len(obs))
 
     def take_tails(self, which: np.ndarray) -> Any:
-        """Those of these places among all since `keep`."""
+        """Those of these places."""
         return nest.take(self._tails, which)
 
     def place(self, rounds: np.ndarray, envs: np.ndarray) -> np.ndarray:

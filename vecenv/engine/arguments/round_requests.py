@@ -9,6 +9,7 @@ import numpy as np
 
 from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.seeding import spread_seeds
+from vecenv.nest import tensor_on_host
 
 BOOL = np.dtype(np.bool_)
 
@@ -46,3 +47,19 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> np.ndarray:
     if rows.sum() != len(chosen):
         raise ValueError(f"reset={chosen.tolist()} must be among the envs of this round, {asked.tolist()}")
     return rows
+
+
+def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
+    """The envs of a round of `step` or `send` with these arguments, int64 `(k,)` (None: all n, in order), and those of
+    them that it resets, in the order of their seeds. Raises what the vector env raises for wrong ids.
+    """
+    reset = tensor_on_host(kwargs.get("reset"))
+    if action is None:
+        ids = np.zeros(0, np.int64) if reset is None else as_ids(reset, n)
+        return ids, ids.tolist()
+    id = kwargs.get("env_id") if id is None else id
+    asked = None if id is None else as_ids(tensor_on_host(id), n)
+    if reset is None:
+        return asked, []
+    rows = np.arange(n) if asked is None else asked
+    return asked, rows[reset_rows(asked, reset, n)].tolist()

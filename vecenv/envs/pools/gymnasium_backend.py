@@ -31,7 +31,7 @@ from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.envs.pools.gymnasium_calls import GymnasiumCalls
 from vecenv.envs.pools.whole_rounds import WholeRounds, steps_and_resets
-from vecenv.errors import EnvContractError, ObservationError
+from vecenv.errors import ClosedError, EnvContractError, ObservationError
 from vecenv.facades.to_gymnasium.vector_infos import split_infos
 
 Infos = list[dict[str, Any]]
@@ -56,6 +56,8 @@ class GymnasiumBackend(Backend):
         self._begun: tuple[Any, Infos] | None = None
         """SAME_STEP: a batch and its infos, of which the rows of those in `over` are the first of the next episodes."""
         self._envs: Any = envs
+        self.closed_by_caller = False
+        """Whether `close` of the vector env was called; else it was dropped, or the program ends."""
         self._name = type(envs).__name__
         self._busy_seconds = 0.0
 
@@ -243,11 +245,21 @@ class GymnasiumBackend(Backend):
         self._answers.take(ids)
         return [True] * len(ids)
 
+    def note_exception(self, error: BaseException) -> None:
+        """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""
+        envs = self._envs
+        while envs is not None and not hasattr(type(envs), "note_exception"):
+            envs = getattr(envs, "env", None)
+        if envs is not None:
+            envs.note_exception(error)
+
     def release(self) -> None:
         """Leave the VectorEnv to the caller: `close` does not close it any more."""
         self._envs = None
 
     def close(self, timeout: float) -> list[str]:
+        if not self.closed_by_caller:
+            self.note_exception(ClosedError("the vector env was dropped, or the program ended, before it was closed"))
         envs, self._envs = self._envs, None
         if envs is not None:
             envs.close()

@@ -113,6 +113,15 @@ class NativeVectorEnv(BaseVectorEnv):
         self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
         super().__init__([_in_the_vector_env] * backend.env_num, backend=backend, strict=True)
 
+    def note_exception(self, error: BaseException) -> None:
+        """Pass it on to a wrapper of the VectorEnv that keeps data, as `RecordEpisodes` does."""
+        self._backend.note_exception(error)
+
+    def close(self) -> None:
+        """Close the VectorEnv. A second call does nothing."""
+        self._backend.closed_by_caller = True
+        super().close()
+
     def release(self) -> None:
         """Close this object, and leave the VectorEnv open, which is the caller's again."""
         self._backend.release()
