@@ -58,6 +58,8 @@ class BaseVectorEnv:
     interrupts discards its results, and its envs have to be reset.
     """
 
+    outermost: Any = None
+    """The wrapper through which `seed` is being called, if any: its `reset` begins the episodes in every layer."""
     _warns_unclosed = True
     """Whether an object that is dropped unclosed warns."""
 
@@ -334,14 +336,20 @@ class BaseVectorEnv:
     def seed(self, seed: Any = None) -> list[int | None]:
         """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env.
 
-        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does
-        nothing. ValueError for a wrong count or a bad seed, before any env is touched.
+        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped; that is a
+        call of the outermost wrapper's `reset`. None does nothing. ValueError for a wrong count or a bad seed, before
+        any env is touched.
         """
         self.start()
         self.engine.readiness.check_idle(None)
         seeds = spread_seeds(seed, self.engine.all_ids)
-        self.engine.calls.seed(seeds)
+        self._seed(seeds)
         return seeds
+
+    def _seed(self, seeds: Sequence[int | None]) -> None:
+        if ids := self.engine.calls.seed(seeds):
+            outermost = self if self.outermost is None else self.outermost
+            outermost.reset(None if len(ids) == self.env_num else np.array(ids), seed=[seeds[i] for i in ids])
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         """Seed the envs with a chain of seeds that starts at `seed`, and return the next one (as torchrl's `set_seed`).
@@ -353,7 +361,7 @@ class BaseVectorEnv:
         if seed is None:
             return None
         chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)
-        self.engine.calls.seed(chain[:-1])
+        self._seed(chain[:-1])
         return chain[-1]
 
     # Life.

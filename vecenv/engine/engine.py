@@ -238,6 +238,8 @@ class Engine:
         statistics = self.statistics
         statistics.rounds += 1
         statistics.operations += self.env_num
+        if self.recovery.absorbs:
+            self.recovery.keep_rows(None)
         try:
             self.backend.send(None, ops, NO_ARGUMENTS)  # type: ignore[arg-type]
         except Exception as error:
@@ -315,6 +317,8 @@ class Engine:
             ids, ops = self.recovery.answer_failed(asked, ops)
             encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
         if ids is None or len(ids):
+            if self.recovery.absorbs:
+                self.recovery.keep_rows(ids)
             try:
                 self.backend.send(ids, ops, encoded)
             except Exception as error:

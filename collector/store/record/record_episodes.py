@@ -101,10 +101,10 @@ class _Recording:
             self._recorder = EpisodeRecorder(self.n, self.writer, obs, self._actions, *self._limits)
         return self._recorder
 
-    def discard(self) -> None:
-        """Give up what is in progress."""
+    def discard(self, ids: Any = slice(None)) -> None:
+        """Give up the episodes in progress of these envs."""
         if self._recorder is not None:
-            self._recorder.discard()
+            self._recorder.discard(ids)
 
     def finish(self, complete: bool) -> None:
         """Commit what has ended, and give the folder back."""
@@ -292,6 +292,10 @@ class RecordedEngine(RowWiseWrapper):
         seeds = spread_seeds(keywords["seed"], ids.tolist()) if keywords.get("seed") is not None else None
         self._recording.recorder(obs).begin(ids, obs, seeds)
         return obs, info
+
+    def go_on_from(self, ids: np.ndarray, states: Any) -> None:
+        """Give up the episodes of these envs: what follows `set_state` is the rest of others."""
+        self._recording.discard(ids)
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """Record these rows, whose observations are those of the steps."""
