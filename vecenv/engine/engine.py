@@ -37,7 +37,9 @@ from vecenv.engine.status import EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError
 
 NO_ARGUMENTS: dict[str, Any] = {}
-HOLD_MEMORY = ["arena", "results", "recovery", "status", "readiness", "calls", "_outcomes", "_interrupts", "backend"]
+HOLD_MEMORY = [
+    "arena", "results", "recovery", "status", "readiness", "calls", "_outcomes", "_interrupts", "_send", "backend",
+]  # fmt: skip
 
 Received = tuple["np.ndarray | None", "list[int]", Taken]
 """(ids or None for all, the ids as a list, the results): the arguments of `Results.rows`."""
@@ -97,6 +99,7 @@ class Engine:
         self.results = Results(self.arena, layout, self.all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self.readiness = Readiness(self.status, self.recovery, strict)
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.readiness)
+        self._send = self.recovery.send if self.recovery.absorbs else backend.send
         self._outcomes = Outcomes(self.arena, self.recovery, self.readiness, self.results)
         self._interrupts = Interrupts(backend, self.status, self.recovery)
         self.statistics = Statistics()
@@ -238,10 +241,8 @@ class Engine:
         statistics = self.statistics
         statistics.rounds += 1
         statistics.operations += self.env_num
-        if self.recovery.absorbs:
-            self.recovery.keep_rows(None)
         try:
-            self.backend.send(None, ops, NO_ARGUMENTS)  # type: ignore[arg-type]
+            self._send(None, ops, NO_ARGUMENTS)  # type: ignore[arg-type]
         except Exception as error:
             self.abandon(error, self.all_ids)
             raise
@@ -317,10 +318,8 @@ class Engine:
             ids, ops = self.recovery.answer_failed(asked, ops)
             encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
         if ids is None or len(ids):
-            if self.recovery.absorbs:
-                self.recovery.keep_rows(ids)
             try:
-                self.backend.send(ids, ops, encoded)
+                self._send(ids, ops, encoded)
             except Exception as error:
                 self.abandon(error, asked.tolist())
                 raise
