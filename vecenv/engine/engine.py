@@ -37,9 +37,7 @@ from vecenv.engine.status import EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError
 
 NO_ARGUMENTS: dict[str, Any] = {}
-HOLD_MEMORY = [
-    "arena", "results", "recovery", "status", "readiness", "calls", "_outcomes", "_interrupts", "_send", "backend",
-]  # fmt: skip
+HOLD_MEMORY = ["arena", "results", "recovery", "status", "readiness", "calls", "_outcomes", "_interrupts", "backend"]
 
 Received = tuple["np.ndarray | None", "list[int]", Taken]
 """(ids or None for all, the ids as a list, the results): the arguments of `Results.rows`."""
@@ -86,6 +84,7 @@ class Engine:
         self.backend = backend
         self._check_actions = check_actions
         self.recovery = Recovery(backend, on_error, max_restarts)
+        self._absorbs = self.recovery.absorbs
         layout = self._open(env_fns, num_workers, check_spaces, warns)
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
         self._action_layout = layout.action
@@ -99,7 +98,6 @@ class Engine:
         self.results = Results(self.arena, layout, self.all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
         self.readiness = Readiness(self.status, self.recovery, strict)
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.readiness)
-        self._send = self.recovery.send if self.recovery.absorbs else backend.send
         self._outcomes = Outcomes(self.arena, self.recovery, self.readiness, self.results)
         self._interrupts = Interrupts(backend, self.status, self.recovery)
         self.statistics = Statistics()
@@ -226,10 +224,13 @@ class Engine:
             or self.status.bytes.tobytes() != self.status.all_idle
             or self.backend.lost
             or self.recovery.errors
-            or (autoreset and not self.autoresets)
         ):
             return False
-        ops: Any = opcodes.STEP_RESET if autoreset else opcodes.STEP
+        ops: Any = opcodes.STEP
+        if autoreset:
+            if not self.autoresets:
+                return False
+            ops = opcodes.STEP_RESET
         if reset is not None:
             if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self.arena.status.shape:
                 return False
@@ -241,8 +242,10 @@ class Engine:
         statistics = self.statistics
         statistics.rounds += 1
         statistics.operations += self.env_num
+        if self._absorbs:
+            self.recovery.keep_rows(None)
         try:
-            self._send(None, ops, NO_ARGUMENTS)  # type: ignore[arg-type]
+            self.backend.send(None, ops, NO_ARGUMENTS)  # type: ignore[arg-type]
         except Exception as error:
             self.abandon(error, self.all_ids)
             raise
@@ -318,8 +321,10 @@ class Engine:
             ids, ops = self.recovery.answer_failed(asked, ops)
             encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
         if ids is None or len(ids):
+            if self._absorbs:
+                self.recovery.keep_rows(ids)
             try:
-                self._send(ids, ops, encoded)
+                self.backend.send(ids, ops, encoded)
             except Exception as error:
                 self.abandon(error, asked.tolist())
                 raise

@@ -113,8 +113,8 @@ class Recovery:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
-    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """on_error="restart": the backend's `send`, before which the latest observations of these envs are kept.
+    def keep_rows(self, ids: np.ndarray | None) -> None:
+        """on_error="restart": keep the latest observations of these envs (None: all), before a round of them.
 
         An env that fails may have written over its own in part, and the results of others of its worker are lost.
         """
@@ -126,7 +126,6 @@ class Recovery:
                 kept[...] = array
             else:
                 kept[ids] = array[ids]
-        self._backend.send(ids, ops, payloads)
 
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
         """on_error="restart": a failed env is not stepped, its row is marked as truncated.
