@@ -43,10 +43,10 @@ class BaseVectorEnv:
             env with `wait_num` or `timeout`.
         copy: False returns views of the arena for full batches, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
-        on_error: "raise", or "restart" to turn the failure of an env into a row with truncated=True and
-            info["restarted"]=True and info["error"], its text; at most `max_restarts` times a minute and env. The end
-            of a worker counts for the env that was running, not for those that share the worker; the error that is
-            raised when they are spent says so.
+        on_error: "raise", or "restart" to turn the failure of an env into a row with the observation before (for which
+            each round copies the observations once more), truncated=True, info["restarted"]=True and info["error"], its
+            text; at most `max_restarts` times a minute and env. The end of a worker counts for the env that was
+            running, not for those that share the worker; the error that is raised when they are spent says so.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces.
         check_actions: refuse actions that are not in the action space; else only numbers of another shape are
@@ -318,7 +318,8 @@ class BaseVectorEnv:
         """The state of each env `id` (default all), for `set_state`; it can be pickled where the env's can.
 
         NotImplementedError for an env without one: there is that of the emulator (ale-py), of the physics (gymnasium's
-        MuJoCo envs), or what the env's own `get_state()` returns; and the steps that TimeLimit has counted.
+        MuJoCo envs), or what the env's own `get_state()` returns; and what wrappers of gymnasium and transforms keep
+        along the episode: steps, frames, sums.
         """
         return self._call(id, "get_state", ())
 
