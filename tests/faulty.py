@@ -170,6 +170,34 @@ class DiesOnStep(Counter):
             ENDS[self.end]()
 
 
+class _BreaksOff:
+    """A number that ends its process, or raises, when it is read: then what stands before it is written already."""
+
+    def __init__(self, end: str | None) -> None:
+        self.end = end
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        if self.end is not None:
+            ENDS[self.end]()
+        raise boom()
+
+
+class BreaksOffItsRow(Counter):
+    """In step `at` the row of env `broken` is written in part; `end`: its process ends then, else it raises."""
+
+    observation_space = spaces.Dict({"first": Counter.observation_space, "second": spaces.Box(-1, 2**40, (), np.int64)})
+
+    def __init__(self, id: int, broken: int = 1, at: int = 3, end: str | None = None) -> None:
+        super().__init__(id)
+        self.at, self.is_broken, self.end = at, id == broken, end
+
+    def observe(self, action: Any) -> Any:
+        second: Any = np.int64(self.t)
+        if self.is_broken and self.t == self.at:
+            second = _BreaksOff(self.end)
+        return {"first": super().observe(action), "second": second}
+
+
 class DiesOnReset(Counter):
     """Its process ends in its second reset; `always`: in the first one, so that no restart helps."""
 

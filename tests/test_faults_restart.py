@@ -12,9 +12,18 @@ import pytest
 from gymnasium import spaces
 
 from tests.backends import BACKENDS, and_ray
-from tests.faulty import Counter, DiesOnReset, DiesOnStep, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
+from tests.faulty import (
+    BreaksOffItsRow,
+    Counter,
+    DiesOnReset,
+    DiesOnStep,
+    RaisesOnReset,
+    RaisesOnStep,
+    WaitsForFile,
+    counters,
+)
 from tests.ledger import STARTED, Column, N, block_of, columns, pids, said
-from vecenv import DummyVectorEnv, RayVectorEnv, WorkerDiedError
+from vecenv import DummyVectorEnv, RayVectorEnv, ThreadVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
 
 backend = and_ray(BACKENDS)
@@ -48,6 +57,34 @@ def test_restart_turns_the_death_of_a_worker_into_truncated_rows_of_its_envs(col
         assert ledger.round() == []
         assert pids(ledger.venv)[1] != pid
         assert ledger.venv.stats()["restarts"] == 1
+
+
+@pytest.mark.parametrize("end", [None, "SIGKILL"])
+@pytest.mark.parametrize("autoreset", [False, True])
+def test_the_row_of_a_failure_is_the_last_one_whole_also_where_the_next_was_written_in_part(
+    backend: Any, end: str | None, autoreset: bool
+) -> None:
+    if end is not None and backend in (DummyVectorEnv, ThreadVectorEnv):
+        pytest.skip("its envs are in this process")
+    fns = [partial(BreaksOffItsRow, i, end=end) for i in range(3)]
+    with backend(fns, num_workers=1, on_error="restart") as venv:
+        venv.reset()
+        venv.step([7] * 3)
+        venv.step([8], [2])
+        last = [venv.step([5 + i], [i], autoreset=autoreset)[0] for i in range(2)]
+        for batch in last:
+            batch["first"][:] = -1  # the caller's own
+        for _ in range(2):
+            obs, rew, terminated, truncated, info = venv.step([9] * 3, autoreset=autoreset)
+            whole = [1] if end is None else [0, 1, 2]
+            assert [i for i in range(3) if "error" in info[i]] == whole
+            assert obs["first"][whole].tolist() == [[i, 1, 2, (5, 6, 8)[i]] for i in whole]
+            assert obs["second"][whole].tolist() == [2] * len(whole)
+            assert rew[whole].tolist() == [0.0] * len(whole)
+            assert truncated[whole].all()
+            assert not terminated.any()
+        obs, _ = venv.reset([1])
+        assert obs["first"][0, 2] == obs["second"][0] == 0
 
 
 @columns("blocks", "async", dummy=False)

@@ -140,3 +140,24 @@ def envs_of(case, n):
     """(env_fns without the transform, env_fns with it) of `n` envs whose episodes have different lengths."""
     space, transform = {**CASES, **ENDING}[case]
     return [plain(space, 2 + i) for i in range(n)], [transformed(space, 2 + i, transform) for i in range(n)]
+
+
+class Goes(Samples):
+    """Has a state, and fails in those of its steps, counted from when it was made, that are in `fails_at`."""
+
+    def __init__(self, space=VECTOR, length=4, fails_at=()):
+        super().__init__(space, length)
+        self.steps, self.fails_at = 0, fails_at
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps in self.fails_at:
+            raise ValueError("boom in step")
+        return super().step(action)
+
+    def get_state(self):
+        return self.t, self.episode, copy.deepcopy(self.np_random.bit_generator.state)
+
+    def set_state(self, state):
+        self.t, self.episode, generator = state
+        self.np_random.bit_generator.state = copy.deepcopy(generator)

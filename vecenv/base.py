@@ -43,10 +43,10 @@ class BaseVectorEnv:
             env with `wait_num` or `timeout`.
         copy: False returns views of the arena for full batches, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
-        on_error: "raise", or "restart" to turn the failure of an env into a row with truncated=True and
-            info["restarted"]=True and info["error"], its text; at most `max_restarts` times a minute and env. The end
-            of a worker counts for the env that was running, not for those that share the worker; the error that is
-            raised when they are spent says so.
+        on_error: "raise", or "restart" to turn the failure of an env into a row with the observation before (for which
+            each round copies the observations once more), truncated=True, info["restarted"]=True and info["error"], its
+            text; at most `max_restarts` times a minute and env. The end of a worker counts for the env that was
+            running, not for those that share the worker; the error that is raised when they are spent says so.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces.
         check_actions: refuse actions that are not in the action space; else only numbers of another shape are
@@ -58,6 +58,8 @@ class BaseVectorEnv:
     interrupts discards its results, and its envs have to be reset.
     """
 
+    outermost: Any = None
+    """The wrapper through which `seed` is being called, if any: its `reset` begins the episodes in every layer."""
     _warns_unclosed = True
     """Whether an object that is dropped unclosed warns."""
 
@@ -325,7 +327,8 @@ class BaseVectorEnv:
         """The state of each env `id` (default all), for `set_state`; it can be pickled where the env's can.
 
         NotImplementedError for an env without one: there is that of the emulator (ale-py), of the physics (gymnasium's
-        MuJoCo envs), or what the env's own `get_state()` returns; and the steps that TimeLimit has counted.
+        MuJoCo envs), or what the env's own `get_state()` returns; and what wrappers of gymnasium and transforms keep
+        along the episode: steps, frames, sums.
         """
         return self._call(id, "get_state", ())
 
@@ -343,14 +346,20 @@ class BaseVectorEnv:
     def seed(self, seed: Any = None) -> list[int | None]:
         """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env.
 
-        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped. None does
-        nothing. ValueError for a wrong count or a bad seed, before any env is touched.
+        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped; that is a
+        call of the outermost wrapper's `reset`. None does nothing. ValueError for a wrong count or a bad seed, before
+        any env is touched.
         """
         self.start()
         self.engine.readiness.check_idle(None)
         seeds = spread_seeds(seed, self.engine.all_ids)
-        self.engine.calls.seed(seeds)
+        self._seed(seeds)
         return seeds
+
+    def _seed(self, seeds: Sequence[int | None]) -> None:
+        if ids := self.engine.calls.seed(seeds):
+            outermost = self if self.outermost is None else self.outermost
+            outermost.reset(None if len(ids) == self.env_num else np.array(ids), seed=[seeds[i] for i in ids])
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         """Seed the envs with a chain of seeds that starts at `seed`, and return the next one (as torchrl's `set_seed`).
@@ -362,7 +371,7 @@ class BaseVectorEnv:
         if seed is None:
             return None
         chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)
-        self.engine.calls.seed(chain[:-1])
+        self._seed(chain[:-1])
         return chain[-1]
 
     # Life.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -11,9 +13,12 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv, engine_of
+from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.round_requests import round_envs
 from vecenv.engine.interrupts import INTERRUPTS
+from vecenv.engine.recovery import is_repeated
 from vecenv.errors import Partial
+from vecenv.nest import tensor_on_host
 from vecenv.running_mean_std import RunningMeanStd
 
 
@@ -75,10 +80,23 @@ class VectorEnvWrapper(BaseVectorEnv):
         return self.venv.render(**kwargs)
 
     def seed(self, *args: Any, **kwargs: Any) -> Any:
-        return self.venv.seed(*args, **kwargs)
+        return self.seeded(self.venv.seed, *args, **kwargs)
 
     def set_seed(self, *args: Any, **kwargs: Any) -> Any:
-        return self.venv.set_seed(*args, **kwargs)
+        return self.seeded(self.venv.set_seed, *args, **kwargs)
+
+    def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `seed`, a method of a layer below, returns; the resets in it are those of the outermost wrapper."""
+        base = self.venv
+        while isinstance(base, VectorEnvWrapper):
+            base = base.venv
+        if not isinstance(base, BaseVectorEnv) or base.outermost is not None:
+            return seed(*args, **kwargs)
+        base.outermost = self
+        try:
+            return seed(*args, **kwargs)
+        finally:
+            base.outermost = None
 
     def get_state(self, *args: Any, **kwargs: Any) -> list[Any]:
         return self.venv.get_state(*args, **kwargs)
@@ -121,6 +139,13 @@ class VectorEnvWrapper(BaseVectorEnv):
         return f"{type(self).__name__}({self.venv!r})"
 
 
+class LayerState:
+    """The state of an env under a wrapper that keeps something along its episodes: `below`, and the wrapper's `own`."""
+
+    def __init__(self, below: Any, own: dict[str, Any]) -> None:
+        self.below, self.own = below, own
+
+
 class RowWiseWrapper(VectorEnvWrapper):
     """Base of wrappers that change rows of what passes between the caller and the envs, but not how envs are stepped.
 
@@ -129,7 +154,11 @@ class RowWiseWrapper(VectorEnvWrapper):
     error. A round in which episodes begin passes both: first its steps, those that ended an episode with their last
     observation (`final_obs` in the info), then its resets, as if these were a round of their own. So collectors and
     facades go on resetting an env in the round of its last step (`autoreset=True`), unless `keeps_autoreset` is False:
-    then that is a TypeError.
+    then that is a TypeError. The resets by which `seed` and `set_seed` seed envs pass `map_reset` too.
+
+    A wrapper that keeps something along an episode also defines `map_repeated`, for the row of an env that failed
+    (`on_error="restart"`), which repeats an observation; and `episode_states` and `go_on_from`, for `get_state` and
+    `set_state`.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -186,6 +215,42 @@ class RowWiseWrapper(VectorEnvWrapper):
         asked = set(range(n) if ids is None else ids.tolist())
         asked -= set(self.venv.waiting_id)  # of these the round is refused, and they go on as they are
         self._resets = (self._resets - asked) | asked.intersection(resets)
+
+    def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """What is returned for rows (k, ...) of envs that failed, whose `obs` is that of the step before."""
+        return self.map_step(obs, rew, terminated, truncated, info)
+
+    def episode_states(self, ids: np.ndarray) -> list[dict[str, Any]] | None:
+        """What is kept along the episodes of these envs, a dict for each; None if nothing is."""
+        return None
+
+    def go_on_from(self, ids: np.ndarray, states: list[dict[str, Any]] | None) -> None:
+        """Go on from what `episode_states` returned: these envs have been put into another state."""
+
+    def get_state(self, id: Any = None) -> list[Any]:
+        """As `venv.get_state`, with what is kept along the episodes; NotImplementedError where that has no form."""
+        own = self.episode_states(self._ids(id))
+        below = self.venv.get_state(id)
+        return below if own is None else [LayerState(*each) for each in zip(below, own, strict=True)]
+
+    def set_state(self, states: Sequence[Any], id: Any = None) -> None:
+        """As `venv.set_state`; ValueError for states without, or with other, parts of what is kept here."""
+        ids, own = self._ids(id), None
+        if (now := self.episode_states(ids)) is not None:
+            expected = now[0].keys()
+            for state in states:
+                if not isinstance(state, LayerState) or state.own.keys() != expected:
+                    got = f"with {sorted(state.own)}" if isinstance(state, LayerState) else "without them"
+                    raise ValueError(
+                        f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got one {got}: "
+                        "take them by get_state() of a vector env with equal layers"
+                    )
+            states, own = [state.below for state in states], [state.own for state in states]
+        self.venv.set_state(states, id)
+        self.go_on_from(ids, own)
+
+    def _ids(self, id: Any) -> np.ndarray:
+        return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
@@ -257,40 +322,47 @@ class RowWiseWrapper(VectorEnvWrapper):
         """What is returned for a round of steps, in which envs may have been reset: by `map_step` and `map_reset`."""
         resets = self._reset_rows(info) if self._resets else None
         ended: list[int] = []
+        repeated: list[int] = []
         if not isinstance(terminated, np.ndarray) or (terminated | truncated).any():  # else no episode can have ended
             ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
-        if resets is None and not ended:
+            repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
+        if resets is None and not ended and not repeated:
             return self.map_step(obs, rew, terminated, truncated, info)
-        return self._map_mixed((obs, rew, terminated, truncated), info, resets, ended)
+        resets = np.zeros(len(info), np.bool_) if resets is None else resets
+        return self._map_mixed((obs, rew, terminated, truncated), info, resets, ended, repeated)
 
-    def _map_mixed(self, columns: Any, info: np.ndarray, resets: np.ndarray | None, ended: list[int]) -> Any:
-        """A round in which episodes begin: in the rows `resets` by a reset alone, in `ended` by one after the step."""
-        begins = np.zeros(len(info), np.bool_) if resets is None else resets.copy()
-        begins[ended] = True
-        first = begins.nonzero()[0]
-        stepped = np.arange(len(info)) if resets is None else (~resets).nonzero()[0]
+    def _map_mixed(
+        self, columns: Any, info: np.ndarray, resets: np.ndarray, ended: list[int], repeated: list[int]
+    ) -> Any:
+        """A round of several kinds of rows: in the mask `resets` an episode begins by a reset alone, in the rows
+        `ended` by one after the step; those in `repeated` are of envs that failed.
+        """
+        is_stepped, begins = ~resets, resets.copy()
+        is_stepped[repeated], begins[ended] = False, True
+        stepped, first, again = is_stepped.nonzero()[0], begins.nonzero()[0], np.array(repeated, np.int64)
         begun = nest.take(columns[0], first)
         obs, rew, terminated, truncated = nest.take(columns, stepped)  # copies
         last = list(zip(ended, np.searchsorted(stepped, ended).tolist(), strict=True))
         for row, at in last:
             nest.put(obs, at, info[row]["final_obs"])
+        mapped: list[tuple[np.ndarray, tuple[Any, ...]]] = []  # rows, and their columns
         if len(stepped):
-            obs, rew, terminated, truncated, _ = self.map_step(obs, rew, terminated, truncated, info[stepped])
+            mapped.append((stepped, self.map_step(obs, rew, terminated, truncated, info[stepped])[:4]))
         for row, at in last:
-            info[row]["final_obs"] = nest.map(_own, nest.take(obs, at))
-        begun, _ = self.map_reset(begun, info[first])
+            info[row]["final_obs"] = nest.map(_own, nest.take(mapped[0][1][0], at))
+        if repeated:
+            obs, rew, terminated, truncated = nest.take(columns, again)
+            mapped.append((again, self.map_repeated(obs, rew, terminated, truncated, info[again])[:4]))
+        if len(first):
+            mapped.append((first, (self.map_reset(begun, info[first])[0],)))
         # Rows of the right kind, whatever array library they are of, to be written over.
-        joined = nest.take(obs if len(stepped) else begun, np.zeros(len(info), np.int64))
-        if len(stepped):
-            nest.put(joined, stepped, obs)
-        nest.put(joined, first, begun)
-        if resets is None:
-            return joined, rew, terminated, truncated, info
-        own = nest.map(_own, columns[1:])
-        for column, rows in zip(own, (rew, terminated, truncated), strict=True):
-            column[...] = 0
-            column[stepped] = rows
-        return joined, *own, info
+        joined = nest.take(mapped[0][1], np.zeros(len(info), np.int64))
+        joined = joined if len(joined) > 1 else (*joined, *nest.map(_own, columns[1:]))
+        for column in joined[1:]:
+            column[resets.nonzero()[0]] = 0
+        for rows, values in mapped:
+            nest.put(joined[: len(values)], rows, values)
+        return *joined, info
 
 
 def resets_in_step(venv: Any) -> bool:
@@ -369,6 +441,24 @@ class VectorEnvNormObs(RowWiseWrapper):
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """The rows, with observations normalised."""
         return self._norm_batch(obs), rew, terminated, truncated, info
+
+    def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows normalised by the statistics, which have seen them."""
+        with self._no_updates():
+            return self.map_step(obs, rew, terminated, truncated, info)
+
+    def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The observations of the resets in it are returned to no caller, so they are not counted (as tianshou)."""
+        with self._no_updates():
+            return super().seeded(seed, *args, **kwargs)
+
+    @contextmanager
+    def _no_updates(self) -> Iterator[None]:
+        before, self.update_obs_rms = self.update_obs_rms, False
+        try:
+            yield
+        finally:
+            self.update_obs_rms = before
 
     def _norm_batch(self, obs: Any) -> Any:
         """Update the statistics, and return the rows normalised."""

@@ -118,11 +118,20 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     def seed(self, seed: Any = None) -> Any:
         """As `venv.seed`."""
-        return self._outermost.seed(seed)
+        return self.seeded(self._outermost.seed, seed)
 
     def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
         """As `venv.set_seed`."""
-        return self._outermost.set_seed(seed, static_seed)
+        return self.seeded(self._outermost.set_seed, seed, static_seed)
+
+    def get_state(self, id: Any = None) -> list[Any]:
+        """As `venv.get_state`, with what transforms keep along the episodes, in arrays."""
+        states: list[Any] = self._outermost.get_state(*_positional(id))
+        return states
+
+    def set_state(self, states: Sequence[Any], id: Any = None) -> None:
+        """As `venv.set_state`."""
+        self._outermost.set_state(states, *_positional(id))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """As `venv.reset`; returns (obs, info) with tensors."""

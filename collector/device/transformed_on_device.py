@@ -49,6 +49,13 @@ class TransformedOnDevice(TransformedVectorEnv):
         obs, *others = own_arrays(self._transfer, tuple(tensors))
         return self._returned(tensors[0], obs), *others, info
 
+    def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, whose observations are transformed."""
+        with torch.no_grad():
+            columns = self._transfer.to_device((obs, rew, terminated, truncated))
+            tensors = super().map_repeated(columns[0], columns[1], columns[2], columns[3], info)[0]
+        return self._returned(tensors, own_arrays(self._transfer, tensors)), rew, terminated, truncated, info
+
     def _returned(self, tensors: Any, obs: Any) -> Any:
         self._latest = obs, tensors
         return obs

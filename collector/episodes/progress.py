@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.engine.recovery import is_repeated
+
 
 class Episodes:
     """The episodes in progress of N envs. The k-th episode of env n has the id `k * N + n`.
@@ -75,7 +77,7 @@ class Episodes:
     def note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
         """Which of these rows of a round ended because their env failed (`on_error="restart"`); they are counted."""
         # Both are there after a restart; the infos of an env may have one of these keys too.
-        failed = [row for row in rows.tolist() if info[row].get("restarted", False) is True and "error" in info[row]]
+        failed = [row for row in rows.tolist() if is_repeated(info[row])]
         if failed and not self.broken:
             self.first_failure = f"env {env_ids[failed[0]]}: {info[failed[0]]['error']}"
         self.broken += len(failed)

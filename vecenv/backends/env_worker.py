@@ -234,10 +234,7 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     value = getattr(worker, op)(*args)
     if op != "seed":
         return value
-    if getattr(worker.seed, "__func__", None) is not EnvWorker.seed:
-        return False
-    worker.reset(seed=args[0])  # it seeds the action space only
-    return True
+    return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # which seeds the action space only
 
 
 def _report(worker: Any) -> EnvReport:

@@ -84,6 +84,7 @@ class Engine:
         self.backend = backend
         self._check_actions = check_actions
         self.recovery = Recovery(backend, on_error, max_restarts)
+        self._absorbs = self.recovery.absorbs
         layout = self._open(env_fns, num_workers, check_spaces, warns)
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
         self._action_layout = layout.action
@@ -223,10 +224,13 @@ class Engine:
             or self.status.bytes.tobytes() != self.status.all_idle
             or self.backend.lost
             or self.recovery.errors
-            or (autoreset and not self.autoresets)
         ):
             return False
-        ops: Any = opcodes.STEP_RESET if autoreset else opcodes.STEP
+        ops: Any = opcodes.STEP
+        if autoreset:
+            if not self.autoresets:
+                return False
+            ops = opcodes.STEP_RESET
         if reset is not None:
             if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self.arena.status.shape:
                 return False
@@ -238,6 +242,8 @@ class Engine:
         statistics = self.statistics
         statistics.rounds += 1
         statistics.operations += self.env_num
+        if self._absorbs:
+            self.recovery.keep_rows(None)
         try:
             self.backend.send(None, ops, NO_ARGUMENTS)  # type: ignore[arg-type]
         except Exception as error:
@@ -315,6 +321,8 @@ class Engine:
             ids, ops = self.recovery.answer_failed(asked, ops)
             encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
         if ids is None or len(ids):
+            if self._absorbs:
+                self.recovery.keep_rows(ids)
             try:
                 self.backend.send(ids, ops, encoded)
             except Exception as error:

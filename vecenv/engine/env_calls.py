@@ -60,22 +60,27 @@ class EnvCalls:
         return self.finish(self.start(ids, op, [args] * len(self._all_ids if ids is None else ids)))
 
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
-        """Put each of these envs into its entry of `states`; it needs no reset then."""
+        """Put each of these envs into its entry of `states`; it needs no reset then, also if it had failed."""
         asked = self._all_ids if ids is None else ids.tolist()
         if len(states) != len(asked):
             raise ValueError(f"set_state() got {len(states)} states for {len(asked)} envs; pass one for each env")
         self.finish(self.start(ids, "set_state", [(state,) for state in states]))
+        self._recovery.discard_errors(asked)
         for i in asked:
             self._readiness.note_begun(i)
 
-    def seed(self, seeds: Sequence[int | None]) -> None:
-        """Seed each env and its action space with its entry of `seeds`; None leaves them as they are."""
+    def seed(self, seeds: Sequence[int | None]) -> list[int]:
+        """Seed each env and its action space with its entry of `seeds`; None leaves them as they are.
+
+        Returns the envs without a `seed` of their own: a reset with their seed has to seed them.
+        """
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
-            return
-        were_reset = self.finish(self.start(np.array(chosen), "seed", [(seeds[i],) for i in chosen]))
-        for i, was_reset in zip(chosen, were_reset, strict=True):
+            return []
+        want_reset = self.finish(self.start(np.array(chosen), "seed", [(seeds[i],) for i in chosen]))
+        for i, wants_reset in zip(chosen, want_reset, strict=True):
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
-            if was_reset is not False:  # None: seeding made a new env
-                self._readiness.note_begun(i, needs_reset=was_reset is None)
+            if wants_reset is None:  # seeding made a new env
+                self._readiness.note_begun(i, needs_reset=True)
+        return [i for i, wants_reset in zip(chosen, want_reset, strict=True) if wants_reset]

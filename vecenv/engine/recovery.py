@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv import nest
 from vecenv.backends.base import Backend
 from vecenv.backends.host.failure import Failure, add_note, died_failure
 from vecenv.backends.host.row_writer import Extra
@@ -20,6 +21,11 @@ from vecenv.errors import VectorEnvError
 WINDOW = 60.0
 logger = logging.getLogger("vecenv")
 logger.addHandler(logging.NullHandler())  # silent unless the program configures logging
+
+
+def is_repeated(info: Mapping[str, Any]) -> bool:
+    """Whether the info is that of a row which `on_error="restart"` makes of a failure: it repeats an observation."""
+    return info.get("restarted") is True and "error" in info
 
 
 class Recovery:
@@ -50,6 +56,8 @@ class Recovery:
         """Failures that the caller did not see as exceptions."""
         self.resets: dict[int, dict[str, Any]] = {}
         """The envs that are being reset, with their arguments."""
+        self._last: list[tuple[np.ndarray, np.ndarray]] = []
+        """on_error="restart": arrays of observations in the arena, and their rows before the operation in flight."""
 
     def note_lost(self) -> None:
         """Note that the envs of workers that ended have failed, also those whose last answer is not taken yet."""
@@ -104,6 +112,20 @@ class Recovery:
             for i in asked:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
+
+    def keep_rows(self, ids: np.ndarray | None) -> None:
+        """on_error="restart": keep the latest observations of these envs (None: all), before a round of them.
+
+        An env that fails may have written over its own in part, and the results of others of its worker are lost.
+        """
+        if not self._last:
+            arrays = [leaf for leaf in nest.leaves(self._backend.arena.obs) if leaf.dtype != object]
+            self._last = [(array, np.zeros_like(array)) for array in arrays]
+        for array, kept in self._last:
+            if ids is None:
+                kept[...] = array
+            else:
+                kept[ids] = array[ids]
 
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
         """on_error="restart": a failed env is not stepped, its row is marked as truncated.
@@ -173,6 +195,8 @@ class Recovery:
     def _truncated_row(self, i: int) -> Extra:
         """The row of a failed env: the last observation, and an episode that was cut off."""
         error, arena = self.errors[i], self._backend.arena
+        for array, kept in self._last:
+            array[i] = kept[i]
         arena.reward[i], arena.terminated[i], arena.truncated[i] = 0.0, False, True
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 

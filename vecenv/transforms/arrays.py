@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.nest import as_array
+
 Array = Any
 """An array of numpy or of a library with the array API standard."""
 
@@ -89,13 +91,18 @@ def like(values: np.ndarray, array: Array) -> Array:
     return namespace(array).asarray(values, device=_array_api_compat().device(array))
 
 
-def zeros(shape: Sequence[int], array: Array, dtype: str | None = None) -> Array:
-    """Zeros in the library and on the device of `array`, and in its dtype or that of the name."""
+def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = None) -> Array:
+    """The number everywhere, in the library and on the device of `array`, and in its dtype or that of the name."""
     if isinstance(array, np.ndarray):
-        return np.zeros(shape, array.dtype if dtype is None else dtype)
+        return np.full(shape, value, array.dtype if dtype is None else dtype)
     xp = namespace(array)
     kind = array.dtype if dtype is None else getattr(xp, dtype)
-    return xp.zeros(tuple(shape), dtype=kind, device=_array_api_compat().device(array))
+    return xp.full(tuple(shape), value, dtype=kind, device=_array_api_compat().device(array))
+
+
+def zeros(shape: Sequence[int], array: Array, dtype: str | None = None) -> Array:
+    """Zeros in the library and on the device of `array`, and in its dtype or that of the name."""
+    return full(shape, array, 0, dtype)
 
 
 class Constants:
@@ -119,23 +126,24 @@ class Constants:
 
 
 class EnvRows:
-    """One row for each of `n` envs, in the library and on the device of the rows that are put; zeros at first."""
+    """One row for each of `n` envs, in the library and on the device of the rows that come; zeros at first."""
 
     def __init__(self, n: int) -> None:
         self._all = np.arange(n)
         self._rows: Array = None
 
-    def take(self, ids: np.ndarray) -> Array:
-        """A copy of the rows of these envs; None where none were ever put."""
+    def take(self, ids: np.ndarray, among: Array = None) -> Array:
+        """A copy of the rows of these envs, for use with the array `among`; None where none were ever put."""
+        self._move_to(among)
         if self._rows is None or isinstance(self._rows, np.ndarray):
             return self._rows if self._rows is None else self._rows[ids]
         return namespace(self._rows).take(self._rows, like(ids, self._rows), axis=0)
 
     def put(self, ids: np.ndarray, rows: Array) -> None:
-        """Keep copies of these rows. Those of another shape or library than before begin anew, with zeros."""
+        """Keep copies of these rows. Those of another shape than before begin anew, with zeros."""
+        self._move_to(rows)
         shape = (len(self._all), *rows.shape[1:])
-        kept = self._rows
-        if kept is None or tuple(kept.shape) != shape or isinstance(kept, np.ndarray) != isinstance(rows, np.ndarray):
+        if self._rows is None or tuple(self._rows.shape) != shape:
             self._rows = zeros(shape, rows)
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
@@ -146,6 +154,12 @@ class EnvRows:
             row_of[ids], is_put[ids] = np.arange(len(ids)), True
             mask = like(is_put.reshape(-1, *[1] * (rows.ndim - 1)), rows)
             self._rows = xp.where(mask, xp.take(rows, like(row_of, rows), axis=0), self._rows)
+
+    def _move_to(self, array: Array) -> None:
+        """Keep the rows where the array is: as one of numpy, or in its library and on its device."""
+        kept = self._rows
+        if kept is not None and array is not None and isinstance(kept, np.ndarray) != isinstance(array, np.ndarray):
+            self._rows = copied(like(as_array(kept), array))
 
     def clear(self, ids: np.ndarray) -> None:
         """Zeros for these envs."""

@@ -9,16 +9,70 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
+from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.engine.arguments.checks import check_count
 from vecenv.nest import as_array
 from vecenv.running_mean_std import RunningMeanStd
-from vecenv.transforms.arrays import Array, EnvRows, cast, concat, like, namespace, zeros
+from vecenv.transforms.arrays import Array, EnvRows, cast, concat, full, like, namespace, zeros
 from vecenv.transforms.parts import bounds_of, box, part, with_part
 from vecenv.transforms.shapes import axis_of
-from vecenv.transforms.transform import Freezable, NoPartTransform, Place, Rows, Transform
+from vecenv.transforms.transform import Freezable, NoPartTransform, Rows, Transform
 
 
-class TimeLimit(NoPartTransform):
+class PerEpisode(Transform):
+    """Base of transforms that keep rows of envs along their episodes, by name in `kept`."""
+
+    has_state = True
+
+    def __init__(self, in_keys: Sequence[Any] | None = None, out_keys: Sequence[Any] | None = None) -> None:
+        super().__init__(in_keys, out_keys)
+        self.kept: dict[Any, EnvRows] = {}
+
+    def clear(self) -> None:
+        self.kept = {}
+
+    def rows_of(self, name: Any) -> EnvRows:
+        """What is kept under this name."""
+        if name not in self.kept:
+            self.kept[name] = EnvRows(self.num_envs)
+        return self.kept[name]
+
+    def again(self, rows: Rows) -> None:
+        """Nothing, where observations stay as they are."""
+
+    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
+        taken = {name: each.take(ids) for name, each in self.kept.items()}
+        return {"kept": {name: as_array(rows) for name, rows in taken.items() if rows is not None}}
+
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
+        for each in self.kept.values():
+            each.clear(ids)
+        for name, rows in state["kept"].items():
+            self.rows_of(name).put(ids, rows)
+
+
+class CountsSteps(PerEpisode, NoPartTransform):
+    """Base of transforms that count the steps of episodes."""
+
+    def begin(self, ids: np.ndarray) -> np.ndarray:
+        """The counts of these envs, which begin an episode."""
+        return self._put(ids, np.zeros(len(ids), np.int64))
+
+    def count(self, ids: np.ndarray) -> np.ndarray:
+        """The counts of these envs with one more step."""
+        return self._put(ids, self.counts(ids) + 1)
+
+    def counts(self, ids: np.ndarray) -> np.ndarray:
+        """The counts of these envs, int64 (k,)."""
+        counts = self.rows_of("steps").take(ids)
+        return np.zeros(len(ids), np.int64) if counts is None else counts
+
+    def _put(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        self.rows_of("steps").put(ids, counts)
+        return counts
+
+
+class TimeLimit(CountsSteps):
     """Truncates an episode after `max_episode_steps` steps (as gymnasium's TimeLimit).
 
     In a TransformedVectorEnv the worker does not know of that end: see there.
@@ -31,29 +85,23 @@ class TimeLimit(NoPartTransform):
     (False, True)
     """
 
-    has_state = True
     ends_episodes = True
 
     def __init__(self, max_episode_steps: int) -> None:
         super().__init__()
         self.max_episode_steps = check_count("max_episode_steps", max_episode_steps)
-        self._counts = np.zeros(1, np.int64)
-
-    def clear(self) -> None:
-        self._counts = np.zeros(self.num_envs, np.int64)
 
     def reset(self, rows: Rows) -> None:
-        self._counts[rows.ids] = 0
+        self.begin(rows.ids)
 
     def step(self, rows: Rows) -> None:
-        self._counts[rows.ids] += 1
-        truncate(rows, self._counts[rows.ids] >= self.max_episode_steps)
+        truncate(rows, self.count(rows.ids) >= self.max_episode_steps)
 
     def __repr__(self) -> str:
         return f"TimeLimit({self.max_episode_steps})"
 
 
-class StepCounter(NoPartTransform):
+class StepCounter(CountsSteps):
     """Adds the number of steps since the reset to the observation: int64 (1,) (as torchrl's StepCounter).
 
     An observation that is no dict becomes one, with the key "observation".
@@ -70,37 +118,32 @@ class StepCounter(NoPartTransform):
     array([1])
     """
 
-    has_state = True
-
     def __init__(self, max_steps: int | None = None, step_count_key: str = "step_count") -> None:
         super().__init__()
         self.max_steps = None if max_steps is None else check_count("max_steps", max_steps)
         self.ends_episodes = max_steps is not None
         self.step_count_key = step_count_key
-        self._counts = np.zeros(1, np.int64)
-
-    def clear(self) -> None:
-        self._counts = np.zeros(self.num_envs, np.int64)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         return with_entry(space, self.step_count_key, spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64), self)
 
     def reset(self, rows: Rows) -> None:
-        self._counts[rows.ids] = 0
-        self._add(rows)
+        self._add(rows, self.begin(rows.ids))
 
     def step(self, rows: Rows) -> None:
-        self._counts[rows.ids] += 1
+        counts = self.count(rows.ids)
         if self.max_steps is not None:
-            truncate(rows, self._counts[rows.ids] >= self.max_steps)
-        self._add(rows)
+            truncate(rows, counts >= self.max_steps)
+        self._add(rows, counts)
 
-    def _add(self, rows: Rows) -> None:
-        counts = like(self._counts[rows.ids][:, None], first_leaf(rows.obs))
-        rows.obs = with_part(rows.obs, (self.step_count_key,), counts)
+    def again(self, rows: Rows) -> None:
+        self._add(rows, self.counts(rows.ids))
+
+    def _add(self, rows: Rows, counts: np.ndarray) -> None:
+        rows.obs = with_part(rows.obs, (self.step_count_key,), like(counts[:, None], first_leaf(rows.obs)))
 
 
-class RewardSum(NoPartTransform):
+class RewardSum(PerEpisode, NoPartTransform):
     """Adds the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
 
     An observation that is no dict becomes one, with the key "observation". The key is the only one of `out_keys`,
@@ -114,8 +157,6 @@ class RewardSum(NoPartTransform):
     array([1.], dtype=float32)
     """
 
-    has_state = True
-
     def __init__(self, in_keys: Sequence[str] | None = None, out_keys: Sequence[str] | None = None) -> None:
         super().__init__()
         if in_keys is not None and list(in_keys) != ["reward"]:
@@ -124,31 +165,32 @@ class RewardSum(NoPartTransform):
         if len(names) != 1:
             raise ValueError(f"RewardSum writes one entry, got out_keys={out_keys!r}")
         self.out_key = names[0]
-        self._sums = EnvRows(1)
-
-    def clear(self) -> None:
-        self._sums = EnvRows(self.num_envs)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         return with_entry(space, self.out_key, spaces.Box(-np.inf, np.inf, (1,), np.float32), self)
 
     def reset(self, rows: Rows) -> None:
-        self._sums.clear(rows.ids)
+        self.rows_of("sums").clear(rows.ids)
         self._add(rows, zeros((len(rows.ids),), first_leaf(rows.obs), "float32"))
 
     def step(self, rows: Rows) -> None:
         if rows.reward.ndim != 1:
             raise ValueError(f"RewardSum needs rewards that are numbers, got the shape {tuple(rows.reward.shape[1:])}")
-        before = self._sums.take(rows.ids)
+        before = self.rows_of("sums").take(rows.ids, rows.reward)
         sums = rows.reward if before is None else before + rows.reward
-        self._sums.put(rows.ids, sums)
+        self.rows_of("sums").put(rows.ids, sums)
         self._add(rows, sums)
+
+    def again(self, rows: Rows) -> None:
+        obs = first_leaf(rows.obs)
+        sums = self.rows_of("sums").take(rows.ids, obs)
+        self._add(rows, zeros((len(rows.ids),), obs, "float32") if sums is None else sums)
 
     def _add(self, rows: Rows, sums: Array) -> None:
         rows.obs = with_part(rows.obs, (self.out_key,), cast(sums, "float32")[:, None])
 
 
-class NormalizeReward(Freezable, NoPartTransform):
+class NormalizeReward(PerEpisode, Freezable, NoPartTransform):
     """Rewards divided by the running deviation of the discounted return (as norm_reward of SB3's VecNormalize; the name
     is gymnasium's).
 
@@ -171,8 +213,6 @@ class NormalizeReward(Freezable, NoPartTransform):
     >>> venv.close()
     """
 
-    has_state = True
-
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8, clip: float | None = 10.0) -> None:
         super().__init__()
         if not 0 <= gamma <= 1:
@@ -183,13 +223,9 @@ class NormalizeReward(Freezable, NoPartTransform):
         self.frozen = False
         self.return_rms = RunningMeanStd()
         """The statistics of the returns."""
-        self._returns = EnvRows(1)
-
-    def clear(self) -> None:
-        self._returns = EnvRows(self.num_envs)
 
     def reset(self, rows: Rows) -> None:
-        self._returns.clear(rows.ids)
+        self.rows_of("returns").clear(rows.ids)
 
     def step(self, rows: Rows) -> None:
         if rows.reward.ndim != 1:
@@ -197,12 +233,13 @@ class NormalizeReward(Freezable, NoPartTransform):
                 f"NormalizeReward needs rewards that are numbers, got the shape {tuple(rows.reward.shape[1:])}"
             )
         if not self.frozen:
-            before = self._returns.take(rows.ids)
+            kept = self.rows_of("returns")
+            before = kept.take(rows.ids, rows.reward)
             returns = rows.reward if before is None else before * self.gamma + rows.reward
             self.return_rms.update(as_array(returns))
             xp = namespace(returns)
             ends = rows.terminated | rows.truncated | ~xp.isfinite(returns)
-            self._returns.put(rows.ids, xp.where(ends, xp.zeros_like(returns), returns))
+            kept.put(rows.ids, xp.where(ends, xp.zeros_like(returns), returns))
         scaled = rows.reward / float(np.sqrt(self.return_rms.var + self.epsilon))
         rows.reward = scaled if self.clip is None else namespace(scaled).clip(scaled, -self.clip, self.clip)
 
@@ -220,7 +257,7 @@ class NormalizeReward(Freezable, NoPartTransform):
         return f"NormalizeReward(gamma={self.gamma}{', frozen' if self.frozen else ''})"
 
 
-class CatFrames(Transform):
+class CatFrames(PerEpisode):
     """The last `N` observations of an episode joined along a dimension, the newest last (as torchrl's CatFrames).
 
     Arguments:
@@ -229,15 +266,14 @@ class CatFrames(Transform):
             there is none to join along, add it by `UnsqueezeTransform` first.
         in_keys, out_keys: see `Transform`.
         padding: what stands before the first observation of an episode: "same", that observation again (gymnasium's
-            "reset"), or "constant", the number `padding_value`.
+            "reset"), or "constant", the number `padding_value` in the dtype of the observation. ValueError for one that
+            this cannot hold, where the transform becomes part of an env.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
     >>> TransformedEnv(gym.make("CartPole-v1"), CatFrames(4, -1)).observation_space.shape
     (16,)
     """
-
-    has_state = True
 
     def __init__(
         self,
@@ -252,12 +288,10 @@ class CatFrames(Transform):
             raise ValueError(f"N must be an integer of at least 1, got {N!r}")
         if padding not in ("same", "constant"):
             raise ValueError(f'padding must be "same" or "constant", got {padding!r}')
+        if np.ndim(padding_value) or np.asarray(padding_value).dtype.kind not in "biuf":
+            raise ValueError(f"padding_value must be a number, got {padding_value!r}")
         self.N, self.dim, self.padding, self.padding_value = int(N), dim, padding, padding_value
-        self._frames: dict[Place, EnvRows] = {}
         super().__init__(in_keys, out_keys)
-
-    def clear(self) -> None:
-        self._frames = {}
 
     def reset(self, rows: Rows) -> None:
         self._each(rows, self._first)
@@ -265,34 +299,42 @@ class CatFrames(Transform):
     def step(self, rows: Rows) -> None:
         self._each(rows, self._next)
 
+    def again(self, rows: Rows) -> None:
+        self._each(rows, self._latest)
+
     def _each(self, rows: Rows, joined: Any) -> None:
         if self._places is None:
             self._places = self.places(rows.obs)
         for place in self._places:
-            kept = self._frames.get(place)
-            if kept is None:
-                kept = self._frames[place] = EnvRows(self.num_envs)
+            kept = self.rows_of(place)
             stack = joined(part(rows.obs, place[0]), kept, rows.ids)
             kept.put(rows.ids, stack)
             rows.obs = with_part(rows.obs, place[1], stack)
 
     def _first(self, frame: Array, kept: EnvRows, ids: np.ndarray) -> Array:
-        before = frame if self.padding == "same" else zeros(frame.shape, frame) + self.padding_value
+        before = frame if self.padding == "same" else full(frame.shape, frame, self.padding_value)
         return concat([*[before] * (self.N - 1), frame], axis_of(self.dim, frame.ndim, self))
 
     def _next(self, frame: Array, kept: EnvRows, ids: np.ndarray) -> Array:
-        older = kept.take(ids)
+        older = kept.take(ids, frame)
         if older is None:  # no env was ever reset
             return self._first(frame, kept, ids)
         axis = axis_of(self.dim, frame.ndim, self)
         newer = (*[slice(None)] * axis, slice(frame.shape[axis], None), ...)
         return concat([older[newer], frame], axis)
 
+    def _latest(self, frame: Array, kept: EnvRows, ids: np.ndarray) -> Array:
+        latest = kept.take(ids, frame)
+        return self._first(frame, kept, ids) if latest is None else latest
+
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         low, high = bounds_of(space)
         axis = axis_of(self.dim, low.ndim + 1, self) - 1
         if self.padding == "constant":
-            fill = np.asarray(self.padding_value, low.dtype)
+            if (fill := cast_exactly(np.asarray(self.padding_value), low.dtype)) is None:
+                raise ValueError(
+                    f"{self} pads with {self.padding_value!r}, which is no {low.dtype.name} as {space} needs"
+                )
             older = np.minimum(low, fill), np.maximum(high, fill)
         else:
             older = low, high

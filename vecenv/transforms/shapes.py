@@ -72,8 +72,9 @@ class Flatten(Transform):
     MultiDiscrete parts as ones and zeros (as gymnasium's FlattenObservation). With `in_keys` each of these parts
     becomes a vector of its own numbers.
 
-    ValueError for an observation that cannot be a vector (Text, Sequence, ...). The whole of it can only be flattened
-    as part of an env, because that takes its space.
+    ValueError for an observation that cannot be a vector (Text, Sequence, ...), and for the whole of one whose vector
+    is another in another env of a vector env (Discrete(2) and Discrete(4)). The whole of it can only be flattened as
+    part of an env, because that takes its space.
 
     >>> Flatten(in_keys=["a"])({"a": np.zeros((2, 3, 4))})["a"].shape
     (2, 12)
@@ -97,6 +98,9 @@ class Flatten(Transform):
         if not isinstance(flat, spaces.Box) or any(row_of(leaf) is None for leaf in leaves(space_tree(space, "obs"))):
             raise ValueError(f"{self} cannot make a vector of {space}")
         return flat
+
+    def decided_by(self, space: spaces.Space[Any]) -> Any:
+        return None if self.in_keys is not None else [(path, *_numbers_of(child)) for path, child in _parts(space)]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
@@ -124,6 +128,15 @@ class Flatten(Transform):
 
 def _one_hot(numbers: Array, n: int) -> Array:
     return cast(numbers[:, None] == like(np.arange(n), numbers)[None, :], "int8")
+
+
+def _numbers_of(space: Any) -> tuple[Any, ...]:
+    """The numbers that decide about the vector of a space without parts."""
+    if isinstance(space, spaces.Discrete):
+        return "Discrete", int(space.start), int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return "MultiDiscrete", space.start.tolist(), space.nvec.tolist()
+    return space.shape, space.dtype
 
 
 def _parts(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

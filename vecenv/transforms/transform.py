@@ -64,7 +64,8 @@ class Transform:
 
     - Parts of the observation, each by itself and without a state: `apply(array)`, on arrays (k, ...) of any library.
       Spaces follow from that. `takes(shape, dtype)` says which parts are meant where `in_keys` is None.
-    - Anything else about rows: `reset(rows)` and `step(rows)`, and `transform_observation_space`.
+    - Anything else about rows: `reset(rows)` and `step(rows)`, and `transform_observation_space`; with a state along
+      the episode also `again(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
     - A single env, as a wrapper of it: `wrap(env)`; such a transform can only be part of a `TransformedEnv`.
 
@@ -115,6 +116,28 @@ class Transform:
         """Transform rows of envs that stepped."""
         rows.obs = self.observe(rows.obs)
 
+    def again(self, rows: Rows) -> None:
+        """Transform rows of envs that failed, whose observations have been transformed before: reward and flags stay as
+        they are. As `step`, which a transform that counts steps must not do here.
+        """
+        self.step(rows)
+
+    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
+        """What is kept along the episodes of these envs, a tree of arrays of numpy (k, ...); empty if nothing is.
+
+        NotImplementedError for a transform with a state that defines neither this nor `set_episode_state`.
+        """
+        if self.has_state:
+            name = type(self).__name__
+            raise NotImplementedError(
+                f"{self} has a state that cannot be taken and set: define episode_state(ids) and "
+                f"set_episode_state(ids, state) in {name}, or has_state = False if it keeps nothing along an episode"
+            )
+        return {}
+
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
+        """Go on from what `episode_state` returned for as many envs."""
+
     def inv(self, action: Any) -> Any:
         """The actions (k, ...) that the env gets, for those that this transform gets."""
         return action
@@ -138,6 +161,12 @@ class Transform:
     def transform_action_space(self, space: Any) -> Any:
         """The space of the actions that it takes, given that of those that it returns."""
         return space
+
+    def decided_by(self, space: spaces.Space[Any]) -> Any:
+        """The part of an observation space that decides about rows, besides the shapes and dtypes of the parts that are
+        meant: it must be the same in all envs of a vector env.
+        """
+        return None
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         """Note the env that it is now a part of, with `num_envs` envs and the spaces of one below it; its state is
@@ -223,6 +252,16 @@ class Freezable(Transform):
 
     frozen: bool
 
+    def again(self, rows: Rows) -> None:
+        frozen, self.frozen = self.frozen, True
+        try:
+            self.step(rows)
+        finally:
+            self.frozen = frozen
+
+    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
+        return {}  # what is learnt goes on whatever the episode is
+
     def freeze(self: AnyFreezable) -> AnyFreezable:
         """Normalise without updates from now on; returns itself."""
         self.frozen = True
@@ -300,6 +339,20 @@ class Compose(Transform):
         for transform in self.transforms:
             transform.step(rows)
 
+    def again(self, rows: Rows) -> None:
+        for transform in self.transforms:
+            transform.again(rows)
+
+    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
+        """The states of those that have one, by their place and class."""
+        return self._named(lambda each: each.episode_state(ids))
+
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
+        """Go on from the states of an equal chain; ValueError where they are those of another."""
+        self._check_names(self.episode_state(ids), state)
+        for name, each in state.items():
+            self.transforms[int(name.partition(".")[0])].set_episode_state(ids, each)
+
     def inv(self, action: Any) -> Any:
         for transform in reversed(self.transforms):
             action = transform.inv(action)
@@ -317,14 +370,19 @@ class Compose(Transform):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, by their place and class."""
-        states = {f"{i}.{type(each).__name__}": each.state_dict() for i, each in enumerate(self.transforms)}
+        return self._named(lambda each: each.state_dict())
+
+    def _named(self, state_of: Callable[[Transform], dict[Any, Any]]) -> dict[str, Any]:
+        states = {f"{i}.{type(each).__name__}": state_of(each) for i, each in enumerate(self.transforms)}
         return {name: state for name, state in states.items() if state}
+
+    def _check_names(self, own: dict[str, Any], state: dict[str, Any]) -> None:
+        if own.keys() != state.keys():
+            raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
-        own = self.state_dict()
-        if own.keys() != state.keys():
-            raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
+        self._check_names(self.state_dict(), state)
         for name, each in state.items():
             self.transforms[int(name.partition(".")[0])].load_state_dict(each)
 

@@ -121,6 +121,14 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step the env: (obs, reward, terminated, truncated, info)."""
         return self._chain.step(action)
 
+    def episode_state(self) -> dict[str, Any]:
+        """What the transforms keep along the episode: a part of `get_state` of a vector env."""
+        return self.transform.episode_state(ONLY_ENV)
+
+    def set_episode_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `episode_state` of an equal chain returned; ValueError where it is that of another."""
+        self.transform.set_episode_state(ONLY_ENV, state)
+
     def state_dict(self) -> dict[str, Any]:
         """What the transforms have learnt."""
         return self.transform.state_dict()

@@ -137,17 +137,34 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
             each.step(rows)
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
+    def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, whose observations are transformed, without a change of state."""
+        rows = Rows(obs, info, rew, terminated, truncated)
+        for each in self._steps:
+            each.again(rows)
+        return rows.obs, rew, terminated, truncated, info
+
     # Seeds and state.
+
+    def episode_states(self, ids: np.ndarray) -> list[dict[str, Any]] | None:
+        """What each of these envs has of what transforms keep along its episode: a tree of arrays."""
+        states = self.transform.episode_state(ids)
+        return [nest.take(states, slice(row, row + 1)) for row in range(len(ids))] if states else None
+
+    def go_on_from(self, ids: np.ndarray, states: list[dict[str, Any]] | None) -> None:
+        """Take over what `episode_states` of an equal chain returned."""
+        for i, state in zip(ids, states or (), strict=False):
+            self.transform.set_episode_state(np.array([i]), state)
 
     def seed(self, seed: Any = None) -> Any:
         """As `venv.seed`; the action spaces of transforms are seeded too."""
-        seeds = self.venv.seed(seed)
+        seeds = super().seed(seed)
         self._seed_action_spaces(seeds)
         return seeds
 
     def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
         """As `venv.set_seed`; the action spaces of transforms are seeded too."""
-        following = self.venv.set_seed(seed, static_seed)
+        following = super().set_seed(seed, static_seed)
         if seed is not None and self._action_space is not None:
             n = len(self)
             self._seed_action_spaces([seed] * n if static_seed else seed_chain(seed, n)[:n])
@@ -174,9 +191,19 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
 
 def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
-    """ValueError where the transform works on a part that is no array of one shape and dtype in all envs."""
+    """ValueError where the transform works on a part that is no array of one shape and dtype in all envs, or whose
+    space says something else in one of them.
+    """
     if any(space is None for space in spaces):
         raise ValueError(f"{transform} needs envs with an observation_space")
+    if others := [
+        i for i, space in enumerate(spaces) if transform.decided_by(space) != transform.decided_by(spaces[0])
+    ]:
+        raise ValueError(
+            f"{transform} cannot transform observations of env 0, which are of {spaces[0]}, and of envs {others}, of "
+            f"{spaces[others[0]]} (env {others[0]}), in one batch; put the transform into a TransformedEnv around each "
+            "env"
+        )
     tree = merge_trees([space_tree(space, "obs") for space in spaces], "obs")
     for source, _ in transform.places(spaces[0]):
         for leaf in nest.leaves(part(tree, source)):

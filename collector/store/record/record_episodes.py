@@ -309,6 +309,10 @@ class RecordedEngine(RowWiseWrapper):
         self._seeds[ids] = -1
         return obs, info
 
+    def go_on_from(self, ids: np.ndarray, states: Any) -> None:
+        """Give up the episodes of these envs: what follows `set_state` is the rest of others."""
+        self._recording.discard(ids)
+
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """Record a round: its steps, then its resets; nothing in them is changed."""
         try:

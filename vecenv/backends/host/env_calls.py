@@ -33,15 +33,13 @@ def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def seed_env(env: Any, seed: int) -> bool:
-    """Seed the env and its action space: by the env's own `seed` if it has one, else by a reset (as tianshou).
+    """Seed the env, if it has a `seed` of its own, and its action space.
 
-    Returns whether it was reset.
+    Returns whether it has none, so that a reset has to seed it (as tianshou).
     """
     own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
     if own_seed is not None:
         own_seed(seed)
-    else:
-        env.reset(seed=seed)
     action_space = getattr(env, "action_space", None)
     if action_space is not None:
         action_space.seed(seed)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 
 from vecenv.backends.host.layers import layers
 
-STEPS_TAKEN = "_elapsed_steps"
-"""How gymnasium's TimeLimit counts: part of the state, so that the episode ends when it would have."""
+ALONG_EPISODES = (
+    "_elapsed_steps", "_has_reset", "autoreset", "timesteps", "obs_queue", "observation_queue", "last_action",
+    "is_sticky_actions", "num_repeats", "repeats_taken", "discounted_reward", "episode_returns", "episode_lengths",
+    "lives", "game_over",
+)  # fmt: skip
+"""What wrappers of gymnasium keep along an episode (TimeLimit, FrameStackObservation, NormalizeReward, ...): part of
+the state, so that the episode goes on and ends as it would have."""
 
 PHYSICS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat", "userdata",
@@ -19,8 +25,8 @@ PHYSICS = (
 a result of `set_state`, and so is put back after it."""
 
 
-def get_state(env: Any) -> tuple[Any, list[int | None]]:
-    """The state of the innermost layer that has one, and the steps that each TimeLimit has counted.
+def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """The state of the innermost layer that has one, and what each layer keeps along the episode.
 
     Raises NotImplementedError for an env without `get_state` and `set_state`, `clone_state` and `restore_state`
     (ale-py), or the `model`, `data` and `set_state` of gymnasium's MuJoCo envs.
@@ -32,12 +38,28 @@ def get_state(env: Any) -> tuple[Any, list[int | None]]:
         state = layer.clone_state(include_rng=True)
     else:
         state = {name: np.copy(getattr(layer.data, name)) for name in PHYSICS}
-    return state, [vars(each).get(STEPS_TAKEN) for each in layers(env)]
+    return state, [_episode_state(each) for each in layers(env)]
 
 
-def set_state(env: Any, state: tuple[Any, list[int | None]]) -> None:
-    """Go back to what `get_state` returned, of this env or of one that was made in the same way."""
-    layer, (inner, taken) = _layer_with_state(env), state
+def _episode_state(layer: Any) -> dict[str, Any]:
+    """What the layer keeps along the episode: as it says itself (a TransformedEnv), or as wrappers of gymnasium do."""
+    if _has(layer, "episode_state", "set_episode_state"):
+        state: dict[str, Any] = layer.episode_state()
+        return state
+    return copy.deepcopy({name: each for name, each in vars(layer).items() if name in ALONG_EPISODES})
+
+
+def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
+    """Go back to what `get_state` returned, of this env or of one that was made in the same way; ValueError for
+    anything else.
+    """
+    stack = layers(env)
+    if not isinstance(state, tuple) or len(state) != 2 or len(state[1]) != len(stack):
+        raise ValueError(
+            f"set_state() takes what get_state() of an env with the same wrappers returned, got {type(state).__name__} "
+            f"for {env}"
+        )
+    layer, (inner, kept) = _layer_with_state(env), state
     if _has(layer, "get_state", "set_state"):
         layer.set_state(inner)
     elif _has(layer, "clone_state", "restore_state"):
@@ -47,9 +69,11 @@ def set_state(env: Any, state: tuple[Any, list[int | None]]) -> None:
             _put(layer.data, name, inner[name])
         layer.set_state(inner["qpos"], inner["qvel"])
         _put(layer.data, PHYSICS[-1], inner[PHYSICS[-1]])
-    for each, steps in zip(layers(env), taken, strict=True):
-        if steps is not None:
-            setattr(each, STEPS_TAKEN, steps)
+    for each, own in zip(stack, kept, strict=True):
+        if _has(each, "episode_state", "set_episode_state"):
+            each.set_episode_state(own)
+        else:
+            vars(each).update(copy.deepcopy(own))
 
 
 def _put(data: Any, name: str, value: np.ndarray) -> None:

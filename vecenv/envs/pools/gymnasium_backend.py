@@ -233,17 +233,10 @@ class GymnasiumBackend(Backend):
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
         try:
-            return Answered(self._seed(ids, args) if op == "seed" else self._calls.run(ids, op, args[0]))
+            # A reset seeds the envs.
+            return Answered([True] * len(ids) if op == "seed" else self._calls.run(ids, op, args[0]))
         except Exception as error:
             return Answered([capture(error, i, op, local=True) for i in ids])
-
-    def _seed(self, ids: Sequence[int], args: Sequence[tuple[Any, ...]]) -> list[bool]:
-        """Seed by a reset, after which the envs can be stepped."""
-        payloads = {i: {"seed": seed} for i, (seed,) in zip(ids, args, strict=True)}
-        self.codec.encode(ids, opcodes.RESET_KWARGS, None, payloads)
-        self._reset(np.array(ids), payloads)
-        self._answers.take(ids)
-        return [True] * len(ids)
 
     def note_exception(self, error: BaseException) -> None:
         """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""
