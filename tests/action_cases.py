@@ -51,7 +51,16 @@ BATCHES = {
     "Tuple": (TUPLE, (INTS, TENTHS.astype(np.float32))),
     "Tuple float64, ints": (TUPLE, ([1, 2, 3], TENTHS)),
 }
-"""Name -> (action space, batch for N envs)."""
+"""Name -> (action space, batch for N envs), as gymnasium takes them."""
+
+ROWS = {
+    **{name: batch for name, batch in BATCHES.items() if batch[0] not in (TREE, TUPLE)},
+    "Dict": (TREE, [{"a": a, "b": {"c": c}} for a, c in zip(INTS, TENTHS.astype(np.float32), strict=True)]),
+    "Dict float64, ints": (TREE, [{"a": 3, "b": {"c": c}} for c in TENTHS]),
+    "Tuple": (TUPLE, list(zip(INTS, TENTHS.astype(np.float32), strict=True))),
+    "Tuple float64, ints": (TUPLE, [(3, c) for c in TENTHS]),
+}
+"""The same as SB3 takes them: indexed by the env."""
 
 
 def described(action):
@@ -66,14 +75,14 @@ def described(action):
     return type(action), action
 
 
-def arrived(make, reset_and_step):
+def arrived(make, reset_and_step, batches=BATCHES):
     """What the envs get of each batch: name -> one description an env.
 
     `make(env_fns)` is called once for each space, `reset_and_step(envs, batches)` returns the actions that each env got.
     """
     found = {}
-    for space in {id(space): space for space, _ in BATCHES.values()}.values():
-        mine = {name: batch for name, (its, batch) in BATCHES.items() if its is space}
+    for space in {id(space): space for space, _ in batches.values()}.values():
+        mine = {name: batch for name, (its, batch) in batches.items() if its is space}
         envs = make([functools.partial(Records, space)] * N)
         actions = reset_and_step(envs, mine.values())
         found |= {name: [described(got[k]) for got in actions] for k, name in enumerate(mine)}

@@ -97,7 +97,6 @@ class GymnasiumVectorEnv(AsyncCalls):
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space, *errors)
         self.venv = venv  # from here on `close` closes it: nothing is refused any more
-        venv.engine.actions.casts = False
         self._driver = Driver(venv)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
