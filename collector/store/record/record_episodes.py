@@ -101,6 +101,16 @@ class _Recording:
             self._recorder = EpisodeRecorder(self.n, self.writer, obs, self._actions, *self._limits)
         return self._recorder
 
+    def as_stored(self, actions: Any) -> Any:
+        """A batch in the dtypes in which it is stored, for the envs too: else nothing could be played again.
+
+        TypeError for numbers of another kind: 2.7 is no integer.
+        """
+        return nest.merge(
+            lambda pair: nest.as_array(pair[1]).astype(pair[0].dtype, casting="same_kind", copy=False),
+            [self._actions, actions],
+        )
+
     def discard(self) -> None:
         """Give up what is in progress."""
         if self._recorder is not None:
@@ -152,7 +162,8 @@ class RecordedVectorEnv(VectorWrapper):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As that of the VectorEnv."""
+        """As that of the VectorEnv, with the actions as they are stored."""
+        actions = self._recording.as_stored(actions)
         try:
             result = self.env.step(actions)
         except BaseException:
@@ -163,8 +174,8 @@ class RecordedVectorEnv(VectorWrapper):
 
     def step_async(self, actions: Any) -> None:
         """As that of the VectorEnv, where it has one."""
-        self._sent = nest.map(np.array, actions)
-        self.env.step_async(actions)  # type: ignore[attr-defined]
+        self._sent = nest.map(np.array, self._recording.as_stored(actions))
+        self.env.step_async(self._sent)  # type: ignore[attr-defined]
 
     def step_wait(self, *args: Any, **kwargs: Any) -> Any:
         """As that of the VectorEnv, where it has one."""
@@ -273,17 +284,20 @@ class RecordedEngine(RowWiseWrapper):
         self._steps_all = False
 
     def map_action(self, action: Any) -> Any:
-        """Note the actions until their steps are back."""
+        """The actions as they are stored, which are noted until their steps are back."""
         ids, _ = self._asked
         rows = action
         if isinstance(self._sent, (dict, tuple)) and not isinstance(action, type(self._sent)):
             rows = nest.stack(list(action))
-        at = slice(None) if ids is None else nest.as_array(ids)
+        at = slice(None) if ids is None else np.atleast_1d(nest.as_array(ids))
         if rows.__class__ is np.ndarray and rows.dtype != object and ids is None:  # the usual case, at once
             _put_actions(self._sent, at, rows)
-            return action
+            return action if rows.dtype == self._sent.dtype else self._sent
         nest.merge(lambda pair: _put_actions(pair[0], at, pair[1]), (self._sent, rows))
-        return action
+        sent = nest.take(self._sent, at)
+        if not isinstance(sent, tuple):
+            return sent
+        return [nest.take(sent, row) for row in range(len(next(nest.leaves(sent))))]  # a tuple is one action an env
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
         """Begin the episodes of these rows."""
