@@ -215,6 +215,20 @@ class TestCalls:
             envs.set_attr("gravity", (1.0, 2.0))
         assert envs.get_attr("gravity") == (4.0,) * 3
 
+    def test_set_attr_sets_where_gymnasium_does(self, make):
+        """What a wrapper or the env has, there; a new attribute on the outermost wrapper."""
+        found = []
+        for kind in (make, gym.vector.SyncVectorEnv):
+            envs = kind([lambda: gym.wrappers.TimeLimit(CountingEnv(), 9)] * 2)
+            envs.set_attr("new", [1, 2])
+            envs.set_attr("length", 7)
+            envs.set_attr("_max_episode_steps", 3)
+            outermost = envs.get_attr("__dict__")
+            found.append([[each.get(name) for each in outermost] for name in ("new", "length", "_max_episode_steps")])
+            found[-1].append([env.length for env in envs.get_attr("unwrapped")])
+            envs.close()
+        assert found[0] == found[1]
+
     @pytest.mark.parametrize("name", ["reset", "step", "close"])
     def test_call_refuses_what_has_a_method_of_its_own(self, name):
         with AsyncVectorEnv([Reports] * 2).venv as venv:

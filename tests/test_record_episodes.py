@@ -391,3 +391,42 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
         RecordEpisodes(envs, tmp_path / "a")
     assert not (tmp_path / "a").exists()
     RecordEpisodes(envs, tmp_path / "a", autoreset_mode="NextStep").close()
+
+
+class Pays(Numbered):
+    """Pays the number that it gets, with all its digits."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        box = spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = [box, spaces.Dict({"x": box}), spaces.Tuple([box])][number]
+
+    def step(self, action: Any) -> Any:
+        (number,) = action["x"] if isinstance(action, dict) else action[0] if isinstance(action, tuple) else action
+        obs, _, *rest = super().step(0)
+        return obs, float(number), *rest
+
+
+@pytest.mark.parametrize("form", [0, 1, 2], ids=["array", "dict", "tuple"])
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        lambda env_fns, folder: GymnasiumVectorEnv(RecordEpisodes(DummyVectorEnv(env_fns), folder)),
+        lambda env_fns, folder: RecordEpisodes(SyncVectorEnv(env_fns), folder),
+        lambda env_fns, folder: RecordEpisodes(gymnasium.vector.SyncVectorEnv(env_fns), folder),
+    ],
+    ids=["facade", "ours", "gymnasium's"],
+)
+def test_envs_get_the_numbers_that_are_stored(recorded: Any, form: int, tmp_path: Path) -> None:
+    """Also where the policy's have more digits than the action space: else nothing could be played again."""
+    batch = np.full((2, 1), 0.1)
+    envs = recorded([partial(Pays, form)] * 2, tmp_path / "set")
+    envs.reset(seed=0)
+    for _ in range(STEPS):
+        envs.step([batch, {"x": batch}, (batch,)][form])
+    envs.close()
+    episodes = list(Dataset(tmp_path / "set"))
+    assert len(episodes) > 10
+    for episode in episodes:
+        (column,) = nest.leaves(episode.action)
+        np.testing.assert_array_equal(episode.reward, column[:, 0].astype(np.float64))

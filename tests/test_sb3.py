@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from action_cases import ROWS, arrived
 from cases import counting, equal_bits
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeAwareObservation, TimeLimit
@@ -257,6 +258,19 @@ class TestVectorEnvsOfGymnasium:
         with pytest.raises(ValueError, match=r"pass autoreset_mode=AutoresetMode\.SAME_STEP"):
             SB3VecEnv(envs)
         envs.close()
+
+
+def actions_of(env, batches):
+    """Each batch is stepped once; returns the actions that each env got."""
+    env.reset()
+    for batch in batches:
+        env.step(batch)
+    return env.get_attr("actions")
+
+
+def test_envs_get_what_dummy_vec_env_hands_them(backend):
+    ours = arrived(lambda env_fns: SB3VecEnv(backend(env_fns)), actions_of, ROWS)
+    assert ours == arrived(DummyVecEnv, actions_of, ROWS)
 
 
 def test_without_sb3_the_error_says_what_to_install():

@@ -9,7 +9,7 @@ from cases import counting
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from sb3_cases import cartpoles, closing, counted_envs
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecVideoRecorder
+from stable_baselines3.common.vec_env import DummyVecEnv, VecVideoRecorder
 
 from vecenv import DummyVectorEnv, SB3VecEnv
 from vecenv.backends.ipc.messages import CALL, Channel
@@ -93,6 +93,26 @@ class TestAccess:
         assert env.env_method("get_wrapper_attr", "length", indices=1) == [5]
         assert env.env_method("reset", indices=2, seed=4)[0][0][3] == 4
         env.close()
+
+    def test_attributes_are_set_on_the_outermost_wrapper_as_by_dummy_vec_env(self, backend):
+        env_fns, found = [lambda: TimeLimit(CountingEnv(), 9)] * 3, []
+        for env in (SB3VecEnv(backend(env_fns)), DummyVecEnv(env_fns)):
+            env.reset()
+            env.set_attr("dummy", 12)  # new
+            env.set_attr("length", 7, indices=[0, -1])  # the inner env's own
+            env.set_attr("metadata", {"render_fps": 3}, indices=1)  # a property of the wrapper
+            names = ("dummy", "length", "_metadata", "_max_episode_steps")
+            found.append(
+                [
+                    [{name: outermost.get(name) for name in names} for outermost in env.get_attr("__dict__")],
+                    [env.get_attr(name) for name in ("dummy", "length", "metadata")],
+                    [inner.length for inner in env.get_attr("unwrapped")],
+                    [env.has_attr(name) for name in ("dummy", "length", "nope")],
+                ]
+            )
+            env.close()
+        assert found[0] == found[1]
+        assert found[0][2] == [5, 5, 5]
 
     def test_a_method_of_all_envs_is_one_message_to_each_worker_before_any_answer(self, process_backend, monkeypatch):
         env, messages, post, finish = counted_envs(process_backend), [], Channel.post, EnvCalls.finish

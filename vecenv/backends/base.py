@@ -116,6 +116,8 @@ class Backend(ABC):
     """How many workers share the envs; set by `start`."""
     autoresets: bool = False
     """Whether steps with `opcodes.AUTORESET` are understood."""
+    takes_objects: bool = True
+    """Whether an action may be any object; else it is an array of its space's dtype."""
     arena: Arena
     """What `bind` returned."""
     codec: Codec

@@ -22,14 +22,14 @@ from vecenv.backends.base import NOTHING_BESIDES, Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.layout import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
-from vecenv.engine.arguments.actions import batch_actions
+from vecenv.engine.arguments.actions import Actions
 from vecenv.engine.arguments.checks import check_spaces_equal
 from vecenv.engine.arguments.round_requests import BOOL, mixed_ops, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.interrupts import INTERRUPTS, Interrupts
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.outcomes import Outcomes
-from vecenv.engine.readiness import Readiness, refuse_bad_actions
+from vecenv.engine.readiness import Readiness
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Results
 from vecenv.engine.statistics import Statistics
@@ -82,12 +82,12 @@ class Engine:
         """False after `close`, and in a forked copy of the process."""
         self._name = name
         self.backend = backend
-        self._check_actions = check_actions
         self.recovery = Recovery(backend, on_error, max_restarts)
         self._absorbs = self.recovery.absorbs
         layout = self._open(env_fns, num_workers, check_spaces, warns)
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
-        self._action_layout = layout.action
+        action_spaces = [report.action_space for report in self.reports]
+        self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain: tuple[Any, Any] = (None, None)
         """Shape and dtype of a batch of actions for all envs that needs no conversion."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
@@ -262,10 +262,7 @@ class Engine:
                 "step(action, reset=terminated | truncated) in the next round"
             )
         asked = self.all_ids if ids is None else ids.tolist()
-        batch = batch_actions(action, asked, self._action_layout)
-        if self._check_actions:
-            rows = batch if batch.__class__ is list else [nest.take(batch, row) for row in range(len(asked))]
-            refuse_bad_actions([report.action_space for report in self.reports], asked, rows, resets)
+        batch = self.actions.batch(action, asked, resets)
         if self.status.abandoned and (self.recovery.absorbs or resets is not None):
             self._interrupts.drain(ids)
         self.readiness.check_steps(ids, resets)

@@ -75,15 +75,3 @@ class Readiness:
     def note_begun(self, i: int, needs_reset: bool = False) -> None:
         """Note that env i was reset, or put into a state, without a round; or that it needs a reset."""
         self._unreset[i] = needs_reset
-
-
-def refuse_bad_actions(
-    spaces: Sequence[Any], asked: Sequence[int], rows: Sequence[Any], resets: np.ndarray | None
-) -> None:
-    """`check_actions`: ValueError for the action of a stepped env that its action space does not contain."""
-    for row, (i, action) in enumerate(zip(asked, rows, strict=True)):
-        ignored = resets is not None and resets[row]
-        if spaces[i] is not None and not ignored and not spaces[i].contains(action):
-            raise ValueError(
-                f"action for env {i} is {action!r}, which is not in its action space {spaces[i]} (check_actions=True)"
-            )

@@ -13,12 +13,14 @@ from vecenv.wrappers import resets_in_step
 class Driver:
     """Steps and resets `venv`, with the infos that the envs returned, by env id: without the `env_id` of the engine.
 
-    `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
+    From now on its envs get actions in the types that the caller passes, as in the libraries of the facades. `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
     """
 
     def __init__(self, venv: Any) -> None:
         self._venv = venv
         self.engine = engine_of(venv)
+        if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
+            engine.actions.casts = False
         self.autoresets = resets_in_step(venv)
         """Whether a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")

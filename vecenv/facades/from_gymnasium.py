@@ -77,14 +77,6 @@ class SameStepEnvs:
             values = [getattr(self.envs, key)] * self.env_num
         return [values[i] for i in (range(self.env_num) if id is None else as_ids(id, self.env_num))]
 
-    def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
-        """Set the attribute."""
-        if self._engine is not None:
-            self._engine.set_env_attr(key, value, id)
-            return
-        self._check_all(id)
-        self.envs.set_attr(key, [value] * self.env_num)
-
     def call(self, name: str, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """Call the method."""
         if self._engine is not None:

@@ -231,9 +231,9 @@ class SB3VecEnv(VecEnv):
         return self.venv.get_env_attr(attr_name, ids) if ids else []
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set the attribute where `get_attr` finds it (SB3's own set it on the outermost wrapper)."""
+        """Set the attribute on the outermost wrapper, whichever has it, as SB3 does."""
         if ids := self._ids(indices):
-            self.venv.set_env_attr(attr_name, value, ids)
+            self.venv.call("__setattr__", attr_name, value, id=ids)
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether every env or a wrapper around it has the attribute."""

@@ -125,15 +125,16 @@ class RecordedVectorEnv(VectorWrapper):
         return self._receive(self._begin, self.env.reset_wait, *args, **kwargs)  # type: ignore[attr-defined]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As that of the VectorEnv."""
-        self._send(self._stored(actions))
-        result: tuple[Any, Any, Any, Any, dict[str, Any]] = self._receive(self._record, self.env.step, actions)
+        """As that of the VectorEnv, with the actions as they are stored."""
+        rows = self._stored(actions)
+        self._send(rows)
+        result: tuple[Any, Any, Any, Any, dict[str, Any]] = self._receive(self._record, self.env.step, rows)
         return result
 
     def step_async(self, actions: Any) -> None:
         """As that of the VectorEnv, where it has one."""
         rows = nest.map(np.copy, self._stored(actions))
-        self.env.step_async(actions)  # type: ignore[attr-defined]
+        self.env.step_async(rows)  # type: ignore[attr-defined]
         self._send(rows)
 
     def step_wait(self, *args: Any, **kwargs: Any) -> Any:
@@ -274,6 +275,8 @@ class RecordedEngine(RowWiseWrapper):
         """Those that the envs were sent, until their resets have come back; -1: none."""
         self._in_order = False
         """Whether the last round is a step of all envs, whose rows come in their order."""
+        self._stored: Any = None
+        """The actions of the last round as they are stored."""
         recording.finish_with(self)
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
@@ -285,7 +288,12 @@ class RecordedEngine(RowWiseWrapper):
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         """Note the seeds and the actions."""
         super().note_round(action, id, kwargs)
+        self._stored = action
         self._note_sent(action, id, kwargs)
+
+    def map_action(self, action: Any) -> Any:
+        """The actions in the dtypes in which they are stored: others could not be played again."""
+        return self._stored
 
     def _note_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         """Note what is sent to each env of a round, unless the round is refused because one of them is in flight."""
@@ -301,6 +309,8 @@ class RecordedEngine(RowWiseWrapper):
             rows = recording.actions(action, range(recording.n) if ids is None else ids.tolist())
             nest.put(recording.sent, ... if ids is None else ids, rows)
             self._in_order = ids is None
+            is_tuple = isinstance(rows, tuple)  # for the vector env a tuple is one action an env
+            self._stored = [nest.take(rows, row) for row in range(len(next(nest.leaves(rows))))] if is_tuple else rows
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
         """Begin the episodes of these rows."""

@@ -1,8 +1,11 @@
-"""Batches of actions: converted once for all envs, whatever array library they come from."""
+"""Batches of actions: converted once for all envs, whatever array library they come from.
+
+`batch_actions` casts them to the dtype of the action space; `given_actions` leaves each in its own type.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,38 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.memory.layout import Leaf
 from vecenv.nest import tensor_on_host
+
+
+class Actions:
+    """Makes batches of the actions that callers pass, for envs with these action spaces, of which `layout` has the
+    leaves.
+
+    `casts`: whether envs get actions in the dtype of their space. A facade sets it to False: then they get them as the
+    caller passed them, as in the vector envs of its library, unless the backend takes arrays of that dtype alone.
+    `checks`: whether what is not in the space is refused.
+    """
+
+    def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
+        self._layout, self._spaces, self._takes_objects, self._checks = layout, spaces, takes_objects, checks
+        self.casts = True
+
+    def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
+        """`batch_actions`, or `given_actions`, of `action`; those of the rows `resets` (a mask) are not checked."""
+        casts = self.casts or not self._takes_objects
+        batch = batch_actions(action, ids, self._layout) if casts or self._checks else None
+        if self._checks:
+            self._check(batch, ids, resets)
+        return batch if casts else given_actions(action, ids, self._layout)
+
+    def _check(self, batch: Any, ids: Sequence[int], resets: np.ndarray | None) -> None:
+        """`check_actions`: ValueError for the action of a stepped env that its action space does not contain."""
+        for row, i in enumerate(ids):
+            space, action = self._spaces[i], batch[row] if batch.__class__ is list else nest.take(batch, row)
+            ignored = resets is not None and resets[row]
+            if space is not None and not ignored and not space.contains(action):
+                raise ValueError(
+                    f"action for env {i} is {action!r}, which is not in its action space {space} (check_actions=True)"
+                )
 
 
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
@@ -27,13 +62,35 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
         return _array(action, ids, layout)
     if layout is None:
         return _as_rows(action, ids)
-    action = _on_host(action)
+    action = on_host(action)
     if isinstance(action, Mapping):
         batch = _batch(action, ids, layout)
     else:
         action = _as_rows(action, ids)
-        batch = _columns(action, ids, layout)
+        batch = _columns(action, ids, layout, _array)
     return _as_rows(action, ids) if batch is None else batch
+
+
+def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
+    """`action` as a tree of arrays (k, *shape) where an env gets from them what it was given, in type, dtype and shape;
+    else as a list of k objects.
+
+    For Dict and Tuple spaces, `action` is a sequence of one dict or tuple an env. ValueError as by `batch_actions`.
+    """
+    if layout.__class__ is Leaf and action.__class__ is np.ndarray:
+        if action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
+            return action
+    rows = _as_rows(action, ids)
+    batch = None if layout is None else _columns(rows, ids, layout, _same_rows)
+    return rows if batch is None else batch
+
+
+def _same_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
+    """One array of the rows, if each is what an env gets of a row of it; else the rows."""
+    cls = np.ndarray if leaf.shape else leaf.dtype.type
+    if all(row.__class__ is cls and row.dtype == leaf.dtype and row.shape == leaf.shape for row in rows):
+        return np.array(rows, leaf.dtype)
+    return _checked_rows(rows, ids, leaf)
 
 
 def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
@@ -42,7 +99,7 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
     try:
-        array = np.asarray(_on_host(action))
+        array = np.asarray(on_host(action))
     except (ValueError, TypeError):  # ragged, or tensors of another device in a list
         return _checked_rows(action, ids, leaf)
     if array.dtype == object:
@@ -93,10 +150,12 @@ def _batch(action: Any, ids: Sequence[int], layout: Any) -> Any:
     return _mapped(action, layout, lambda child, part: _batch(child, ids, part))
 
 
-def _columns(rows: Sequence[Any], ids: Sequence[int], layout: Any) -> Any:
-    """One action an env as a tree of arrays; None if one does not have the form of the space."""
+def _columns(rows: Sequence[Any], ids: Sequence[int], layout: Any, join: Callable[..., Any]) -> Any:
+    """One action an env as a tree of arrays, each what `join` makes of the rows of a leaf; None if one action does not
+    have the form of the space, or a leaf is not made an array.
+    """
     if isinstance(layout, Leaf):
-        array = _array(list(rows), ids, layout)
+        array = join(list(rows), ids, layout)
         return array if array.__class__ is np.ndarray else None
     if not all(_has_form(row, layout) for row in rows):
         return None
@@ -105,7 +164,7 @@ def _columns(rows: Sequence[Any], ids: Sequence[int], layout: Any) -> Any:
         if isinstance(layout, dict)
         else tuple([row[i] for row in rows] for i in range(len(layout)))
     )
-    return _mapped(transposed, layout, lambda child, part: _columns(child, ids, part))
+    return _mapped(transposed, layout, lambda child, part: _columns(child, ids, part, join))
 
 
 def _mapped(action: Any, layout: Any, convert: Any) -> Any:
@@ -125,8 +184,8 @@ def _has_form(action: Any, layout: Any) -> bool:
     return isinstance(action, (tuple, list)) and len(action) == len(layout)
 
 
-def _on_host(action: Any) -> Any:
-    """The same with every torch tensor as an array."""
+def on_host(action: Any) -> Any:
+    """The same with every tensor, and every array of another library, as numpy's; a number of theirs too."""
     try:
         return _arrays(action)
     except RecursionError:  # nested too deep to be an action
@@ -138,7 +197,10 @@ def _arrays(action: Any) -> Any:
         return {key: _arrays(part) for key, part in action.items()}
     if action.__class__ in (list, tuple):
         return action.__class__(_arrays(part) for part in action)
-    return tensor_on_host(action)
+    value = tensor_on_host(action)
+    if value is action and (isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__")):
+        return value
+    return np.asarray(value)[()]
 
 
 def _numeric(array: np.ndarray) -> np.ndarray:
@@ -151,13 +213,13 @@ def _numeric(array: np.ndarray) -> np.ndarray:
 
 def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
     """One object for each env; a dict of batches is split into a dict for each env."""
-    action = _on_host(action)
+    action = on_host(action)
     if isinstance(action, (str, bytes, Set)):
         raise TypeError(
             f"got the {type(action).__name__} {action!r} for envs {list(ids)}; pass a list with one action each"
         )
     if isinstance(action, Mapping):
-        batch = nest.map(np.asarray, _on_host(dict(action)))
+        batch = nest.map(np.asarray, on_host(dict(action)))
         leaves = list(nest.leaves(batch))
         if not leaves:
             raise ValueError(f"got an empty dict of actions for envs {list(ids)}; pass one action for each")

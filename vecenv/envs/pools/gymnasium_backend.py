@@ -44,6 +44,8 @@ class GymnasiumBackend(Backend):
     `resets_by_id`: whether its `reset` takes `options["reset_mask"]`, and a list with one seed an env.
     """
 
+    takes_objects = False
+
     def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
         super().__init__()
         self.env_num: int = envs.num_envs

@@ -86,6 +86,8 @@ class PoolCodec(Codec):
 class PoolBackend(Backend):
     """Drives `pool`, which nothing else may use from now on."""
 
+    takes_objects = False
+
     def __init__(self, pool: Any) -> None:
         super().__init__()
         config = pool.config

@@ -141,11 +141,13 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env: a list or tuple has one value for each, anything else is the value of all.
 
+        It is set where the env or a wrapper has it, a new one on the outermost wrapper (as in gymnasium).
+
         ValueError if there are not as many values as envs, before anything is set.
         """
         self._begin("set_attr")
         if not isinstance(values, (list, tuple)):
-            self.venv.set_env_attr(name, values)
+            self.venv.call("set_wrapper_attr", name, values)
             return
         if len(values) != self.num_envs:
             raise ValueError(
@@ -153,7 +155,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
         for i, value in enumerate(values):
-            self.venv.set_env_attr(name, value, id=i)
+            self.venv.call("set_wrapper_attr", name, value, id=i)
 
     def render(self) -> tuple[Any, ...]:
         """The frame of every env."""

@@ -6,7 +6,7 @@ Whatever is not an array goes through gymnasium's own functions (`batch_space`, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from gymnasium.vector.utils import (
 )
 
 from vecenv import nest
+from vecenv.engine.arguments.actions import on_host
 from vecenv.facades.to_gymnasium.space_errors import SpaceErrors, space_error
-from vecenv.nest import tensor_on_host
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -110,7 +110,7 @@ class ActionSplitter:
             return actions if hasattr(actions, "__len__") and getattr(actions, "ndim", True) else _listed(actions)
         if self._is_dict and isinstance(actions, (list, tuple)):
             return list(actions)
-        return list(iterate(self._batched, _on_host(actions)))
+        return list(iterate(self._batched, on_host(actions)))
 
 
 def _listed(actions: Any) -> list[Any]:
@@ -118,16 +118,6 @@ def _listed(actions: Any) -> list[Any]:
         return list(actions)
     except TypeError:
         raise TypeError(f"Unable to iterate over the following elements: {actions}; pass one action an env") from None
-
-
-def _on_host(tree: Any) -> Any:
-    """The same dicts and tuples with the arrays of any library, of whatever device, as numpy's."""
-    if isinstance(tree, Mapping):
-        return {key: _on_host(child) for key, child in tree.items()}
-    if tree.__class__ is tuple:
-        return tuple(_on_host(child) for child in tree)
-    leaf = tensor_on_host(tree)
-    return np.asarray(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic) else leaf
 
 
 class ObservationJoiner:
