@@ -78,7 +78,8 @@ def described(action):
 def arrived(make, reset_and_step, batches=BATCHES):
     """What the envs get of each batch: name -> one description an env.
 
-    `make(env_fns)` is called once for each space, `reset_and_step(envs, batches)` returns the actions that each env got.
+    `make(env_fns)` is called once for each space; `reset_and_step(envs, batches)` returns the actions that each env
+    got.
     """
     found = {}
     for space in {id(space): space for space, _ in batches.values()}.values():

@@ -1,5 +1,9 @@
 """Envs of the behaviour tests. A light module of its own, because workers import it."""
 
+import contextlib
+import multiprocessing
+from multiprocessing.connection import wait
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -100,6 +104,64 @@ class LocalWorker(BareWorker):
         if "seed" in kwargs:
             super().seed(kwargs["seed"])
         return super().reset(**kwargs)
+
+
+class ProcessWorker(EnvWorker):
+    """A process for each env, whose end is an EOFError or BrokenPipeError, as in tianshou's SubprocEnvWorker."""
+
+    def __init__(self, env_fn):
+        context = multiprocessing.get_context("fork")
+        self.channel, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, env_fn), daemon=True)
+        self.process.start()
+        theirs.close()
+        super().__init__(env_fn)
+
+    def ask(self, name, *args, **kwargs):
+        self.channel.send((name, args, kwargs))
+        return self.recv()
+
+    def recv(self):
+        answer = self.channel.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def get_env_attr(self, key):
+        return self.ask("__getattribute__", key)
+
+    def set_env_attr(self, key, value):
+        self.ask("__setattr__", key, value)
+
+    def send(self, action, **kwargs):
+        self.channel.send(("reset", (), kwargs) if action is None else ("step", (action,), {}))
+
+    @staticmethod
+    def wait(workers, wait_num, timeout=None):
+        ready = wait([worker.channel for worker in workers], timeout)
+        return [worker for worker in workers if worker.channel in ready]
+
+    def render(self, **kwargs):
+        return self.ask("render", **kwargs)
+
+    def close_env(self):
+        with contextlib.suppress(OSError):  # it has ended
+            self.channel.send(("close", (), {}))
+        self.channel.close()
+        self.process.join()
+
+
+def serve(channel, env_fn):
+    """The loop of such a process."""
+    env = env_fn()
+    while True:
+        name, args, kwargs = channel.recv()
+        if name == "close":
+            return env.close()
+        try:
+            channel.send(getattr(env, name)(*args, **kwargs))
+        except Exception as error:
+            channel.send(error)
 
 
 def custom(env_fns, **options):

@@ -1,14 +1,16 @@
 """Code that was written for tianshou: its subclasses, its arguments, its workers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from cases import BareWorker, LocalWorker, counting, custom
+from cases import BareWorker, LocalWorker, ProcessWorker, counting, custom
 from gymnasium import spaces
 from test_actions import TestRowsBelongToTheEnvs as RowsBelongToTheEnvs
 
-from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv, VectorEnvWrapper
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv, VectorEnvWrapper, WorkerDiedError
 from vecenv.backends.shmem import ShmemBackend
-from vecenv.testing import CountingEnv
+from vecenv.testing import CountingEnv, ExitsOnStep, RaisesOnStep, check_vector_env
 from vecenv.testing.model import Twins
 
 
@@ -124,6 +126,110 @@ class TestCustomWorkers:
         with pytest.raises(TypeError, match=r"which is no EnvWorker: it lacks \['wait'\]"):
             BaseVectorEnv(counting(2), lambda env_fn: made.append(Half(env_fn)) or made[-1])
         assert [worker.is_closed for worker in made] == [True]
+
+
+class SaysSo(ProcessWorker):
+    """Raises our own error for the end of its process."""
+
+    def recv(self):
+        try:
+            return super().recv()
+        except EOFError as error:
+            raise WorkerDiedError(f"{self.process} has ended") from error
+
+
+class Remote(ProcessWorker):
+    """Its process is somewhere else: only its own method knows whether it is alive."""
+
+    def __init__(self, env_fn):
+        super().__init__(env_fn)
+        self.there = vars(self).pop("process")
+
+    def is_alive(self):
+        return self.there.is_alive()
+
+    def close_env(self):
+        self.process = self.there
+        super().close_env()
+
+
+@pytest.mark.parametrize("worker_fn", [ProcessWorker, SaysSo, Remote])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the processes of these tests only
+class TestCustomWorkersThatEnd:
+    def test_a_reset_makes_a_new_one(self, worker_fn):
+        with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], worker_fn) as venv:
+            venv.reset()
+            venv.step([3, 4])
+            old = venv.workers[1]
+            with pytest.raises((EOFError, WorkerDiedError)) as caught:
+                venv.step([5, 6])
+            assert caught.value.partial.env_id.tolist() == [0]
+            assert (venv.alive(), venv.failed_id) == ([True, False], [1])
+            with pytest.raises((EOFError, WorkerDiedError)) as caught:
+                venv.step([6], [1])
+            assert "reset(1) makes it usable again" in "".join(caught.value.__notes__)
+            obs, info = venv.reset(1)
+            assert (obs.tolist(), info[0]["env_id"]) == ([[1, 0, 0, -1, -1]], 1)
+            assert venv.workers[1] is not old
+            assert old.is_closed
+            assert (venv.alive(), venv.failed_id, venv.stats()["restarts"]) == ([True, True], [], 1)
+            assert venv.step([7, 8])[0][:, [2, 4]].tolist() == [[3, 7], [1, 8]]
+
+    def test_they_keep_that_part_of_the_contract(self, worker_fn):
+        check_vector_env(partial(BaseVectorEnv, worker_fn=worker_fn), ["workers_that_end", "env_errors"])
+
+    def test_restart_replaces_it(self, worker_fn):
+        with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], worker_fn, on_error="restart") as venv:
+            venv.reset()
+            for _ in range(2):
+                venv.step([3, 4])
+                _, _, _, truncated, info = venv.step([5, 6])
+                assert truncated.tolist() == [False, True]
+                assert info[1]["restarted"]
+                obs, _ = venv.reset([0, 1])
+                assert obs[:, 2].tolist() == [0, 0]
+            assert venv.alive() == [True, True]
+            assert venv.stats()["restarts"] == 2
+
+    def test_one_that_ends_while_nothing_is_asked_of_it(self, worker_fn):
+        with BaseVectorEnv([CountingEnv, partial(CountingEnv, 1)], worker_fn) as venv:
+            venv.reset()
+            process = getattr(venv.workers[1], "process", None) or venv.workers[1].there
+            process.kill()
+            process.join()
+            assert venv.alive() == [True, False]
+            assert venv.reset()[0][:, 0].tolist() == [0, 1]
+            assert venv.alive() == [True, True]
+
+    def test_one_that_cannot_be_made_again_is_tried_again(self, worker_fn):
+        broken = []
+
+        def made(env_fn):
+            if broken:
+                raise OSError("no room")
+            return worker_fn(env_fn)
+
+        with BaseVectorEnv([partial(ExitsOnStep, at=1)], made) as venv:
+            venv.reset()
+            with pytest.raises((EOFError, WorkerDiedError)):
+                venv.step([1])
+            broken.append(True)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no room"):
+                    venv.reset()
+            broken.clear()
+            assert venv.reset()[0][0, 2] == 0
+
+
+def test_a_worker_whose_env_raises_is_not_replaced():
+    with BaseVectorEnv([partial(RaisesOnStep, at=1)], BareWorker) as venv:
+        venv.reset()
+        (worker,) = venv.workers
+        with pytest.raises(ValueError, match="boom in step"):
+            venv.step([0])
+        assert venv.alive() == [True]
+        venv.reset()
+        assert venv.workers == [worker]
 
 
 class TestRowsBelongToTheEnvsOfCustomWorkers(RowsBelongToTheEnvs):

@@ -18,7 +18,7 @@ from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, SyncDa
 from collector.store.record.recorder import EpisodeRecorder
 from tests.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
 from tests.stored import assert_same
-from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv
+from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest
 from vecenv.testing import Gates
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

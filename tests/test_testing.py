@@ -250,6 +250,11 @@ class HasNoStats(DummyVectorEnv):
         return {}
 
 
+class SaysThatAllAreAlive(SubprocVectorEnv):
+    def alive(self):
+        return [True] * self.env_num
+
+
 def without(name):
     """A vector env that does not tell one of the lists."""
     return type(f"Without_{name}", (DummyVectorEnv,), {name: property(lambda self: None)})
@@ -284,6 +289,7 @@ BROKEN = [
     (without("spec"), {"reports"}),
     (DropsArgumentsOfRender, {"frames"}),
     (HasNoStats, {"stats"}),
+    (SaysThatAllAreAlive, {"workers_that_end"}),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import time
@@ -14,12 +15,15 @@ import numpy as np
 from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.copies import own_copy, plain_copy
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
-from vecenv.backends.host.failure import Failure, capture
+from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
+from vecenv.errors import WorkerDiedError
 
+ENDED = (EOFError, ConnectionError, WorkerDiedError)
+"""Exceptions of a worker whose env does not exist any more."""
 REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "render", "close")
 
 
@@ -28,7 +32,8 @@ class EnvWorker(ABC):
 
     `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` returns the
     workers that have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space
-    that it returns.
+    that it returns. A worker that raises an EOFError, ConnectionError or WorkerDiedError, or that is not `is_alive` any
+    more, has lost its env: the next reset of the env closes it, and `worker_fn` makes another one.
     """
 
     result: Any
@@ -85,6 +90,11 @@ class EnvWorker(ABC):
     def render(self, **kwargs: Any) -> Any:
         """A frame of the env."""
 
+    def is_alive(self) -> bool:
+        """Whether the env exists: asked when it fails and by `alive()`; here by `self.process`, where there is one."""
+        is_alive = getattr(getattr(self, "process", None), "is_alive", None)
+        return is_alive is None or bool(is_alive())
+
     @abstractmethod
     def close_env(self) -> None:
         """Close the env, once."""
@@ -110,12 +120,10 @@ class EnvWorkerBackend(Backend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         self.num_workers = len(env_fns)
+        self._env_fns = env_fns
         for env_fn in env_fns:
-            worker = self._worker_fn(env_fn)
-            self.env_workers.append(worker)
-            missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
-            if missing:
-                raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
+            self.env_workers.append(self._worker_fn(env_fn))
+            _check_worker(self.env_workers[-1])
         kinds = {type(worker) for worker in self.env_workers}
         if len(kinds) > 1:
             raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
@@ -151,6 +159,8 @@ class EnvWorkerBackend(Backend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         if done is None:
+            for i in np.flatnonzero(self.arena.status == opcodes.IDLE).tolist():
+                self._note_end(i, None)
             return 0.0
         begin = time.perf_counter()
         wait = type(self.env_workers[0]).wait
@@ -176,7 +186,33 @@ class EnvWorkerBackend(Backend):
             return Extra(failure=self._failure(error, i))
 
     def _failure(self, error: BaseException, i: int) -> Failure:
+        self._note_end(i, error)
         return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
+
+    def _note_end(self, i: int, error: BaseException | None) -> None:
+        """Note that the env is lost, if its worker has ended, as the error says or the worker itself."""
+        worker = self.env_workers[i]
+        if i in self.lost or not (
+            isinstance(error, ENDED) or not getattr(type(worker), "is_alive", EnvWorker.is_alive)(worker)
+        ):
+            return
+        reason = "" if error is None else f" ({describe(error)})"
+        lost = self.lost[i] = WorkerDiedError(
+            f"env {i} is lost: its worker has ended{reason}; reset({i}) makes it usable again, with a new worker."
+        )
+        lost.env_id, lost.env_ids = i, (i,)
+
+    def restart(self, env_id: int) -> Sequence[int]:
+        old = self.env_workers[env_id]
+        with contextlib.suppress(Exception):  # it has ended, or does not return
+            if callable(kill := getattr(getattr(old, "process", None), "kill", None)):
+                kill()
+            old.close()
+        new = self._worker_fn(self._env_fns[env_id])
+        _check_worker(new)
+        self.env_workers[env_id] = new
+        self.lost.pop(env_id, None)
+        return [env_id]
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
         values = []
@@ -184,6 +220,7 @@ class EnvWorkerBackend(Backend):
             try:
                 values.append(plain_copy(_call(self.env_workers[i], op, own_copy(a))))
             except Exception as error:
+                self._note_end(i, error)
                 values.append(capture(error, i, op, local=True))
         return Answered(values)
 
@@ -224,9 +261,18 @@ def _made_by(make: Callable[[], Any]) -> Backend:
     return backend
 
 
+def _check_worker(worker: Any) -> None:
+    """TypeError for what `worker_fn` returned if it is no EnvWorker."""
+    missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
+    if missing:
+        raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
+
+
 def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     if op == "call":
         name, positional, keywords = args
+        if name in ("__setattr__", "set_wrapper_attr"):  # what `get_env_attr` returns may be a copy's
+            return worker.set_env_attr(*positional)
         value = worker.get_env_attr(name)
         return value(*positional, **keywords) if callable(value) else value
     if op == "render":

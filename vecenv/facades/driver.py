@@ -13,7 +13,9 @@ from vecenv.wrappers import resets_in_step
 class Driver:
     """Steps and resets `venv`, with the infos that the envs returned, by env id: without the `env_id` of the engine.
 
-    From now on its envs get actions in the types that the caller passes, as in the libraries of the facades. `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
+    From now on its envs get actions in the types that the caller passes, as in the libraries of the facades.
+
+    `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
     """
 
     def __init__(self, venv: Any) -> None:

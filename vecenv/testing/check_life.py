@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import tempfile
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import ClosedError
-from vecenv.testing.envs import CountingEnv, RaisesInConstructor, RaisesOnStep
+from vecenv.testing.envs import CountingEnv, ExitsOnStep, RaisesInConstructor, RaisesOnStep
 from vecenv.testing.model import Factory, N, Twins, assert_raises
 
 CLOSE_BOUND = 10.0
@@ -65,6 +66,38 @@ def check_env_errors(factory: Factory) -> None:
         twins.compare([1], venv.step([6], [1]), [twins.step(1, 6)])
         twins.compare([2], venv.reset([2]), [twins.reset(2)])
         twins.compare([4, 2], venv.step([8, 9], [4, 2]), [twins.step(4, 8), twins.step(2, 9)])
+
+
+def check_workers_that_end(factory: Factory) -> None:
+    """The end of an env's process is an error, `alive` tells it, and a reset makes the env again.
+
+    Envs in the process of the test, which would end with it, pass at once.
+    """
+    twins = Twins(infos=False)
+    env_fns = [*twins.env_fns[:2], functools.partial(_EndsItsProcess, 2, at=2, infos=False), *twins.env_fns[3:]]
+    with factory(env_fns) as venv:
+        if venv.get_env_attr("pid", 2) == [os.getpid()]:
+            return
+        venv.reset()
+        venv.step([0] * N)
+        assert_raises(Exception, "a step in which a worker ends", lambda: venv.step([4] * N))
+        alive, lost = venv.alive(), venv.failed_id
+        assert not alive[2], f"alive is {alive} after the process of env 2 has ended"
+        assert 2 in lost, f"failed_id is {lost}, expected env 2 and those that shared its worker"
+        assert_raises(Exception, "a step of a lost env", lambda: venv.step([0], [2]))
+        for i in lost:
+            twins.envs[i] = CountingEnv(i, infos=False)
+        twins.compare(lost, venv.reset(lost), [twins.reset(i) for i in lost])
+        assert all(venv.alive()), f"alive is {venv.alive()} after a reset of all that were lost"
+        twins.compare(lost, venv.step([7] * len(lost), lost), [twins.step(i, 7) for i in lost])
+
+
+class _EndsItsProcess(ExitsOnStep):
+    """Names the process that it is in."""
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def check_errors_of_constructors(factory: Factory) -> None:

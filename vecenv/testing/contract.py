@@ -65,6 +65,7 @@ CHECKS: dict[str, Callable[[Factory], None]] = {
         check_access.check_stats,
         check_life.check_rejected_calls,
         check_life.check_env_errors,
+        check_life.check_workers_that_end,
         check_life.check_errors_of_constructors,
         check_life.check_env_fns_are_called_once,
         check_life.check_close,

@@ -77,9 +77,9 @@ def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
     For Dict and Tuple spaces, `action` is a sequence of one dict or tuple an env. ValueError as by `batch_actions`.
     """
-    if layout.__class__ is Leaf and action.__class__ is np.ndarray:
-        if action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
-            return action
+    is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
+    if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
+        return action
     rows = _as_rows(action, ids)
     batch = None if layout is None else _columns(rows, ids, layout, _same_rows)
     return rows if batch is None else batch
