@@ -31,7 +31,7 @@ from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.interface import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
-from vecenv.caller_warnings import warn_caller
+from vecenv.errors import warn_caller
 from vecenv.wrappers import check_send_and_recv
 
 HANG_SECONDS = 10.0

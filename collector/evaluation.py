@@ -8,10 +8,11 @@ from typing import Any
 from collector.episodes.statistics import CollectStats
 from collector.policy.exploration import ExplorationType, set_exploration_type
 from vecenv.creator import EnvCreator
+from vecenv.norm_obs import VectorEnvNormObs
 from vecenv.transforms.transform import Freezable
 from vecenv.transforms.transformed_env import HasTransforms
 from vecenv.venvs import RayVectorEnv
-from vecenv.wrappers import VectorEnvNormObs, VectorEnvWrapper
+from vecenv.wrappers import VectorEnvWrapper
 
 
 def cannot_be_made_again(source: Any, made: Any) -> str | None:

@@ -20,9 +20,10 @@ from vecenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from vecenv.norm_obs import VectorEnvNormObs
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
-from vecenv.wrappers import RowWiseWrapper, VectorEnvNormObs, VectorEnvWrapper
+from vecenv.wrappers import RowWiseWrapper, VectorEnvWrapper
 
 if TYPE_CHECKING:
     from vecenv.backends.memory.shared_state import SharedState

@@ -1,4 +1,4 @@
-"""Every error that vecenv raises by itself.
+"""Every error that vecenv raises by itself, and warnings that point to a line of the user's program.
 
     VectorEnvError(RuntimeError)
     ├── EnvStepError          the env's code raised, and its own exception could not travel
@@ -18,6 +18,8 @@ id in a note.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -149,3 +151,31 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
+
+
+_OURS = ("vecenv.", "collector.")
+
+
+def warn_caller(text: str) -> None:
+    """Give a RuntimeWarning that points to the line of the program that called vecenv or collector."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
+class WorkerWarnings(list[str]):
+    """Warnings of the workers of a vector env, of which only the first is shown: the others repeat it.
+
+    They are collected where results arrive and shown where results are taken, because there no result is lost if a
+    filter turns the warning into an exception.
+    """
+
+    _shown = False
+
+    def show(self) -> None:
+        text = self[0]
+        self.clear()
+        if not self._shown:
+            self._shown = True
+            warn_caller(text)

@@ -22,8 +22,8 @@ from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
-from vecenv.caller_warnings import warn_caller
 from vecenv.engine.arguments.ids import as_ids
+from vecenv.errors import warn_caller
 
 
 class CollectionLoop(ABC):

@@ -39,8 +39,7 @@ from vecenv.backends.process_calls import ProcessCall, Request
 from vecenv.backends.releasing_transport import ReleasingTransport
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.blocking_envs import advice
-from vecenv.caller_warnings import WorkerWarnings
-from vecenv.errors import ClosedError, ConcurrentCallError
+from vecenv.errors import ClosedError, ConcurrentCallError, WorkerWarnings
 from vecenv.portability import IN_ORDER, binds_to_cpus
 
 IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}

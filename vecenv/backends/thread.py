@@ -29,8 +29,7 @@ from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.system_limits import default_num_workers
 from vecenv.backends.worker.block_thread import BlockThread
 from vecenv.backends.worker.blocking_envs import advice
-from vecenv.caller_warnings import WorkerWarnings
-from vecenv.errors import ConcurrentCallError, VectorEnvError, WorkerDiedError
+from vecenv.errors import ConcurrentCallError, VectorEnvError, WorkerDiedError, WorkerWarnings
 
 
 class _ThreadCall(Call):

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from vecenv.backends.base import Backend
-from vecenv.caller_warnings import warn_caller
+from vecenv.errors import warn_caller
 
 CLOSE_TIMEOUT = 5.0
 """Seconds after which workers that have not closed are ended by force."""

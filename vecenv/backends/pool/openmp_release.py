@@ -18,7 +18,7 @@ from typing import Any
 
 from vecenv import openmp
 from vecenv.backends.system_limits import usable_cpus
-from vecenv.caller_warnings import warn_caller
+from vecenv.errors import warn_caller
 
 WATCHING, SAMPLING, TRYING, ACTIVE = "watching", "sampling", "trying", "active"
 

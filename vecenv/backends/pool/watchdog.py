@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from vecenv.backends.ipc.control_block import DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.pool.worker_handle import Hung
-from vecenv.caller_warnings import warn_caller
+from vecenv.errors import warn_caller
 
 WARN_AFTER = 60.0
 """Without `step_timeout`: seconds after which a warning shows the stack of an env that hangs."""

@@ -1,0 +1,126 @@
+"""VectorEnvNormObs: observations normalised by statistics of a whole vector env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from vecenv import nest
+from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
+from vecenv.running_mean_std import RunningMeanStd
+from vecenv.wrappers import RowWiseWrapper
+
+
+class VectorEnvNormObs(RowWiseWrapper):
+    """Normalises observations by their running mean and deviation (as tianshou's, also of Dict and Tuple spaces).
+
+    Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
+    `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
+    other dtypes become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
+    one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers;
+    TypeError for a gymnasium env or vector env. For rewards there is `TransformedVectorEnv(venv, NormalizeReward())`,
+    around it or within.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> train = VectorEnvNormObs(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 4))
+    >>> obs, info = train.reset(seed=0)
+    >>> test = VectorEnvNormObs(DummyVectorEnv([lambda: gym.make("CartPole-v1")]), update_obs_rms=False)
+    >>> test.set_obs_rms(train.get_obs_rms())
+    >>> test.obs_rms
+    RunningMeanStd(shape=(4,), count=4)
+    >>> train.close(), test.close()
+    (None, None)
+    """
+
+    def __init__(self, venv: Any, update_obs_rms: bool = True) -> None:
+        if isinstance(venv, (gymnasium.Env, gymnasium.vector.VectorEnv, list, tuple)):
+            raise TypeError(
+                f"VectorEnvNormObs wraps a vector env of vecenv, such as ShmemVectorEnv(env_fns), got {venv!r}; for a "
+                "gymnasium VectorEnv there is gymnasium.wrappers.vector.NormalizeObservation"
+            )
+        super().__init__(venv)
+        self.update_obs_rms = update_obs_rms
+        self.obs_rms: Any = _new_statistics(venv)
+
+    def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
+        """The rows normalised."""
+        return self._norm_batch(obs), info
+
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, with observations normalised."""
+        return self._norm_batch(obs), rew, terminated, truncated, info
+
+    def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows normalised by the statistics, which have seen them."""
+        with self._no_updates():
+            return self.map_step(obs, rew, terminated, truncated, info)
+
+    def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The observations of the resets in it are returned to no caller, so they are not counted (as tianshou)."""
+        with self._no_updates():
+            return super().seeded(seed, *args, **kwargs)
+
+    @contextmanager
+    def _no_updates(self) -> Iterator[None]:
+        before, self.update_obs_rms = self.update_obs_rms, False
+        try:
+            yield
+        finally:
+            self.update_obs_rms = before
+
+    def _norm_batch(self, obs: Any) -> Any:
+        """Update the statistics, and return the rows normalised."""
+        if self.obs_rms is None:
+            return obs
+        if isinstance(obs, np.ndarray) and obs.dtype == object:
+            raise TypeError(
+                "VectorEnvNormObs got observations that cannot be stacked, expected arrays of one shape; give the envs "
+                "an observation_space, or let them return such arrays"
+            )
+        if self.update_obs_rms:
+            nest.merge(_update, [self.obs_rms, obs])
+        return nest.merge(_norm, [self.obs_rms, obs])
+
+    def get_obs_rms(self) -> Any:
+        """The statistics: a RunningMeanStd, for Dict and Tuple spaces a tree of them."""
+        return self.obs_rms
+
+    def set_obs_rms(self, obs_rms: Any) -> None:
+        """Use these statistics, not a copy; with None observations are not normalised."""
+        self.obs_rms = obs_rms
+
+
+def _new_statistics(venv: Any) -> Any:
+    """A RunningMeanStd for each leaf of the observation."""
+    found = getattr(venv, "observation_space", None)
+    each = found if isinstance(found, list) else [found]
+    if all(space is None for space in each):
+        return RunningMeanStd()
+    tree = merge_trees([space_tree(space, "obs") for space in each], "obs")
+    for leaf in nest.leaves(tree):
+        if isinstance(leaf, ObjectLeaf):
+            raise ValueError(
+                f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
+                "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
+            )
+    engine = getattr(venv, "engine", None)  # an object that only has the methods of a vector env has none
+    if isinstance(tree, (dict, tuple)) and engine is not None and engine.results.splits:
+        raise ValueError(
+            "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
+        )
+    return nest.map(lambda leaf: RunningMeanStd(), tree)
+
+
+def _update(statistics_and_batch: list[Any]) -> None:
+    statistics, batch = statistics_and_batch
+    statistics.update(batch)
+
+
+def _norm(statistics_and_batch: list[Any]) -> Any:
+    statistics, batch = statistics_and_batch
+    return statistics.norm(batch)
