@@ -1,10 +1,12 @@
-"""Envs of the behaviour tests. A light module of its own, because workers import it."""
+"""Envs of the behaviour tests, and the backends that they run on. A light module of its own: workers import it."""
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
-from vecenv import BaseVectorEnv, EnvWorker
+from tests.local_ray import NEAR
+from vecenv import BaseVectorEnv, EnvWorker, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.testing import CountingEnv
 
 
@@ -105,6 +107,21 @@ class LocalWorker(BareWorker):
 def custom(env_fns, **options):
     """A vector env over workers of a user's own."""
     return BaseVectorEnv(env_fns, LocalWorker, **options)
+
+
+def sharing(cls, num_workers, **options):
+    """A function that makes vector envs of this class, whose envs share so many workers."""
+
+    def make(env_fns, **more):
+        return cls(env_fns, num_workers=num_workers, **options, **more)
+
+    make.__name__ = f"{cls.__name__} {num_workers} workers"
+    return make
+
+
+WITH_TWO_WORKERS = [sharing(cls, 2) for cls in (ThreadVectorEnv, SubprocVectorEnv, ShmemVectorEnv)]
+NEAR_ON_RAY = pytest.param(sharing(RayVectorEnv, 2, **NEAR), marks=pytest.mark.local_ray)
+"""Actors on the node of the tests: in the quick tier, so that it is for few tests."""
 
 
 def counting(n, **options):

@@ -6,86 +6,66 @@ import hashlib
 import gymnasium
 import numpy as np
 import pytest
-from cases import LocalWorker, counting
+from cases import NEAR_ON_RAY, WITH_TWO_WORKERS, sharing
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from programs import TEAMS, described, log_of, program, team
 
-from tests.backends import BACKENDS, and_ray
-from tests.local_ray import FAR, NEAR
-from vecenv import BaseVectorEnv, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
-from vecenv.testing import Gates
+from tests.backends import BACKENDS, FULL, RAY, and_ray
+from tests.local_ray import FAR
+from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
-backend = and_ray(BACKENDS)
+waiting_backend = and_ray([ShmemVectorEnv, SubprocVectorEnv])
 
-PROCESSES = [SubprocVectorEnv, ShmemVectorEnv]
-ARRANGEMENTS = [
-    functools.partial(cls, num_workers=workers) for cls in (*PROCESSES, ThreadVectorEnv) for workers in (1, 2, 3)
-]
+ARRANGEMENTS = [sharing(cls, workers) for cls in BACKENDS[1:] for workers in (1, 2, 3)]
+ON_RAY = [pytest.param(sharing(RayVectorEnv, 2, **where), marks=RAY) for where in (FAR, {})]
 
 
-def assert_same_logs(one, other, who):
-    for turn, (left, right) in enumerate(zip(one, other, strict=True)):
-        assert left == right, f"operation {turn} differs on {who}"
-
-
-@pytest.mark.parametrize("name", TEAMS)
-def test_a_program_has_one_log_on_every_backend(name):
-    n = len(TEAMS[name])
-    for seed in range(2):
-        operations = program(n, seed, 40)
-        with DummyVectorEnv(team(name)) as venv:
-            want = log_of(venv, operations)
-        assert len({entry[0][0] for entry in want}) > 2, "the program does nothing worth comparing"
-        for make in ARRANGEMENTS:
-            with make(team(name)) as venv:
-                assert_same_logs(want, log_of(venv, operations), f"{venv!r}, seed {seed}")
-
-
-@pytest.mark.local_ray
-@pytest.mark.ray
-@pytest.mark.parametrize("where", [NEAR, FAR, {}], ids=["driver's node", "other node", "both nodes"])
-@pytest.mark.parametrize("name", TEAMS)
-def test_a_program_has_one_log_in_actors_wherever_they_are(name, where):
-    operations = program(len(TEAMS[name]), 2, 60)
+@functools.lru_cache
+def on_dummy(name, seed, length):
+    """The program of this seed, and its log in this process."""
+    operations = program(len(TEAMS[name]), seed, length)
     with DummyVectorEnv(team(name)) as venv:
-        want = log_of(venv, operations)
-    for workers in (2, 3):
-        with RayVectorEnv(team(name), num_workers=workers, **where) as venv:
-            assert_same_logs(want, log_of(venv, operations), f"{venv!r}")
+        log = log_of(venv, operations)
+    assert len({entry[0][0] for entry in log}) > 2, "the program does nothing worth comparing"
+    return operations, log
+
+
+def assert_same_log(make, name, seed, length):
+    operations, want = on_dummy(name, seed, length)
+    with make(team(name)) as venv:
+        for turn, (left, right) in enumerate(zip(want, log_of(venv, operations), strict=True)):
+            assert left == right, f"operation {turn} of seed {seed} differs on {venv!r}"
+
+
+@pytest.mark.parametrize("name", ["misfits", "rich"])
+@pytest.mark.parametrize("make", [*WITH_TWO_WORKERS, NEAR_ON_RAY], ids=lambda make: make.__name__)
+def test_a_program_has_one_log_on_every_backend(make, name):
+    assert_same_log(make, name, seed=0, length=200)
+
+
+@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize(
+    "make",
+    [*(pytest.param(make, marks=FULL) for make in ARRANGEMENTS), *ON_RAY],
+    ids=lambda make: make.__name__,
+)
+def test_more_programs_have_one_log_on_every_backend(make, name):
+    assert_same_log(make, name, seed=1, length=60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TEAMS)
 def test_many_programs_have_one_log_on_every_backend(name):
-    n = len(TEAMS[name])
     for seed in range(100, 140):
-        operations = program(n, seed, 150)
-        with DummyVectorEnv(team(name)) as venv:
-            want = log_of(venv, operations)
-        for make in [*ARRANGEMENTS, *(functools.partial(cls, num_workers=n) for cls in PROCESSES)]:
-            with make(team(name)) as venv:
-                assert_same_logs(want, log_of(venv, operations), f"{venv!r}, seed {seed}")
+        for make in (*ARRANGEMENTS, *(sharing(cls, len(TEAMS[name])) for cls in BACKENDS[1:3])):
+            assert_same_log(make, name, seed, length=150)
 
 
+@FULL
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("cls", PROCESSES)
-def test_the_start_method_makes_no_difference(cls, context):
-    operations = program(3, 7, 25)
-    with DummyVectorEnv(team("objects")) as venv:
-        want = log_of(venv, operations)
-    with cls(team("objects"), num_workers=2, context=context) as venv:
-        assert_same_logs(want, log_of(venv, operations), f"{cls.__name__} with {context}")
-
-
-def test_workers_of_a_users_own_give_the_same_rows():
-    """All but the attributes, which such a worker looks up in its own way."""
-    operations = [lambda v: v.reset(seed=3)] + [lambda v, k=k: v.step(np.arange(5) + k) for k in range(8)]
-    operations += [lambda v: v.step([1, 2], [4, 0]), lambda v: v.reset([3, 1]), lambda v: v.step([0] * 5, reset=[2])]
-    with DummyVectorEnv(counting(5)) as venv:
-        want = log_of(venv, operations)
-    with BaseVectorEnv(counting(5), LocalWorker) as venv:
-        assert_same_logs(want, log_of(venv, operations), "custom workers")
+def test_the_start_method_makes_no_difference(context):
+    assert_same_log(sharing(ShmemVectorEnv, 2, context=context), "objects", seed=7, length=25)
 
 
 REAL = [
@@ -106,11 +86,11 @@ def actions_for(env_id, n, steps):
 
 
 @pytest.mark.parametrize("env_id", REAL)
-def test_real_envs_do_what_gymnasium_sync_vector_env_does(backend, env_id):
+def test_real_envs_do_what_gymnasium_sync_vector_env_does(env_id):
     n, steps = 3, 60
     env_fns = [lambda: gymnasium.make(env_id)] * n
     peer = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.DISABLED)
-    with backend(env_fns, num_workers=2) as venv:
+    with DummyVectorEnv(env_fns) as venv:
         obs, _ = venv.reset(seed=11)
         want, _ = peer.reset(seed=11)
         same_batch(obs, want)
@@ -147,7 +127,7 @@ def same_batch(got, want):
         assert np.array_equal(got, want)
 
 
-def trajectories(venv, length, split=None):
+def trajectories(venv, length):
     """A hash for each env of all that it returned in `length` steps; its actions depend on its id and time alone."""
     n = len(venv)
     hashes = [hashlib.sha256() for _ in range(n)]
@@ -166,7 +146,7 @@ def trajectories(venv, length, split=None):
             ready, over = [i for i in over if taken[i] < length], []
             if ready:
                 note(venv.reset(ready))
-        batch = [i for i in free if taken[i] < length][:split]
+        batch = [i for i in free if taken[i] < length]
         free = [i for i in free if i not in batch]
         if batch:
             actions = [(i + taken[i]) % 2 for i in batch]
@@ -179,52 +159,12 @@ def trajectories(venv, length, split=None):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"wait_num": 1},
-        {"wait_num": 2},
-        {"timeout": 1e-4},
-        {"wait_num": 3, "timeout": 1e-4},
-        {"wait_num": 1, "num_workers": 2},
-    ],
-    ids=repr,
+    "options", [{"wait_num": 1}, {"wait_num": 3, "timeout": 1e-4}, {"wait_num": 1, "num_workers": 2}], ids=repr
 )
-def test_trajectories_do_not_depend_on_how_one_waits(backend, options):
+def test_trajectories_do_not_depend_on_how_one_waits(waiting_backend, options):
     env_fns = [lambda: gymnasium.make("CartPole-v1")] * 4
     with DummyVectorEnv(env_fns) as venv:
         want = trajectories(venv, 30)
     assert len(set(want)) == 4
-    with backend(env_fns, **options) as venv:
+    with waiting_backend(env_fns, **options) as venv:
         assert trajectories(venv, 30) == want
-
-
-@pytest.mark.parametrize("split", [1, 2, 3])
-def test_trajectories_do_not_depend_on_how_steps_are_split(backend, split):
-    env_fns = [lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)] * 4
-
-    class Continuous(backend):
-        def step(self, action, id=None, **kwargs):
-            return super().step(np.array(action, np.float32)[:, None], id, **kwargs)
-
-    with Continuous(env_fns) as venv:
-        want = trajectories(venv, 20)
-    with Continuous(env_fns) as venv:
-        assert trajectories(venv, 20, split) == want
-
-
-def test_trajectories_do_not_depend_on_the_speed_of_others(remote_backend):
-    with DummyVectorEnv(counting(3, length=4)) as venv:
-        want = trajectories(venv, 12)
-
-    class Opens(remote_backend):
-        """Lets one env that is in flight go on, chosen at random, before each wait."""
-
-        rng = np.random.default_rng(3)
-
-        def recv(self):
-            gates.open(int(self.rng.choice(self.waiting_id)))
-            return super().recv()
-
-    with Gates(3, ops=["step"], length=4) as gates, Opens(gates.env_fns, wait_num=1) as venv:
-        assert trajectories(venv, 12) == want

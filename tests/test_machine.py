@@ -15,22 +15,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.backends import BACKENDS, RAY, and_ray
+from tests.backends import FULL, RAY
 from vecenv import ClosedError, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, nest
-from vecenv.testing import Gates, RaisesOnStep
+from vecenv.testing import Gates
 from vecenv.testing.model import Twins
-
-backend = and_ray(BACKENDS)
 
 BAD_CALLS = [
     (lambda v, n: v.step([0] * (n + 1)), ValueError),
     (lambda v, n: v.reset([n]), IndexError),
-    (lambda v, n: v.reset([-1]), IndexError),
-    (lambda v, n: v.reset([0, 0]), ValueError),
-    (lambda v, n: v.step([0] * n, reset=[n]), IndexError),
     (lambda v, n: v.reset(seed=-1), ValueError),
-    (lambda v, n: v.step([0.5] * n), TypeError),
-    (lambda v, n: v.reset("0"), TypeError),
     (lambda v, n: v.send(None), ValueError),
 ]
 LENGTH = 3
@@ -186,9 +179,9 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_to
 @pytest.mark.parametrize(
     ("backend", "examples"),
     [
-        (DummyVectorEnv, 20),
-        (SubprocVectorEnv, 12),
-        (ShmemVectorEnv, 12),
+        (DummyVectorEnv, 10),
+        (ShmemVectorEnv, 6),
+        pytest.param(SubprocVectorEnv, 12, marks=FULL),
         pytest.param(RayVectorEnv, 4, marks=RAY),
     ],
 )
@@ -221,16 +214,3 @@ def test_the_machine_finds_a_vector_env_that_breaks_the_contract():
     few = settings(max_examples=50, stateful_step_count=20, deadline=None, derandomize=True, phases=[Phase.generate])
     with pytest.raises(AssertionError, match="observation of env"):
         run_state_machine_as_test(machine(Forgets), settings=few)
-
-
-def test_a_failed_env_leaves_the_others_to_the_model(backend):
-    """What the machine does not do: one env fails in each episode, and the others go on as they would."""
-    twins = Twins(3)
-    env_fns = [*twins.env_fns[:2], lambda: RaisesOnStep(2, at=2)]
-    with backend(env_fns, num_workers=2) as venv:
-        for _ in range(3):
-            twins.compare(range(3), venv.reset(), [twins.reset(i) for i in range(3)])
-            twins.compare(range(3), venv.step([1, 2, 3]), [twins.step(i, i + 1) for i in range(3)])
-            with pytest.raises(ValueError, match="boom in step") as caught:
-                venv.step([4, 5, 6])
-            twins.compare([0, 1], caught.value.partial[1:], [twins.step(0, 4), twins.step(1, 5)])
