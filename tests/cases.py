@@ -1,5 +1,7 @@
 """Envs of the behaviour tests, and the backends that they run on. A light module of its own: workers import it."""
 
+import copy
+
 import gymnasium
 import numpy as np
 import pytest
@@ -138,6 +140,40 @@ def equal_bits(left, right):
     """Two arrays have the same dtype, shape and bytes."""
     left, right = np.asarray(left), np.asarray(right)
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def samples(space, count, seed=0):
+    space = copy.deepcopy(space)
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]
+
+
+def same(left, right):
+    """Two objects of any kind are equal."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return equal_bits(left, right) if isinstance(left, np.ndarray) else left == right
+
+
+def assert_rows(batch, rows, space):
+    """The rows of a batch are these observations."""
+    if isinstance(space, spaces.Dict):
+        assert isinstance(batch, dict)
+        assert batch.keys() == space.spaces.keys()
+        for key, child in space.spaces.items():
+            assert_rows(batch[key], [row[key] for row in rows], child)
+    elif isinstance(space, spaces.Tuple):
+        assert isinstance(batch, tuple)
+        assert len(batch) == len(space.spaces)
+        for place, child in enumerate(space.spaces):
+            assert_rows(batch[place], [row[place] for row in rows], child)
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        assert equal_bits(batch, np.stack([np.asarray(row, space.dtype) for row in rows]))
+    else:
+        assert (batch.dtype, batch.shape) == (object, (len(rows),))
+        assert all(map(same, batch, rows))
 
 
 class RaisesOnce(CountingEnv):
