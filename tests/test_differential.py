@@ -12,7 +12,9 @@ from programs import TEAMS, described, log_of, program, team
 
 from tests.backends import BACKENDS, FULL, RAY, and_ray
 from tests.local_ray import FAR
-from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from vecenv.testing import Gates
+from vecenv.testing.model import Twins
 
 waiting_backend = and_ray([ShmemVectorEnv, SubprocVectorEnv])
 
@@ -66,6 +68,60 @@ def test_many_programs_have_one_log_on_every_backend(name):
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_the_start_method_makes_no_difference(context):
     assert_same_log(sharing(ShmemVectorEnv, 2, context=context), "objects", seed=7, length=25)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("backend", "seeds"),
+    [
+        (ShmemVectorEnv, 6),
+        *(pytest.param(cls, 20, marks=FULL) for cls in (SubprocVectorEnv, ThreadVectorEnv)),
+        *(pytest.param(cls, 400, marks=pytest.mark.slow) for cls in (ShmemVectorEnv, SubprocVectorEnv)),
+        pytest.param(RayVectorEnv, 4, marks=RAY),
+    ],
+)
+def test_rounds_in_flight_agree_with_the_model(backend, seeds):
+    """Gates open in random order: what comes back never depends on time."""
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        n, options = int(rng.integers(2, 5)), {"form": ["array", "dict"][seed % 2], "length": 3}
+        wait_num = int(rng.integers(1, n + 1))
+        with Gates(n, **options) as gates, backend(gates.env_fns, wait_num=wait_num) as venv:
+            waiting = random_rounds(venv, gates, Twins(n, **options), rng)
+            gates.open(*waiting)
+
+
+def random_rounds(venv, gates, twins, rng, turns=40):
+    """Sends, receives and resets of some envs; returns the envs in flight, with what they will answer."""
+    waiting = {}  # in the order of sending
+    if not venv.is_async:  # where all that is in flight is waited for
+        gates.open(times=2 * turns)
+    let_through = gates.open if venv.is_async else lambda *ids: None
+
+    def some(ids):
+        return rng.permutation(ids)[: rng.integers(1, len(ids) + 1)].tolist()
+
+    for turn in range(turns):
+        ready = [i for i in range(len(venv)) if i not in waiting]
+        assert (venv.ready_id, venv.waiting_id, venv.failed_id) == (ready, sorted(waiting), [])
+        kind = rng.choice(["send", "send", "receive", "receive", "reset"])
+        if kind == "receive" and waiting:
+            ids = sorted(rng.permutation(list(waiting))[: venv.wait_num].tolist()) if venv.is_async else list(waiting)
+            let_through(*ids)
+            twins.compare(ids, venv.recv(), [waiting.pop(i) for i in ids])
+        elif kind == "reset" and ready:
+            ids = some(ready)
+            let_through(*ids)
+            twins.compare(ids, venv.reset(ids, seed=turn), [twins.reset(i, seed=turn + i) for i in ids])
+        elif kind == "send" and ready:
+            ids = some(ready)
+            resets = [i for i in ids if rng.random() < 0.3]
+            venv.send([turn] * len(ids), ids, reset=resets)
+            waiting |= {i: twins.reset(i) if i in resets else twins.step(i, turn) for i in ids}
+        for i in list(waiting)[:1]:
+            with pytest.raises(RuntimeError, match=f"environment {i} which is stepping"):
+                venv.reset(i)
+    return waiting
 
 
 REAL = [
