@@ -21,12 +21,11 @@ dummy_and_custom = pytest.mark.parametrize("backend", [DummyVectorEnv, custom])
 
 
 class Layer(gymnasium.Wrapper):
-    """A wrapper with an attribute of its own, and one that hides the env's."""
+    """A wrapper with an attribute of its own, and some that hide the env's."""
 
     def __init__(self, env):
         super().__init__(env)
-        self.outer = "the wrapper's"
-        self.both = "the wrapper's"
+        self.outer = self.both = "the wrapper's"
 
     def where(self, *args, **kwargs):
         return type(self).__name__, args, kwargs
@@ -37,8 +36,7 @@ class Inner(CountingEnv):
         super().__init__(env_id)
         self.both = self.inner = "the env's"
         self._secret = 5
-        self.items = []
-        self.array = np.zeros(2)
+        self.items, self.array = [], np.zeros(2)
 
     def fill(self, value):
         self.array[...] = value
@@ -73,30 +71,23 @@ def venv():
 
 
 class TestAttributes:
-    def test_they_are_found_through_wrappers_outermost_first(self, venv):
-        assert venv.get_env_attr("outer") == ["the wrapper's"] * 3
-        assert venv.get_env_attr("both") == ["the wrapper's"] * 3
-        assert venv.get_env_attr("inner") == ["the env's"] * 3
-        assert venv.get_env_attr("_secret") == [5, 5, 5]
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("outer", "the wrapper's"), ("both", "the wrapper's"), ("inner", "the env's"), ("_secret", 5), ("new", None)],
+    )
+    def test_they_are_found_through_wrappers_outermost_first_and_set_where_they_are(self, venv, name, value):
+        if value is not None:
+            assert venv.get_env_attr(name) == [value] * 3
+        venv.set_env_attr(name, 7, [0, 2])
+        assert venv.get_env_attr(name, [0, 2]) == [7, 7]
+        owner = venv.envs[2] if value == "the wrapper's" else venv.envs[2].unwrapped
+        assert vars(owner)[name] == 7
 
-    def test_what_is_set_is_what_is_got(self, venv):
-        for name in ("inner", "outer", "both", "new", "_secret"):
-            venv.set_env_attr(name, 7, [0, 2])
-            assert venv.get_env_attr(name, [0, 2]) == [7, 7]
-        assert venv.get_env_attr("inner") == [7, "the env's", 7]
-        assert venv.call("render")[0].shape == (2, 3, 3)
-
-    def test_a_new_attribute_goes_to_the_innermost_env(self, venv):
-        venv.set_env_attr("length", 1)
-        venv.reset()
-        assert venv.step([0, 0, 0])[2].all()
-
-    def test_an_unknown_name_is_an_attribute_error_and_the_venv_goes_on(self, venv):
+    @pytest.mark.parametrize("call", [lambda v: v.get_env_attr("nope", [1, 2]), lambda v: v.call("nope", id=1)])
+    def test_an_unknown_name_is_an_attribute_error_and_the_venv_goes_on(self, venv, call):
         with pytest.raises(AttributeError, match="Inner has no attribute 'nope'") as caught:
-            venv.get_env_attr("nope", [1, 2])
+            call(venv)
         assert any("env 1" in note for note in caught.value.__notes__)
-        with pytest.raises(AttributeError, match="nope"):
-            venv.call("nope")
         venv.reset()
         assert venv.step([1, 2, 3])[0][:, 4].tolist() == [1, 2, 3]
 
@@ -133,9 +124,12 @@ class TestAttributes:
             assert venv.get_env_attr("env_id") == [0, 1, 2, 3]
             assert workers.walks <= 1  # one by the watchdog, where this takes long
 
-    def test_a_property_that_refuses_a_value_raises_and_the_venv_goes_on(self, venv):
+    def test_errors_of_properties_and_methods_arrive_as_themselves(self, venv):
         with pytest.raises(ValueError, match="8 is refused"):
             venv.set_env_attr("fragile", 8)
+        with pytest.raises(KeyError, match="tripped") as caught:
+            venv.call("trip", id=[2])
+        assert any("env 2" in note for note in caught.value.__notes__)
         assert venv.get_env_attr("fragile") == [1, 1, 1]
 
     def test_methods_are_called_and_values_returned(self, venv):
@@ -144,12 +138,9 @@ class TestAttributes:
         assert venv.call("add", 5, id=[1]) == [3]
         assert venv.get_env_attr("items") == [[4, 4], [4, 4, 5], [4, 4]]
         assert venv.call("inner", id=0) == ["the env's"]
-
-    def test_an_error_in_a_method_arrives_as_itself(self, venv):
-        with pytest.raises(KeyError, match="tripped") as caught:
-            venv.call("trip", id=[2])
-        assert any("env 2" in note for note in caught.value.__notes__)
-        assert venv.get_env_attr("env_id") == [0, 1, 2]
+        venv.set_env_attr("maker", dict)  # what can be called is called only by `call`
+        assert venv.get_env_attr("maker") == [dict] * 3
+        assert venv.call("maker") == [{}] * 3
 
     def test_special_names_are_found_as_all_others(self, venv):
         assert venv.get_env_attr("__class__") == [Layer] * 3
@@ -158,29 +149,17 @@ class TestAttributes:
         for name in ("__mine__", "__nope__"):
             with pytest.raises(AttributeError, match=f"Inner has no attribute '{name}'"):
                 venv.get_env_attr(name, 1)
-        assert [own["env"].unwrapped.env_id for own in venv.get_env_attr("__dict__")] == [0, 1, 2]
 
-    def test_what_can_be_called_is_called_only_by_call(self, venv):
-        venv.set_env_attr("maker", dict)
-        assert venv.get_env_attr("maker") == [dict] * 3
-        assert venv.call("maker") == [{}] * 3
-        assert all(callable(method) for method in venv.get_env_attr("add"))
-        assert venv.get_env_attr("items") == [[]] * 3
-
-    def test_a_value_that_is_set_is_each_envs_own(self, venv):
+    def test_a_value_that_is_set_is_each_envs_own_and_one_that_was_got_does_not_change(self, venv):
         mine, array = [1], np.zeros(2)
         venv.set_env_attr("items", mine)
         venv.set_env_attr("array", array)
+        got = venv.get_env_attr("array", 1)[0]
         venv.call("add", 2, id=0)
         venv.call("fill", 7, id=1)
         assert venv.get_env_attr("items") == [[1, 2], [1], [1]]
         assert [value.tolist() for value in venv.get_env_attr("array")] == [[0, 0], [7, 7], [0, 0]]
-        assert (mine, array.tolist()) == ([1], [0, 0])
-
-    def test_an_array_that_was_got_does_not_change_later(self, venv):
-        before = venv.get_env_attr("array", 0)[0]
-        venv.call("fill", 2)
-        assert before.tolist() == [0, 0]
+        assert (mine, array.tolist(), got.tolist()) == ([1], [0, 0], [0, 0])
 
     def test_what_cannot_be_sent_or_returned_is_a_type_error(self, remote_backend):
         with remote_backend(wrapped(2), num_workers=1) as venv:

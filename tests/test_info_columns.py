@@ -11,10 +11,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium_cases import assert_same
 
 from benchmarks.counting import CallCounter
-from tests.backends import FULL, ON_RAY, on_this_node
+from tests.backends import ON_RAY, on_this_node
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
@@ -327,11 +326,6 @@ def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others():
 
 # Facades.
 
-LIKE_GYMNASIUM = [
-    "python numbers", "numpy numbers", "cheetah", "arrays", "odd floats", "empty in between", "some without",
-    "large arrays", "many keys", "many forms",
-]  # fmt: skip
-
 
 def batches_of(envs):
     """The infos of a reset and of some steps, all kept until the end."""
@@ -340,31 +334,12 @@ def batches_of(envs):
     return infos
 
 
-QUICK = {"NextStep": ["cheetah"], "SameStep": ["numpy numbers", "arrays", "empty in between"]}
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        pytest.param(name, mode, marks=[] if name in quick else FULL)
-        for mode, quick in QUICK.items()
-        for name in LIKE_GYMNASIUM
-    ],
-)
-def test_vector_infos_are_those_of_gymnasium(name, mode):
-    fns = speakers(name, length=4)
-    ours = AsyncVectorEnv(fns, num_workers=WORKERS, autoreset_mode=mode)
-    theirs = gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
-    for got, want in zip(batches_of(ours), batches_of(theirs), strict=True):
-        assert_same(got, want)
-    ours.close()
-    theirs.close()
-
-
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
 def test_vector_infos_are_those_of_envs_in_this_process(names):
+    """Which are gymnasium's: see test_gymnasium_infos.py."""
     fns = speakers([name for name in names if name != "surrogates"], length=4)
-    far, near = AsyncVectorEnv(fns, num_workers=WORKERS), SyncVectorEnv(fns)
+    mode = {"autoreset_mode": ["NextStep", "SameStep"][GROUPS.index(names) % 2]}
+    far, near = AsyncVectorEnv(fns, num_workers=WORKERS, **mode), SyncVectorEnv(fns, **mode)
     for got, want in zip(batches_of(far), batches_of(near), strict=True):
         assert described(got) == described(want)
     far.close()
