@@ -118,16 +118,19 @@ class TestConstructors:
         ):
             ShmemVectorEnv(counting(N), context="thread")
 
-    def test_worker_fn_and_backend(self):
-        with pytest.raises(TypeError, match="pass either worker_fn"):
-            BaseVectorEnv(counting(N))
-        with pytest.raises(TypeError, match="which is no EnvWorker: it lacks"):
-            BaseVectorEnv(counting(N), lambda env_fn: env_fn())
-
-    @pytest.mark.parametrize(("name", "value"), [("worker_fn", 5), ("backend", 5), ("backend", DummyVectorEnv)])
-    def test_what_is_no_worker_fn_or_backend(self, name, value):
-        with pytest.raises(TypeError, match="worker_fn must be callable and backend a Backend, got"):
-            BaseVectorEnv(counting(2), **{name: value})
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({}, "pass either worker_fn"),
+            ({"worker_fn": lambda env_fn: env_fn()}, "which is no EnvWorker: it lacks"),
+            ({"worker_fn": 5}, "worker_fn must be callable and backend a Backend, got"),
+            ({"backend": 5}, "worker_fn must be callable and backend a Backend, got"),
+            ({"backend": DummyVectorEnv}, "worker_fn must be callable and backend a Backend, got"),
+        ],
+    )
+    def test_what_is_no_worker_fn_or_backend(self, options, text):
+        with pytest.raises(TypeError, match=text):
+            BaseVectorEnv(counting(2), **options)
 
     def test_workers_of_several_classes(self):
         class Other(LocalWorker):
@@ -142,13 +145,10 @@ CALLS = {
     "too few actions": (lambda v: v.step([0, 1]), ValueError, r"got 2 actions for 3 envs \[0, 1, 2\]"),
     "too few actions for ids": (lambda v: v.step([0], [2, 1]), ValueError, r"got 1 actions for 2 envs \[2, 1\]"),
     "too many actions": (lambda v: v.step(np.zeros(4, int)), ValueError, r"got 4 actions for 3 envs \[0, 1, 2\]"),
-    "no actions": (lambda v: v.step([]), ValueError, "got 0 actions for 3 envs"),
     "one action": (lambda v: v.step(1), ValueError, "got the single action .*pass one for each"),
-    "one action for one env": (lambda v: v.step(1, 0), ValueError, "got the single action"),
     "None in sync mode": (lambda v: v.step(None), ValueError, r"step\(None\) waits for steps in flight"),
     "recv without send": (lambda v: v.recv(), RuntimeError, "no step is in flight"),
     "send nothing": (lambda v: v.send(None), ValueError, "one action for each env, or ids to reset"),
-    "send None for ids": (lambda v: v.send(None, [1]), ValueError, "one action for each env, or ids to reset"),
     "fractions for Discrete": (lambda v: v.step([0, 0.5, 1]), TypeError, "not whole numbers"),
     "NaN for Discrete": (lambda v: v.step([0, NAN, 1]), TypeError, "not whole numbers"),
     "id too high": (lambda v: v.step([0, 0], [0, 9]), IndexError, "env id 9 is out of range for 3 envs"),
@@ -161,11 +161,9 @@ CALLS = {
     "objects for Discrete": (lambda v: v.step(np.array([0, 0.5, 1], object)), TypeError, "not whole numbers"),
     "id twice": (lambda v: v.step([0, 0, 0], [0, 2, 0]), ValueError, "env id 0 is given twice"),
     "no ids": (lambda v: v.reset([]), ValueError, "no env ids given; pass at least one, or None for all"),
-    "empty mask": (lambda v: v.reset(np.zeros(3, bool)), ValueError, "no env ids given"),
     "short mask": (lambda v: v.step([0, 0], [True, True]), ValueError, r"must have the shape \(3,\), got \(2,\)"),
     "one bool": (lambda v: v.reset(True), ValueError, r"must have the shape \(3,\), got \(\)"),
     "float id": (lambda v: v.reset(1.0), TypeError, "env ids must be integers, got 1.0"),
-    "float ids": (lambda v: v.step([0], np.array([1.0])), TypeError, "env ids must be integers"),
     "str id": (lambda v: v.reset("1"), TypeError, "env ids must be integers, got '1'"),
     "set of ids": (lambda v: v.reset({0, 1}), TypeError, "env ids must be integers"),
     "ragged ids": (lambda v: v.reset([[0], [1, 2]]), TypeError, "env ids must be integers"),
@@ -177,13 +175,9 @@ CALLS = {
     "too few seeds": (lambda v: v.seed([1, 2]), ValueError, r"got 2 seeds for 3 envs \[0, 1, 2\]"),
     "too many seeds": (lambda v: v.reset([0, 1], seed=[1, 2, 3]), ValueError, r"got 3 seeds for 2 envs \[0, 1\]"),
     "negative seed": (lambda v: v.seed(-1), ValueError, "a seed must be at least 0"),
-    "negative seed in a list": (lambda v: v.seed([0, -1, 2]), ValueError, "a seed must be at least 0"),
     "float seed": (lambda v: v.seed(1.0), ValueError, r"a seed must be a non-negative integer, got 1\.0"),
     "bool seed": (lambda v: v.reset(seed=True), ValueError, "a seed must be a non-negative integer, got True"),
-    "str seed": (lambda v: v.seed("12"), ValueError, "a seed must be a non-negative integer, got '12'"),
-    "seeds in bytes": (lambda v: v.seed(b"abc"), ValueError, "a seed must be a non-negative integer, got b'abc'"),
     "seeds in a dict": (lambda v: v.seed({0: 1, 1: 2, 2: 3}), ValueError, "a seed must be a non-negative integer"),
-    "complex seed": (lambda v: v.seed(1j), ValueError, "a seed must be a non-negative integer, got 1j"),
     "huge seed": (lambda v: v.seed(2**64), ValueError, r"below 2\*\*63"),
     "seed that grows too large": (lambda v: v.seed(2**63 - 2), ValueError, r"below 2\*\*63"),
     "bad seed of a chain": (lambda v: v.set_seed(-3), ValueError, "at least 0"),
