@@ -176,6 +176,22 @@ def assert_rows(batch, rows, space):
         assert all(map(same, batch, rows))
 
 
+def described(value):
+    """A value with the types of all its parts, bit for bit."""
+    if isinstance(value, np.ma.MaskedArray):
+        return "masked", described(value.data), described(value.mask)
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return "objects", value.shape, [described(part) for part in value.ravel().tolist()]
+    if isinstance(value, np.ndarray):
+        layout = value.flags.c_contiguous, value.flags.writeable, value.flags.aligned
+        return type(value), value.dtype.str, value.shape, layout, value.tobytes()
+    if isinstance(value, dict):
+        return type(value), [(type(key), repr(key), described(part)) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [described(part) for part in value]
+    return type(value), repr(value)
+
+
 class RaisesOnce(CountingEnv):
     """In its second reset."""
 

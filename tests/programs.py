@@ -3,7 +3,7 @@
 import re
 
 import numpy as np
-from cases import Plays
+from cases import Plays, described
 from gymnasium import spaces
 
 from vecenv.testing import CountingEnv
@@ -70,7 +70,6 @@ class RaisesInTime(CountingEnv):
 
 
 TEAMS = {
-    "arrays": [CountingEnv] * 5,
     "rich": [Rich] * 4,
     "objects": [Objects] * 3,
     "misfits": [CountingEnv, RaisesInTime, BadInfo, BadObservation, CountingEnv],
@@ -172,16 +171,3 @@ def log_of(venv, operations):
 def masked(text):
     """A message without process ids."""
     return re.sub(r"pid \d+", "pid P", text)
-
-
-def described(value):
-    """Values with their types: dtype, shape, memory order and bytes of arrays, the keys of dicts in their order."""
-    if isinstance(value, np.ndarray):
-        if value.dtype == object:
-            return "objects", value.shape, [described(row) for row in value]
-        return "array", str(value.dtype), value.shape, value.flags.c_contiguous, value.tobytes()
-    if isinstance(value, dict):
-        return "dict", [(key, described(part)) for key, part in value.items()]
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [described(part) for part in value]
-    return type(value).__name__, repr(value)

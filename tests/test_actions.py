@@ -124,8 +124,9 @@ class TestConversion:
         with DummyVectorEnv([lambda: Records(BOX)] * N, check_actions=True) as venv:
             venv.reset()
             venv.step(floats((2,), 0.1, float))
-            with pytest.raises(ValueError, match=r"action for env 0 is .*, which is not in its action space"):
-                venv.step(floats((2,), 1e300, float))
+            with pytest.raises(ValueError, match=r"action for env 1 is .*99.*, which is not in its action space Box\("):
+                venv.step([[0, 0], [0, 99], [0, 0]])
+            assert [len(actions) for actions in venv.get_env_attr("actions")] == [1] * N
 
     def test_the_batch_is_converted_once(self):
         class Counts:

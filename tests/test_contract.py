@@ -21,34 +21,24 @@ N = 4
 
 
 class TestRounds:
-    @pytest.mark.parametrize(
-        ("ids", "meant"), [(2, [2]), ((3, 0), [3, 0]), ([True, False, False, True], [0, 3]), (None, [0, 1, 2, 3])]
-    )
-    def test_every_call_takes_ids_in_any_form_and_by_both_names(self, ids, meant):
+    def test_every_call_takes_ids_in_any_form_and_by_both_names(self):
         with DummyVectorEnv(counting(N)) as venv:
-            actions = [0] * len(meant)
-            for info in (
-                venv.reset(ids)[1],
-                venv.reset(env_id=ids)[1],
-                venv.step(actions, ids)[4],
-                venv.step(actions, env_id=ids)[4],
-            ):
-                assert [row["env_id"] for row in info] == meant
-            assert venv.get_env_attr("env_id", ids) == venv.call("env_id", id=ids) == meant
+            for ids, meant in ((2, [2]), ((3, 0), [3, 0]), ([True, False, False, True], [0, 3]), (None, [0, 1, 2, 3])):
+                actions = [0] * len(meant)
+                resets = venv.reset(ids)[1], venv.reset(env_id=ids)[1]
+                for info in (*resets, venv.step(actions, ids)[4], venv.step(actions, env_id=ids)[4]):
+                    assert [row["env_id"] for row in info] == meant
+                assert venv.get_env_attr("env_id", ids) == venv.call("env_id", id=ids) == meant
 
-    def test_resets_among_steps_as_ids_and_as_masks(self):
+    def test_resets_among_steps_as_masks_and_alone(self):
         twins = Twins(N)
         mask, none = np.array([True, False, False, False]), np.zeros(N, np.bool_)
         with DummyVectorEnv(twins.env_fns) as venv:
-            twins.compare(range(N), venv.reset(), [twins.reset(i) for i in range(N)])
-            result = venv.step([1, 2, 3, 4], reset=[2, 0])
-            twins.compare(range(N), result, [twins.reset(0), twins.step(1, 2), twins.reset(2), twins.step(3, 4)])
             twins.compare([1, 0], venv.step([8, 9], [1, 0], reset=mask), [twins.step(1, 8), twins.reset(0)])
             twins.compare(range(N), venv.step([0] * N, reset=none), [twins.step(i, 0) for i in range(N)])
-            venv.send([1, 2], [2, 3], reset=[3], seed=40, options={"t": 2})
-            twins.compare([2, 3], venv.recv(), [twins.step(2, 1), twins.reset(3, seed=43, options={"t": 2})])
-            venv.send(None, reset=[3, 1], seed=[30, 10])
-            twins.compare([3, 1], venv.recv(), [twins.reset(3, seed=30), twins.reset(1, seed=10)])
+            venv.send(None, reset=[3, 1], seed=[30, 10], options={"t": 2})
+            want = [twins.reset(i, seed=10 * i, options={"t": 2}) for i in (3, 1)]
+            twins.compare([3, 1], venv.recv(), want)
             twins.compare([0], venv.step(None, reset=mask), [twins.reset(0)])
 
     def test_actions_of_envs_that_are_reset_are_ignored(self):

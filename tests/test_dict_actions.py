@@ -176,14 +176,14 @@ def test_spaces_with_text_take_one_action_for_each_env() -> None:
         def step(self, action: Any) -> Any:
             return np.full(3, len(action["word"]), np.float32), 0.0, False, False, {}
 
-    for action, works in ((np.array(["abc", "def"]), False), (None, True)):
-        rows = [{"word": "abc"}] * 2 if action is None else {"word": action}
-        with SyncDataCollector([Says] * 2, lambda obs, rows=rows: {"action": rows}, frames_per_batch=4) as collector:
-            if works:
-                assert (collector.next().next.obs == 3).all()
-                continue
-            with pytest.raises(TypeError, match="return one action for each env, a list or an object array"):
-                collector.next()
+    with SyncDataCollector([Says] * 2, lambda obs: [{"word": "abc"}] * 2, frames_per_batch=4) as collector:
+        assert (collector.next().next.obs == 3).all()
+    batched = {"action": {"word": np.array(["abc", "def"])}}
+    with (
+        SyncDataCollector([Says] * 2, lambda obs: batched, frames_per_batch=4) as collector,
+        pytest.raises(TypeError, match="return one action for each env, a list or an object array"),
+    ):
+        collector.next()
 
 
 def test_a_reward_of_nan_shows_the_action() -> None:

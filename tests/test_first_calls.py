@@ -187,18 +187,14 @@ class TestFailuresInALoop:
         assert [done[0] for _, done in log] == [False] * 4 + [True] + [False] * 3
         assert [done[1] for _, done in log] == [False, False, True] * 2 + [False, False]
 
-    @pytest.mark.parametrize("form", ["dict", "object"])
-    def test_batches_of_any_form(self, form):
-        kinds = [CountingEnv, RaisesOnStep, CountingEnv]
-        with DummyVectorEnv([lambda i=i, kind=kind: kind(i, form=form) for i, kind in enumerate(kinds)]) as venv:
-            obs, _ = venv.reset()
-            with pytest.raises(ValueError, match="boom in step") as caught:
-                venv.step([0] * 3)
-            merged, _, _, truncated, _ = caught.value.partial.merge_into(obs)
-            assert truncated.tolist() == [False, True, False]
-            assert type(merged) is type(obs)
-
-    def test_steps_of_some_and_wrapped_vector_envs(self):
+    def test_steps_of_some_wrapped_vector_envs_and_batches_of_any_form(self):
+        for form in ("dict", "object"):
+            with DummyVectorEnv([lambda i=i, form=form: RaisesOnStep(i, at=2 - i, form=form) for i in (0, 1)]) as venv:
+                obs, _ = venv.reset()
+                with pytest.raises(ValueError, match="boom in step") as caught:
+                    venv.step([0, 0])
+                merged, _, _, truncated, _ = caught.value.partial.merge_into(obs)
+                assert (type(merged), truncated.tolist()) == (type(obs), [False, True])
         with VectorEnvNormObs(DummyVectorEnv([CountingEnv, lambda: RaisesOnStep(1, at=1), CountingEnv])) as venv:
             venv.reset()
             obs = venv.reset([2, 1])[0]

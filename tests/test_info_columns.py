@@ -10,6 +10,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from cases import described
 from gymnasium import spaces
 
 from benchmarks.counting import CallCounter
@@ -102,22 +103,6 @@ def speakers(names, cls=Speaks, **options):
     """N envs: each has one of the names, which may be fewer or one text."""
     names = [names] if isinstance(names, str) else names
     return [partial(cls, names[i % len(names)], i, **options) for i in range(N)]
-
-
-def described(value):
-    """A value with the types of all its parts, bit for bit."""
-    if isinstance(value, np.ma.MaskedArray):
-        return "masked", described(value.data), described(value.mask)
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return "objects", value.shape, [described(part) for part in value.ravel().tolist()]
-    if isinstance(value, np.ndarray):
-        layout = value.flags.c_contiguous, value.flags.writeable, value.flags.aligned
-        return type(value), value.dtype.str, value.shape, layout, value.tobytes()
-    if isinstance(value, dict):
-        return type(value), [(type(key), repr(key), described(part)) for key, part in value.items()]
-    if isinstance(value, (list, tuple)):
-        return type(value), [described(part) for part in value]
-    return type(value), repr(value)
 
 
 def scribble(value):
