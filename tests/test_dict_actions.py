@@ -12,6 +12,7 @@ from countdown import MOVE, Drives
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, RandomPolicy, SyncDataCollector, rollout
+from tests.backends import FULL
 from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
 
 KINDS = [SyncDataCollector, AsyncDataCollector]
@@ -53,7 +54,13 @@ def test_a_tree_of_batched_arrays_reaches_the_envs_and_the_batch(kind: Any, venv
         assert batch.split_trajectories().action["gear"].shape[1] == 5
         tensors = batch.to("cpu").action["wheel"][0]
         assert torch.equal(tensors, torch.as_tensor(batch.action["wheel"][0]))
-        assert torch.equal(batch.to_tensordict()["action", "wheel", "0"], tensors)
+
+
+@FULL
+def test_a_tensordict_has_the_tree_under_nested_keys() -> None:
+    with SyncDataCollector([Drives] * 4, policy, frames_per_batch=48) as collector:
+        batch = collector.next()
+    assert torch.equal(batch.to_tensordict()["action", "wheel", "0"], torch.as_tensor(batch.action["wheel"][0]))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def check_round_trip(backend, space, seed):
         assert_rows(venv.step([0] * 3)[0], [scripts[0][2], scripts[1][1], scripts[2][2]], space)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(trees, st.integers(0, 99))
 def test_round_trips(space, seed):
     check_round_trip(DummyVectorEnv, space, seed)
@@ -65,7 +65,7 @@ arrays = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(boxes, arrays)
 def test_any_value_arrives_unchanged_or_is_an_observation_error(space, value):
     """Without any process: the value in the space's dtype and shape, or the error; nothing is written elsewhere."""

@@ -24,8 +24,8 @@ MAKERS = [
     *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 3, 5)),
     *(pytest.param(sharing(RayVectorEnv, 2, **where), marks=RAY) for where in (NEAR, FAR, {})),
 ]
-CARRIED = ("rows", "mixed_rounds", "attributes", "env_errors", "close")
-"""What the way to the envs decides, and not only the code that is on both of its ends."""
+CARRIED = ("mixed_rounds", "env_errors", "close")
+"""What actors decide, and what neither the programs of test_differential.py nor the batch of test_spaces.py says."""
 
 
 @pytest.mark.parametrize("check", CHECKS)
