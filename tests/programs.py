@@ -36,43 +36,31 @@ class Rich(CountingEnv):
         return (*row, infos[self.t % 4])
 
 
-class BadInfo(CountingEnv):
-    """Breaks the API in every fourth step."""
-
-    def step(self, action):
-        result = super().step(action)
-        return result[:4] if self.t % 4 == 0 else result
-
-
-class BadObservation(CountingEnv):
-    """An observation that does not fit, in every third step."""
-
-    def _observation(self):
-        obs = super()._observation()
-        return obs + 0.5 if self.t % 3 == 2 else obs
-
-
-class RaisesInTime(CountingEnv):
-    """In the fourth step of an episode, and in every fifth reset."""
+class Misfit(CountingEnv):
+    """By its id it raises in step and reset, returns too little, or observes what does not fit; or does nothing."""
 
     resets = 0
 
     def reset(self, **kwargs):
         self.resets += 1
-        if self.resets % 5 == 0:
+        if self.env_id == 1 and self.resets % 5 == 0:
             raise ValueError("boom in reset")
         return super().reset(**kwargs)
 
     def step(self, action):
-        if self.t == 3:
+        if self.env_id == 1 and self.t == 3:
             raise KeyError("boom in step")
-        return super().step(action)
+        result = super().step(action)
+        return result[:4] if self.env_id == 2 and self.t % 4 == 0 else result
+
+    def _observation(self):
+        return super()._observation() + (0.5 if self.env_id == 3 and self.t % 3 == 2 else 0)
 
 
 TEAMS = {
     "rich": [Rich] * 4,
     "objects": [Objects] * 3,
-    "misfits": [CountingEnv, RaisesInTime, BadInfo, BadObservation, CountingEnv],
+    "misfits": [Misfit] * 5,
     "strangers": [lambda i, **o: CountingEnv(i, form=("array", "dict", "object")[i % 3], **o)] * 4,
     "rewards": [lambda i, **o: Plays(spaces.Box(-9, 9, (), np.float16), [i, 0.5], rewards=[[1, 2], [3, i]])] * 3,
 }

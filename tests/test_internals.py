@@ -57,7 +57,7 @@ def test_ids_of_any_form_are_a_fresh_array_in_their_order(case):
     for given_ids in (chosen, tuple(chosen), np.array(chosen), np.array(chosen, np.uint16)):
         ids = as_ids(given_ids, n)
         assert (ids.tolist(), ids.dtype) == (chosen, np.int64)
-        assert ids is not given_ids
+        assert not np.shares_memory(ids, given_ids)
     assert as_ids(mask, n).tolist() == as_ids(np.array(mask), n).tolist() == sorted(chosen)
     for one in (chosen[0], np.int64(chosen[0]), np.array(chosen[0])):
         assert as_ids(one, n).tolist() == [chosen[0]]
@@ -86,25 +86,12 @@ class TestLayout:
         assert tree["b"] == Leaf("obs['b']", (2,), np.dtype(np.float32))
         assert tree["b"].dtype is np.dtype(np.float32)
 
-    def test_parts_that_differ_become_objects(self):
-        def space(shape):
-            return spaces.Dict({"a": spaces.Box(0, 1, shape), "b": spaces.Discrete(2)})
-
-        layout = common_layout([space((2,)), space((3,))], [spaces.Discrete(2), spaces.Discrete(2)])
-        assert layout.obs == {"a": ObjectLeaf("obs['a']"), "b": Leaf("obs['b']", (), np.dtype(np.int64))}
-        assert layout.action == Leaf("action", (), np.dtype(np.int64))
-        assert [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)] == ["obs['b']"]
-
     @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
     def test_a_leaf_has_the_dtype_object_of_arrays_also_in_a_worker(self, dtype):
         leaf = space_tree(spaces.Box(0, 1, (2,), dtype), "obs")
         travelled = pickle.loads(pickle.dumps(leaf))
         assert travelled == leaf
         assert leaf.dtype is travelled.dtype is np.zeros(2, dtype).dtype
-
-    def test_actions_that_differ_have_no_array(self):
-        assert common_layout([None], [spaces.Dict({})]).action is None
-        assert common_layout([None] * 2, [spaces.Discrete(2), spaces.Box(0, 1, (1,))]).action is None
 
 
 class TestArena:
@@ -141,14 +128,6 @@ class TestArena:
         assert (arena.final["image"] == 7).all()
         assert (arena.final["speed"] == 7).all()
         assert [array.shape for array in arena.block(1, 3).finals()] == [(2, 50, 40), (2, 3)]
-
-    def test_a_block_is_a_view(self):
-        arena = Arena.build(self.LAYOUT, 4)
-        block = arena.block(1, 3)
-        block.reward[...] = 7
-        block.obs["image"][0, 0, 0] = 9
-        assert arena.reward.tolist() == [0, 7, 7, 0]
-        assert arena.obs["image"][1, 0, 0] == 9
 
     @pytest.mark.skipif(PORTABLE, reason="nothing is reserved")
     def test_what_the_system_refuses_is_an_error_that_says_what_it_was_for(self, monkeypatch):

@@ -207,7 +207,9 @@ class TestEnvsThatDiffer:
             assert equal_bits(obs[0], np.zeros(2, np.float32))
             assert equal_bits(obs[1], np.array([1, 2, 3]))
 
-    def test_action_spaces_may_differ(self):
+    def test_action_spaces_may_differ_and_be_empty(self):
+        with DummyVectorEnv([lambda: Plays(spaces.Discrete(2), [0], action_space=spaces.Dict({}))]) as venv:
+            assert venv.step([{}])[0].tolist() == [0]
         action_spaces = [spaces.Discrete(2), spaces.Box(-1, 1, (1,))]
         env_fns = [lambda k=k: Plays(spaces.Discrete(2), [k], action_space=action_spaces[k]) for k in range(2)]
         with DummyVectorEnv(env_fns) as venv:
@@ -267,27 +269,20 @@ F1 = [
     # given, the space, what comes back or the text of the error
     (np.array([300, 1]), spaces.Box(0, 255, (2,), np.uint8), "with values in [1, 300], the space has uint8 (2,)"),
     (np.array([2.7, 1]), spaces.Box(0, 9, (2,), np.int64), "(2,) with values in [1.0, 2.7], the space has int64"),
-    (np.array([np.nan, 1]), spaces.Box(0, 9, (2,), np.int64), "is float64 (2,)"),
     (np.ones(1), spaces.Box(0, 9, (3,)), "is float64 (1,) with values in [1.0, 1.0], the space has float32 (3,)"),
-    (np.ones((3, 1)), spaces.Box(0, 9, (3,)), "is float64 (3, 1)"),
     (None, spaces.Box(0, 9, (3,)), "is object (), the space has float32 (3,)"),
     (np.zeros(2, np.complex64), spaces.Box(0, 9, (2,), np.int64), "is complex64 (2,), the space has int64 (2,)"),
     ([[1, 2], [3]], spaces.Box(0, 9, (2, 2)), "is ragged, the space has float32 (2, 2)"),
-    (1j, spaces.Box(0, 9, ()), "is complex128 ()"),
     (2.5, spaces.Discrete(5), "is float64 () with values in [2.5, 2.5], the space has int64 ()"),
     (2**70, spaces.Discrete(5), "the space has int64 ()"),
     (np.array([1e300, 1]), spaces.Box(0, 9, (2,)), "with values in [1.0, 1e+300], the space has float32 (2,)"),
     (70000, spaces.Box(0, 9, (), np.float16), "is int64 () with values in [70000, 70000], the space has float16 ()"),
     (np.array([np.inf, -np.inf, np.nan, 1e-300, 0.1]), spaces.Box(0, 9, (5,)),
      np.array([np.inf, -np.inf, np.nan, 0, 0.1], np.float32)),
-    (-np.inf, spaces.Box(-9, 9, (), np.float16), np.array(-np.inf, np.float16)),
-    (np.arange(2), spaces.Box(0, 9, (2,), np.float32), np.array([0, 1], np.float32)),
-    (np.array([0.1, 2]), spaces.Box(0, 9, (2,), np.float32), np.array([0.1, 2], np.float32)),
     (np.array([3.0, 2.0]), spaces.Box(0, 9, (2,), np.int64), np.array([3, 2])),
     (np.array([True, False]), spaces.Box(0, 9, (2,), np.uint8), np.array([1, 0], np.uint8)),
     ([1, 2], spaces.Box(0, 9, (2,), np.uint8), np.array([1, 2], np.uint8)),
     (np.array([3]), spaces.Discrete(5), np.array(3)),
-    (np.int8(3), spaces.Discrete(5), np.array(3)),
     (3, spaces.Box(0, 9, (1,), np.int64), np.array([3])),
 ]  # fmt: skip
 

@@ -160,13 +160,6 @@ def act_before_the_checks(self, action, id=None, **kwargs):
     return DummyVectorEnv.step(self, action, id, **kwargs)
 
 
-def none_for_unknown(self, key, id=None):
-    try:
-        return DummyVectorEnv.get_env_attr(self, key, id)
-    except AttributeError:
-        return [None] * self.env_num
-
-
 def share_value(self, key, value, id=None):
     for env in self.envs:
         setattr(env, key, value)
@@ -219,17 +212,13 @@ BROKEN = [
     (broken("WritesIntoEnvInfos", recv=write_into_own_info), {"infos"}),
     (broken("SameSeedForAll", reset=same_seed_for_all), {"rows", "options_of_reset"}),
     (broken("ActsBeforeItChecks", step=act_before_the_checks), {"rejected_calls"}),
-    (broken("NoneForUnknown", get_env_attr=none_for_unknown), {"attributes"}),
     (broken("SharesValues", set_env_attr=share_value), {"attributes"}),
     (broken("CannotCloseInFlight", close=close_idle), {"close"}),
     (broken("CallsNothing", call=lambda self, name, *args, id=None, **kwargs: [None] * 5), {"attributes"}),
-    (broken("IgnoresSetSeed", set_seed=lambda self, seed, static_seed=False: seed), {"seeds"}),
     (broken("HasNoSpec", spec=property(lambda self: None)), {"reports"}),
     (broken("DropsArguments", render=lambda self, **kwargs: DummyVectorEnv.render(self)), {"frames"}),
     (broken("HasNoStats", stats=lambda self: {}), {"stats"}),
     (returning("Float32", lambda obs, rew, *rest: (obs, rew.astype(np.float32), *rest)), {"rows", "vector_rewards"}),
-    (returning("DropsVectors", lambda obs, rew, *rest: (obs, rew.reshape(len(rew), -1)[:, 0], *rest)),
-     {"vector_rewards"}),
 ]  # fmt: skip
 
 
