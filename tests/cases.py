@@ -122,8 +122,10 @@ def sharing(cls, num_workers, **options):
 
 
 WITH_TWO_WORKERS = [sharing(cls, 2) for cls in (ThreadVectorEnv, SubprocVectorEnv, ShmemVectorEnv)]
-NEAR_ON_RAY = pytest.param(sharing(RayVectorEnv, 2, **NEAR), marks=pytest.mark.local_ray)
-"""Actors on the node of the tests: in the quick tier, so that it is for few tests."""
+near = sharing(RayVectorEnv, 2, **NEAR)
+"""Actors on the node of the tests."""
+NEAR_ON_RAY = pytest.param(near, marks=pytest.mark.local_ray)
+"""The same in the quick tier: for few tests."""
 
 
 def counting(n, **options):

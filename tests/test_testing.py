@@ -4,10 +4,10 @@ import threading
 
 import numpy as np
 import pytest
-from cases import NEAR_ON_RAY, WITH_TWO_WORKERS, custom, sharing
+from cases import WITH_TWO_WORKERS, custom, near, sharing
 
 from tests.backends import BACKENDS, FULL, RAY
-from tests.local_ray import FAR, NEAR
+from tests.local_ray import FAR
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RayVectorEnv, SubprocVectorEnv
 from vecenv.backends.base import Answered
 from vecenv.backends.dummy import DummyBackend
@@ -22,7 +22,7 @@ def fake(env_fns, **options):
 MAKERS = [
     *(DummyVectorEnv, fake, custom, *WITH_TWO_WORKERS),
     *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 3, 5)),
-    *(pytest.param(sharing(RayVectorEnv, 2, **where), marks=RAY) for where in (NEAR, FAR, {})),
+    *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")
 """What actors decide, and what neither the programs of test_differential.py nor the batch of test_spaces.py says."""
@@ -34,10 +34,10 @@ def test_our_backends_keep_the_contract(make, check):
     check_vector_env(make, [check])
 
 
+@pytest.mark.local_ray
 @pytest.mark.parametrize("check", CARRIED)
-@pytest.mark.parametrize("make", [NEAR_ON_RAY], ids=["actors"])
-def test_actors_keep_the_contract(make, check):
-    check_vector_env(make, [check])
+def test_actors_keep_the_contract(check):
+    check_vector_env(near, [check])
 
 
 class LosesAnAnswer(DummyBackend):
