@@ -12,7 +12,7 @@ from cases import LocalWorker, Plays, counting
 from gymnasium import spaces
 
 from tests.backends import and_ray
-from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv, VectorEnvNormObs
+from vecenv import BaseVectorEnv, DummyVectorEnv, ObservationError, ShmemVectorEnv, VectorEnvNormObs
 from vecenv.testing import CountingEnv
 
 remote_backend = and_ray([ShmemVectorEnv])
@@ -21,6 +21,8 @@ remote_backend = and_ray([ShmemVectorEnv])
 class FailsInSecondReset(CountingEnv):
     def reset(self, **kwargs):
         if self.episode == 0 and self.env_id == 1:
+            if self.form == "dict":  # a part of which is written before it is found not to fit
+                return {"who": 99, "when": None}, {}
             raise RuntimeError("no second episode")
         return super().reset(**kwargs)
 
@@ -184,6 +186,15 @@ def test_a_reset_that_fails_is_a_failure_of_its_env_and_loses_no_row():
         assert partial.info[1]["t"] == 1
         assert venv.failed_id == [1]
         assert "env 1, reset()" in "".join(caught.value.__notes__)
+
+
+def test_an_observation_of_a_reset_that_does_not_fit_leaves_that_of_the_last_step():
+    with DummyVectorEnv([lambda i=i: FailsInSecondReset(i, length=1, form="dict") for i in range(2)]) as venv:
+        venv.reset()
+        with pytest.raises(ObservationError, match="env 1: ") as caught:
+            venv.step([0, 0], autoreset=True)
+        obs = caught.value.partial.obs
+        assert (obs["who"].tolist(), obs["when"][0][:, 1].tolist()) == ([0, 1], [0, 1])
 
 
 def test_the_step_before_a_reset_whose_failure_is_absorbed_is_kept():
