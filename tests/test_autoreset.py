@@ -22,7 +22,7 @@ class FailsInSecondReset(CountingEnv):
     def reset(self, **kwargs):
         if self.episode == 0 and self.env_id == 1:
             if self.form == "dict":  # a part of which is written before it is found not to fit
-                return {"who": 99, "when": None}, {}
+                return {"who": 1, "when": (np.full(4, 99), None)}, {}
             raise RuntimeError("no second episode")
         return super().reset(**kwargs)
 
