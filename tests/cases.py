@@ -1,14 +1,17 @@
-"""Envs of the behaviour tests. A light module of its own, because workers import it."""
+"""Envs of the behaviour tests, and the backends that they run on. A light module of its own: workers import it."""
 
 import contextlib
+import copy
 import multiprocessing
 from multiprocessing.connection import wait
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
-from vecenv import BaseVectorEnv, EnvWorker
+from tests.local_ray import NEAR
+from vecenv import BaseVectorEnv, EnvWorker, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.testing import CountingEnv
 
 
@@ -169,6 +172,23 @@ def custom(env_fns, **options):
     return BaseVectorEnv(env_fns, LocalWorker, **options)
 
 
+def sharing(cls, num_workers, **options):
+    """A function that makes vector envs of this class, whose envs share so many workers."""
+
+    def make(env_fns, **more):
+        return cls(env_fns, num_workers=num_workers, **options, **more)
+
+    make.__name__ = f"{cls.__name__} {num_workers} workers"
+    return make
+
+
+WITH_TWO_WORKERS = [sharing(cls, 2) for cls in (ThreadVectorEnv, SubprocVectorEnv, ShmemVectorEnv)]
+near = sharing(RayVectorEnv, 2, **NEAR)
+"""Actors on the node of the tests."""
+NEAR_ON_RAY = pytest.param(near, marks=pytest.mark.local_ray)
+"""The same in the quick tier: for few tests."""
+
+
 def counting(n, **options):
     """`n` functions that make CountingEnvs."""
     return [lambda i=i: CountingEnv(i, **options) for i in range(n)]
@@ -183,6 +203,56 @@ def equal_bits(left, right):
     """Two arrays have the same dtype, shape and bytes."""
     left, right = np.asarray(left), np.asarray(right)
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def samples(space, count, seed=0):
+    space = copy.deepcopy(space)
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]
+
+
+def same(left, right):
+    """Two objects of any kind are equal."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return equal_bits(left, right) if isinstance(left, np.ndarray) else left == right
+
+
+def assert_rows(batch, rows, space):
+    """The rows of a batch are these observations."""
+    if isinstance(space, spaces.Dict):
+        assert isinstance(batch, dict)
+        assert batch.keys() == space.spaces.keys()
+        for key, child in space.spaces.items():
+            assert_rows(batch[key], [row[key] for row in rows], child)
+    elif isinstance(space, spaces.Tuple):
+        assert isinstance(batch, tuple)
+        assert len(batch) == len(space.spaces)
+        for place, child in enumerate(space.spaces):
+            assert_rows(batch[place], [row[place] for row in rows], child)
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        assert equal_bits(batch, np.stack([np.asarray(row, space.dtype) for row in rows]))
+    else:
+        assert (batch.dtype, batch.shape) == (object, (len(rows),))
+        assert all(map(same, batch, rows))
+
+
+def described(value):
+    """A value with the types of all its parts, bit for bit."""
+    if isinstance(value, np.ma.MaskedArray):
+        return "masked", described(value.data), described(value.mask)
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return "objects", value.shape, [described(part) for part in value.ravel().tolist()]
+    if isinstance(value, np.ndarray):
+        layout = value.flags.c_contiguous, value.flags.writeable, value.flags.aligned
+        return type(value), value.dtype.str, value.shape, layout, value.tobytes()
+    if isinstance(value, dict):
+        return type(value), [(type(key), repr(key), described(part)) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [described(part) for part in value]
+    return type(value), repr(value)
 
 
 class RaisesOnce(CountingEnv):

@@ -65,6 +65,46 @@ class PaysTwo(gymnasium.RewardWrapper):
         return np.array([1.0, 2.0])
 
 
+class Tells(Countdown):
+    """Its infos hold the step, a flag at the end, a vector and a text; those of a reset other values."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, _ = super().reset(**kwargs)
+        return obs, {"taken": -1, "vector": np.zeros(3, np.float32)}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, over, *rest, info = super().step(action)
+        info |= {"taken": self.taken, "vector": np.full(3, self.taken, np.float32), "text": "a"}
+        return (obs, reward, over, *rest, info | {"success": True} if over else info)
+
+
+MOVE = spaces.Dict(gear=spaces.Discrete(3), wheel=spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2))))
+
+
+class Drives(gymnasium.Env):
+    """Observes the action of its last step, which has to be one of its space; episodes of five steps."""
+
+    observation_space = spaces.Box(-10, 10, (3,))
+    action_space = MOVE
+
+    def __init__(self, breaks: bool = False) -> None:
+        self.breaks = breaks
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return self.move(action["gear"], action["wheel"][0])
+
+    def move(self, gear: Any, wheel: Any) -> Any:
+        self.steps += 1
+        obs = np.array([gear, *wheel], np.float32)
+        return obs, np.nan if self.breaks else float(gear), self.steps == 5, False, {}
+
+
 class BreaksOnce(Countdown):
     """Fails in step `at` of its episode `episode_at`."""
 

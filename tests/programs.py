@@ -3,10 +3,10 @@
 import re
 
 import numpy as np
-from cases import Plays
+from cases import Plays, described
 from gymnasium import spaces
 
-from vecenv.testing import CountingEnv, RaisesOnReset, RaisesOnStep
+from vecenv.testing import CountingEnv
 
 
 class Objects(CountingEnv):
@@ -20,30 +20,56 @@ class Objects(CountingEnv):
         return (obs, *rest, {**info, "array": np.arange(self.t), "nested": {"deep": [self.t]}})
 
 
-class BadInfo(CountingEnv):
-    """Breaks the API in every fourth step."""
+class Rich(CountingEnv):
+    """Arrays of several kinds beside an object, and infos of every kind in turn: none, numbers, an array, nested."""
 
-    def step(self, action):
-        result = super().step(action)
-        return result[:4] if self.t % 4 == 0 else result
-
-
-class BadObservation(CountingEnv):
-    """An observation that does not fit, in every third step."""
+    def __init__(self, env_id=0):
+        super().__init__(env_id, form="dict")
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "text": spaces.Text(9)})
 
     def _observation(self):
-        obs = super()._observation()
-        return obs + 0.5 if self.t % 3 == 2 else obs
+        return {**super()._observation(), "text": "x" * (1 + self.t % 9)}
+
+    def step(self, action):
+        *row, _ = super().step(action)
+        infos = {}, {"t": self.t, "x": 0.5}, {"at": np.arange(3) + self.t}, {"deep": [self.t]}
+        return (*row, infos[self.t % 4])
+
+
+class Misfit(CountingEnv):
+    """By its id it raises in step and reset, returns too little, or observes what does not fit; or does nothing."""
+
+    resets = 0
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        if self.env_id == 1 and self.resets % 5 == 0:
+            raise ValueError("boom in reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.env_id == 1 and self.t == 3:
+            raise KeyError("boom in step")
+        result = super().step(action)
+        return result[:4] if self.env_id == 2 and self.t % 4 == 0 else result
+
+    def _observation(self):
+        return super()._observation() + (0.5 if self.env_id == 3 and self.t % 3 == 2 else 0)
 
 
 TEAMS = {
-    "arrays": [CountingEnv] * 5,
-    "dicts": [lambda i, **o: CountingEnv(i, form="dict", **o)] * 4,
+    "rich": [Rich] * 4,
     "objects": [Objects] * 3,
-    "misfits": [CountingEnv, RaisesOnStep, BadInfo, BadObservation, RaisesOnReset],
+    "misfits": [Misfit] * 5,
     "strangers": [lambda i, **o: CountingEnv(i, form=("array", "dict", "object")[i % 3], **o)] * 4,
     "rewards": [lambda i, **o: Plays(spaces.Box(-9, 9, (), np.float16), [i, 0.5], rewards=[[1, 2], [3, i]])] * 3,
 }
+
+
+KINDS = [
+    *("step", "step", "step", "autoreset", "reset", "mend", "mend", "mixed", "mixed", "halves", "halves"),
+    *("seed", "attr", "set", "call", "wrong"),
+]
 
 
 def team(name):
@@ -65,13 +91,17 @@ def program(n, seed, length):
         return n if chosen is None else len(chosen) if isinstance(chosen, list) else int(chosen.sum())
 
     def operation():
-        kind = rng.choice(["step", "step", "step", "reset", "mixed", "halves", "seed", "attr", "set", "call", "wrong"])
+        kind = rng.choice(KINDS)
         chosen = ids()
         k = count(chosen)
         actions = rng.integers(0, 100, k)
         seed = int(rng.integers(1000))
         if kind == "step":
             return lambda v: v.step(actions, chosen)
+        if kind == "mend":
+            return lambda v: v.reset(v.failed_id or chosen)
+        if kind == "autoreset":
+            return lambda v: v.step(actions, chosen, autoreset=True)
         if kind == "reset":
             kwargs = {} if seed % 2 else {"seed": seed, "options": {"t": seed % 3}}
             return lambda v: v.reset(chosen, **kwargs)
@@ -80,7 +110,17 @@ def program(n, seed, length):
             among = mask if chosen is None else mask & np.isin(np.arange(n), np.arange(n)[chosen])
             return lambda v: v.step(actions, chosen, reset=among)
         if kind == "halves":
-            return lambda v: (v.send(actions, chosen), v.waiting_id, v.recv())[1:]
+            others = [i for i in range(n) if chosen is not None and i not in np.arange(n)[chosen]]
+
+            def halves(v):
+                v.send(actions, chosen)
+                try:
+                    between = [v.waiting_id, *([v.get_env_attr("t", others), v.reset(others)] if others else [])]
+                finally:
+                    received = v.recv()
+                return between, received
+
+            return halves
         if kind == "seed":
             return lambda v: (v.seed(seed), [space.sample() for space in v.action_space])
         if kind == "attr":
@@ -93,7 +133,7 @@ def program(n, seed, length):
         return [
             lambda v: v.step(actions[:-1], chosen),
             lambda v: v.step([1.5] * k, chosen),
-            lambda v: v.step(None),
+            lambda v: v.recv(),
             lambda v: v.reset([0, 0]),
             lambda v: v.reset(n),
             lambda v: v.seed([1] * (n + 1)),
@@ -119,16 +159,3 @@ def log_of(venv, operations):
 def masked(text):
     """A message without process ids."""
     return re.sub(r"pid \d+", "pid P", text)
-
-
-def described(value):
-    """Values with their types: dtype, shape, memory order and bytes of arrays, the keys of dicts in their order."""
-    if isinstance(value, np.ndarray):
-        if value.dtype == object:
-            return "objects", value.shape, [described(row) for row in value]
-        return "array", str(value.dtype), value.shape, value.flags.c_contiguous, value.tobytes()
-    if isinstance(value, dict):
-        return "dict", [(key, described(part)) for key, part in value.items()]
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [described(part) for part in value]
-    return type(value).__name__, repr(value)

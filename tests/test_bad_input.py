@@ -1,4 +1,7 @@
-"""Mistakes of callers and envs that break the API: each gets its error, and a rejected call does nothing."""
+"""Mistakes of callers and envs that break the API: each gets its error, and a rejected call does nothing.
+
+Stated on DummyVectorEnv, and on ShmemVectorEnv where something would have to travel.
+"""
 
 import re
 import threading
@@ -10,19 +13,12 @@ import pytest
 from cases import LocalWorker, Plays, counting
 from gymnasium import spaces
 
-from tests.backends import BACKENDS, and_ray
-from vecenv import (
-    BaseVectorEnv,
-    ClosedError,
-    DummyVectorEnv,
-    EnvContractError,
-    ObservationError,
-    ShmemVectorEnv,
-    SubprocVectorEnv,
-)
-from vecenv.testing import CountingEnv, RaisesOnStep
+from tests.backends import and_ray
+from vecenv import BaseVectorEnv, DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, ThreadVectorEnv
+from vecenv.engine.arguments.checks import check_count, check_timeout
+from vecenv.testing import CountingEnv
 
-backend = and_ray(BACKENDS)
+remote_backend = and_ray([ShmemVectorEnv])
 
 N = 3
 NAN, INF = float("nan"), float("inf")
@@ -33,51 +29,33 @@ class TestConstructors:
         ("env_fns", "error", "text"),
         [
             ([], ValueError, "env_fns is empty; pass at least one callable"),
-            (
-                [CountingEnv()],
-                TypeError,
-                r"env_fns\[0\] is an Env instance, not a function that makes an env; use lambda:",
-            ),
+            ([CountingEnv()], TypeError, r"env_fns\[0\] is an Env instance, not a function that makes an env; use"),
             ([CountingEnv, 5], TypeError, r"env_fns\[1\] is of type int, not a function that makes an env"),
             (CountingEnv, TypeError, "env_fns must be a sequence of callables"),
             (5, TypeError, "env_fns must be a sequence of callables"),
             ("CartPole-v1", TypeError, "env_fns must be a sequence of callables"),
-            (
-                [CountingEnv, lambda: None],
-                TypeError,
-                r"env_fns\[1\]\(\) returned None, expected an env with step and reset",
-            ),
+            ([CountingEnv, lambda: None], TypeError, r"env_fns\[1\]\(\) returned None, expected an env with step and"),
             ([lambda: 7], TypeError, r"env_fns\[0\]\(\) returned 7"),
-            (
-                [CountingEnv, lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")],
-                TypeError,
-                r"env_fns\[1\]\(\) returned the vector env SyncVectorEnv.*, expected one env; use lambda:",
-            ),
-            (
-                [CountingEnv, lambda: CountingEnv],
-                TypeError,
-                r"env_fns\[1\]\(\) returned the class CountingEnv, expected an env; use lambda: CountingEnv\(\)",
-            ),
+            ([CountingEnv, lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")], TypeError,
+             r"env_fns\[1\]\(\) returned the vector env SyncVectorEnv.*, expected one env; use lambda:"),
+            ([CountingEnv, lambda: CountingEnv], TypeError,
+             r"env_fns\[1\]\(\) returned the class CountingEnv, expected an env; use lambda: CountingEnv\(\)"),
         ],
         ids=lambda value: repr(value)[:30],
-    )
-    def test_env_fns(self, backend, env_fns, error, text):
+    )  # fmt: skip
+    def test_env_fns(self, env_fns, error, text):
         with pytest.raises(error, match=text):
-            backend(env_fns)
+            DummyVectorEnv(env_fns)
 
     @pytest.mark.parametrize("name", ["observation_space", "action_space", "metadata", "spec", "reward_range"])
-    def test_an_env_that_cannot_say_what_it_is(self, backend, name):
+    def test_an_env_that_cannot_say_what_it_is(self, name):
         def refuse(env):
             raise LookupError("not known yet")
 
         shy = type("Shy", (CountingEnv,), {name: property(refuse, lambda env, value: None)})
         with pytest.raises(LookupError, match="not known yet") as caught:
-            backend([CountingEnv, lambda: shy()])
+            DummyVectorEnv([CountingEnv, lambda: shy()])
         assert "env 1, __init__()" in "".join(caught.value.__notes__)
-
-    def test_a_generator_of_env_fns_is_a_sequence_once_listed(self, backend):
-        with backend(CountingEnv for _ in range(2)) as venv:
-            assert len(venv) == 2
 
     def test_the_same_env_for_all_is_refused_where_it_would_be_stepped_twice(self):
         env = CountingEnv()
@@ -100,33 +78,27 @@ class TestConstructors:
         ):
             remote_backend([lambda: started.append(1) or CountingEnv(), made])
 
-    @pytest.mark.parametrize("name", ["wait_num", "num_workers"])
     @pytest.mark.parametrize("value", [0, 9, -1, 1.5, True, "2", [1], np.float64(2), np.True_], ids=repr)
-    def test_counts_that_are_out_of_range_or_no_integers(self, backend, name, value):
+    def test_counts_that_are_out_of_range_or_no_integers(self, value):
         error = ValueError if type(value) is int else TypeError
-        with pytest.raises(error, match=rf"{name} must be an integer in \[1, 3\], got {re.escape(repr(value))}"):
-            backend(counting(N), **{name: value})
-
-    def test_counts_may_be_numpy_integers(self, backend):
-        with backend(counting(N), np.int32(2), num_workers=np.uint8(3)) as venv:
-            assert venv.wait_num == 2
+        text = rf"num_workers must be an integer in \[1, 3\], got {re.escape(repr(value))}"
+        with pytest.raises(error, match=text):
+            check_count("num_workers", value, 3)
+        for name in ("num_workers", "wait_num"):
+            with pytest.raises(error, match=text.replace("num_workers", name)):
+                DummyVectorEnv(counting(N), **{name: value})
 
     @pytest.mark.parametrize("timeout", [0, -1, 0.0, NAN, INF, True, "1", [1]])
-    def test_timeouts(self, backend, timeout):
+    def test_timeouts(self, timeout):
         with pytest.raises(ValueError, match="timeout must be a positive number of seconds or None, got "):
-            backend(counting(N), timeout=timeout)
+            check_timeout(timeout)
 
-    @pytest.mark.parametrize("name", ["start_timeout", "step_timeout"])
-    def test_other_timeouts(self, remote_backend, name):
-        with pytest.raises(ValueError, match=f"{name} must be a positive number of seconds or None, got -1"):
-            remote_backend(counting(N), **{name: -1})
-
-    def test_a_limit_of_years_is_one(self, remote_backend):
-        with remote_backend(counting(N), start_timeout=1e9, step_timeout=1e9) as venv:
-            venv.reset()
-            assert venv.step([0] * N)[0][:, 2].tolist() == [1] * N
-
+    @pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
     def test_other_options(self, backend):
+        limits = ["timeout"] if backend is DummyVectorEnv else ["timeout", "start_timeout", "step_timeout"]
+        for name in limits:
+            with pytest.raises(ValueError, match=f"{name} must be a positive number of seconds or None, got -1"):
+                backend(counting(N), **{name: -1})
         with pytest.raises(ValueError, match='on_error must be "raise" or "restart", got \'ignore\''):
             backend(counting(N), on_error="ignore")
         with pytest.raises(ValueError, match="max_restarts must be a positive integer, got 0"):
@@ -134,22 +106,31 @@ class TestConstructors:
         with pytest.raises(TypeError, match="nonsense"):
             backend(counting(N), nonsense=1)
 
-    def test_a_start_method_that_does_not_exist(self, process_backend):
+    def test_limits_of_years_counts_of_numpy_and_generators_are_fine(self, remote_backend):
+        counts = {"wait_num": np.int32(3), "num_workers": np.uint8(1)}
+        with remote_backend((fn for fn in counting(N)), start_timeout=1e9, step_timeout=1e9, **counts) as venv:
+            venv.reset()
+            assert venv.step([0] * N)[0][:, 2].tolist() == [1] * N
+
+    def test_a_start_method_that_does_not_exist(self):
         with pytest.raises(
             ValueError, match=r"context must be one of \('fork', 'forkserver', 'spawn'\) or None, got 'thread'"
         ):
-            process_backend(counting(N), context="thread")
+            ShmemVectorEnv(counting(N), context="thread")
 
-    def test_worker_fn_and_backend(self):
-        with pytest.raises(TypeError, match="pass either worker_fn"):
-            BaseVectorEnv(counting(N))
-        with pytest.raises(TypeError, match="which is no EnvWorker: it lacks"):
-            BaseVectorEnv(counting(N), lambda env_fn: env_fn())
-
-    @pytest.mark.parametrize(("name", "value"), [("worker_fn", 5), ("backend", 5), ("backend", DummyVectorEnv)])
-    def test_what_is_no_worker_fn_or_backend(self, name, value):
-        with pytest.raises(TypeError, match="worker_fn must be callable and backend a Backend, got"):
-            BaseVectorEnv(counting(2), **{name: value})
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({}, "pass either worker_fn"),
+            ({"worker_fn": lambda env_fn: env_fn()}, "which is no EnvWorker: it lacks"),
+            ({"worker_fn": 5}, "worker_fn must be callable and backend a Backend, got"),
+            ({"backend": 5}, "worker_fn must be callable and backend a Backend, got"),
+            ({"backend": DummyVectorEnv}, "worker_fn must be callable and backend a Backend, got"),
+        ],
+    )
+    def test_what_is_no_worker_fn_or_backend(self, options, text):
+        with pytest.raises(TypeError, match=text):
+            BaseVectorEnv(counting(2), **options)
 
     def test_workers_of_several_classes(self):
         class Other(LocalWorker):
@@ -163,14 +144,10 @@ class TestConstructors:
 CALLS = {
     "too few actions": (lambda v: v.step([0, 1]), ValueError, r"got 2 actions for 3 envs \[0, 1, 2\]"),
     "too few actions for ids": (lambda v: v.step([0], [2, 1]), ValueError, r"got 1 actions for 2 envs \[2, 1\]"),
-    "too many actions": (lambda v: v.step(np.zeros(4, int)), ValueError, r"got 4 actions for 3 envs \[0, 1, 2\]"),
-    "no actions": (lambda v: v.step([]), ValueError, "got 0 actions for 3 envs"),
     "one action": (lambda v: v.step(1), ValueError, "got the single action .*pass one for each"),
-    "one action for one env": (lambda v: v.step(1, 0), ValueError, "got the single action"),
     "None in sync mode": (lambda v: v.step(None), ValueError, r"step\(None\) waits for steps in flight"),
     "recv without send": (lambda v: v.recv(), RuntimeError, "no step is in flight"),
     "send nothing": (lambda v: v.send(None), ValueError, "one action for each env, or ids to reset"),
-    "send None for ids": (lambda v: v.send(None, [1]), ValueError, "one action for each env, or ids to reset"),
     "fractions for Discrete": (lambda v: v.step([0, 0.5, 1]), TypeError, "not whole numbers"),
     "NaN for Discrete": (lambda v: v.step([0, NAN, 1]), TypeError, "not whole numbers"),
     "id too high": (lambda v: v.step([0, 0], [0, 9]), IndexError, "env id 9 is out of range for 3 envs"),
@@ -183,30 +160,17 @@ CALLS = {
     "objects for Discrete": (lambda v: v.step(np.array([0, 0.5, 1], object)), TypeError, "not whole numbers"),
     "id twice": (lambda v: v.step([0, 0, 0], [0, 2, 0]), ValueError, "env id 0 is given twice"),
     "no ids": (lambda v: v.reset([]), ValueError, "no env ids given; pass at least one, or None for all"),
-    "empty mask": (lambda v: v.reset(np.zeros(3, bool)), ValueError, "no env ids given"),
-    "short mask": (lambda v: v.step([0, 0], [True, True]), ValueError, r"must have the shape \(3,\), got \(2,\)"),
     "one bool": (lambda v: v.reset(True), ValueError, r"must have the shape \(3,\), got \(\)"),
-    "float id": (lambda v: v.reset(1.0), TypeError, "env ids must be integers, got 1.0"),
-    "float ids": (lambda v: v.step([0], np.array([1.0])), TypeError, "env ids must be integers"),
     "str id": (lambda v: v.reset("1"), TypeError, "env ids must be integers, got '1'"),
-    "set of ids": (lambda v: v.reset({0, 1}), TypeError, "env ids must be integers"),
     "ragged ids": (lambda v: v.reset([[0], [1, 2]]), TypeError, "env ids must be integers"),
     "reset= outside of id": (lambda v: v.step([0, 0], [0, 1], reset=[2]), ValueError, "must be among the envs"),
     "reset= out of range": (lambda v: v.step([0] * 3, reset=[3]), IndexError, "env id 3 is out of range"),
-    "reset= wrong mask": (lambda v: v.step([0] * 3, reset=[True]), ValueError, "must have the shape"),
     "seed without reset=": (lambda v: v.send([0] * 3, seed=1), TypeError, "for resets, but no ids to reset"),
     "bad seed in a mixed round": (lambda v: v.send([0] * 3, reset=[1], seed=-1), ValueError, "at least 0"),
     "too few seeds": (lambda v: v.seed([1, 2]), ValueError, r"got 2 seeds for 3 envs \[0, 1, 2\]"),
-    "too many seeds": (lambda v: v.reset([0, 1], seed=[1, 2, 3]), ValueError, r"got 3 seeds for 2 envs \[0, 1\]"),
     "negative seed": (lambda v: v.seed(-1), ValueError, "a seed must be at least 0"),
-    "negative seed in a list": (lambda v: v.seed([0, -1, 2]), ValueError, "a seed must be at least 0"),
     "float seed": (lambda v: v.seed(1.0), ValueError, r"a seed must be a non-negative integer, got 1\.0"),
     "bool seed": (lambda v: v.reset(seed=True), ValueError, "a seed must be a non-negative integer, got True"),
-    "str seed": (lambda v: v.seed("12"), ValueError, "a seed must be a non-negative integer, got '12'"),
-    "seeds in bytes": (lambda v: v.seed(b"abc"), ValueError, "a seed must be a non-negative integer, got b'abc'"),
-    "seeds in a dict": (lambda v: v.seed({0: 1, 1: 2, 2: 3}), ValueError, "a seed must be a non-negative integer"),
-    "complex seed": (lambda v: v.seed(1j), ValueError, "a seed must be a non-negative integer, got 1j"),
-    "huge seed": (lambda v: v.seed(2**64), ValueError, r"below 2\*\*63"),
     "seed that grows too large": (lambda v: v.seed(2**63 - 2), ValueError, r"below 2\*\*63"),
     "bad seed of a chain": (lambda v: v.set_seed(-3), ValueError, "at least 0"),
     "unknown attribute": (lambda v: v.get_env_attr("nope"), AttributeError, "CountingEnv has no attribute 'nope'"),
@@ -215,10 +179,10 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv], ids=lambda cls: cls.__name__)
-def venv(request):
+@pytest.fixture(scope="module")
+def venv():
     """One for all calls, which is the point: none of them may change it."""
-    with request.param(counting(N), num_workers=2) as venv:
+    with DummyVectorEnv(counting(N)) as venv:
         venv.reset(seed=5)
         venv.step([1, 2, 3])
         yield venv
@@ -240,8 +204,8 @@ class TestCalls:
         assert obs[:, 2].tolist() == [t + 1 for t in before[1]]
         assert obs[:, 4].tolist() == [4, 5, 6]
 
-    def test_strict_refuses_steps_without_a_reset(self, backend):
-        with backend(counting(N, length=1), strict=True) as venv:
+    def test_strict_refuses_steps_without_a_reset(self):
+        with DummyVectorEnv(counting(N, length=1), strict=True) as venv:
             with pytest.raises(
                 RuntimeError, match=r"env 0 has not been reset, or its episode is over; call reset\(0\) first"
             ):
@@ -256,32 +220,10 @@ class TestCalls:
             venv.step([0, 0], [1, 2], reset=[1, 2])
             assert venv.step([0, 0], [1, 2])[0].shape == (2, 5)
 
-    def test_without_it_the_env_decides(self, backend):
-        with backend(counting(1, length=1)) as venv:
+    def test_without_it_the_env_decides(self):
+        with DummyVectorEnv(counting(1, length=1)) as venv:
             assert venv.step([0])[0][0, 1:3].tolist() == [-1, 1]
             assert venv.step([0])[0][0, 1:3].tolist() == [-1, 2]
-
-    def test_check_actions_refuses_what_is_not_in_the_space(self, backend):
-        with backend(counting(N), check_actions=True) as venv:
-            venv.reset()
-            with pytest.raises(ValueError, match=r"action for env 1 is .*100.*not in its action space Discrete\(100\)"):
-                venv.step([0, 100, 0])
-            assert venv.get_env_attr("calls") == [1, 1, 1]
-            venv.step([0, 99, 0])
-
-    def test_a_failed_env_takes_nothing_but_reset(self, backend):
-        env_fns = [CountingEnv, RaisesOnStep]
-        with backend(env_fns, num_workers=1) as venv:
-            venv.reset()
-            with pytest.raises(ValueError, match="boom in step"):
-                venv.step([0, 0])
-            assert (venv.failed_id, venv.ready_id) == ([1], [0])
-            for _ in range(2):
-                with pytest.raises(ValueError, match="boom in step"):
-                    venv.step([0, 0])
-                assert venv.get_env_attr("calls", 0) == [2]
-            venv.reset(1)
-            assert (venv.failed_id, venv.ready_id) == ([], [0, 1])
 
     def test_what_cannot_be_sent_as_an_action_or_argument(self, remote_backend):
         env_fns = [lambda: Plays(spaces.Discrete(2), [0], action_space=spaces.Text(3))] * 2
@@ -293,12 +235,6 @@ class TestCalls:
                 venv.reset(0, options={"lock": threading.Lock()})
             assert venv.get_env_attr("at") == [0, 0]
             assert venv.ready_id == [0, 1]
-
-    def test_a_closed_venv(self, backend):
-        venv = backend(counting(1))
-        venv.close()
-        with pytest.raises(ClosedError, match=f"Methods of {backend.__name__} cannot be called after close."):
-            venv.step([0])
 
 
 def returning(step=None, reset=None):
@@ -320,75 +256,54 @@ STEPS = {
     "one value": (lambda o, r, te, tr, i: o, r"step\(\) returned a ndarray, expected 5"),
     "info is no dict": (lambda o, r, te, tr, i: (o, r, te, tr, None), "an info of type NoneType, expected a dict"),
     "reward None": (lambda o, r, te, tr, i: (o, None, te, tr, i), r"the reward None, expected a number or a vector"),
-    "reward str": (lambda o, r, te, tr, i: (o, "1", te, tr, i), "the reward '1', expected a number"),
     "reward ragged": (lambda o, r, te, tr, i: (o, [[1], [1, 2]], te, tr, i), r"the reward \[\[1\], \[1, 2\]\]"),
-    "terminated None": (lambda o, r, te, tr, i: (o, r, None, tr, i), "terminated=None of type NoneType"),
     "truncated 2": (lambda o, r, te, tr, i: (o, r, te, 2, i), "truncated=2 of type int, expected a bool"),
     "terminated array": (lambda o, r, te, tr, i: (o, r, np.array([True, False]), tr, i), "terminated=array"),
     "terminated 0.5": (lambda o, r, te, tr, i: (o, r, 0.5, tr, i), "terminated=0.5 of type float, expected a bool"),
     "truncated NaN": (lambda o, r, te, tr, i: (o, r, te, np.float32("nan"), i), r"truncated=.*nan.* of type float32"),
-    "truncated str": (lambda o, r, te, tr, i: (o, r, te, np.str_("1.0"), i), r"truncated=.*1\.0.* of type str_"),
 }  # fmt: skip
 RESETS = {
-    "obs alone": (lambda o, i: o, r"reset\(\) returned a ndarray, expected 2: \(obs, info\)"),
-    "three values": (lambda o, i: (o, i, 1), r"reset\(\) returned 3 values, expected 2"),
-    "info is no dict": (lambda o, i: (o, [1]), r"reset\(\) must return \(obs, info\) with a dict as info, got a list"),
+    "reset: obs alone": (lambda o, i: o, r"reset\(\) returned a ndarray, expected 2: \(obs, info\)"),
+    "reset: three values": (lambda o, i: (o, i, 1), r"reset\(\) returned 3 values, expected 2"),
+    "reset: info is no dict": (
+        lambda o, i: (o, [1]),
+        r"reset\(\) must return \(obs, info\) with a dict as info, got a list",
+    ),
 }
 ALLOWED = {
     "a list": lambda o, r, te, tr, i: [o, r, te, tr, i],
     "flags as int": lambda o, r, te, tr, i: (o, r, int(te), np.int8(tr), i),
     "flags as arrays": lambda o, r, te, tr, i: (o, r, np.array(te), np.array([tr]), i),
-    "flags as floats": lambda o, r, te, tr, i: (o, r, float(te), np.float32(tr), i),
     "flags as arrays of floats": lambda o, r, te, tr, i: (o, r, np.array(-0.0), np.array([tr], np.float16), i),
     "an info that is a mapping": lambda o, r, te, tr, i: (o, r, te, tr, MappingProxyType(i)),
     "NaN as reward": lambda o, r, te, tr, i: (o, NAN, te, tr, i),
+    "true as int": lambda o, r, te, tr, i: (o, r, 1, 1, i),
+    "true as floats": lambda o, r, te, tr, i: (o, r, 1.0, np.float32(1), i),
+    "true as array": lambda o, r, te, tr, i: (o, r, np.array([1.0]), np.array(True), i),
 }
 
 
 class TestEnvsThatBreakTheApi:
-    @pytest.mark.parametrize("name", STEPS)
-    def test_step(self, backend, name):
-        wrong, text = STEPS[name]
-        with backend([CountingEnv, returning(step=wrong)], num_workers=1) as venv:
+    @pytest.mark.parametrize("name", [*STEPS, *RESETS])
+    def test_each_is_a_failure_of_that_env(self, name):
+        op = "step" if name in STEPS else "reset"
+        wrong, text = (STEPS | RESETS)[name]
+        with DummyVectorEnv([CountingEnv, returning(**{op: wrong})]) as venv:
             venv.reset()
             with pytest.raises(EnvContractError, match="env 1: .*" + text) as caught:
-                venv.step([0, 0])
+                venv.step([0, 0]) if op == "step" else venv.reset()
             assert not isinstance(caught.value, ObservationError)
-            assert (caught.value.env_id, caught.value.op) == (1, "step")
+            assert (caught.value.env_id, caught.value.op) == (1, op)
             assert caught.value.partial.env_id.tolist() == [0]
-            venv.reset(1)
-
-    @pytest.mark.parametrize("name", RESETS)
-    def test_reset(self, backend, name):
-        wrong, text = RESETS[name]
-        with backend([CountingEnv, returning(reset=wrong)], num_workers=1) as venv:
-            venv.reset()
-            with pytest.raises(EnvContractError, match="env 1: .*" + text) as caught:
-                venv.reset()
-            assert (caught.value.env_id, caught.value.op) == (1, "reset")
 
     @pytest.mark.parametrize("name", ALLOWED)
-    def test_what_is_close_enough(self, backend, name):
-        with backend([returning(step=ALLOWED[name])]) as venv:
+    def test_what_is_close_enough(self, name):
+        with DummyVectorEnv([returning(step=ALLOWED[name])]) as venv:
             venv.reset()
             _, rew, terminated, truncated, info = venv.step([0])
-            assert (terminated.tolist(), truncated.tolist()) == ([False], [False])
+            assert [terminated.item(), truncated.item()] == ["true" in name] * 2
             assert info[0] == {"t": 1, "env_id": 0}
             assert np.isnan(rew[0]) if "NaN" in name else rew[0] == 1 / 1024
-
-    @pytest.mark.parametrize("true", [1, 1.0, np.float32(1), np.array([1.0])], ids=repr)
-    def test_a_number_may_be_true(self, backend, true):
-        with backend([returning(step=lambda o, r, te, tr, i: (o, r, true, true, i))]) as venv:
-            venv.reset()
-            _, _, terminated, truncated, _ = venv.step([0])
-            assert (terminated.tolist(), truncated.tolist()) == ([True], [True])
-
-    def test_a_reward_vector_that_changes_its_length(self, backend):
-        with backend([lambda: Plays(spaces.Discrete(1), [0], rewards=[[1, 2], [1, 2, 3]])]) as venv:
-            venv.reset()
-            venv.step([0])
-            with pytest.raises(EnvContractError, match=r"a reward of shape \(2,\), expected \(3,\)"):
-                venv.step([0])
 
     def test_an_info_that_cannot_be_sent_fails_its_env_alone(self, remote_backend):
         def locked(o, r, te, tr, i):
@@ -401,10 +316,10 @@ class TestEnvsThatBreakTheApi:
             assert venv.failed_id == [1]
             assert venv.get_env_attr("calls") == [2, 2]
 
-    def test_an_info_may_hold_the_env_itself(self, backend):
+    def test_an_info_may_hold_the_env_itself(self):
         def selfish(o, r, te, tr, i):
             return o, r, te, tr, {"env": CountingEnv(41)}
 
-        with backend([returning(step=selfish)]) as venv:
+        with DummyVectorEnv([returning(step=selfish)]) as venv:
             venv.reset()
             assert venv.step([0])[4][0]["env"].env_id == 41

@@ -10,16 +10,17 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from cases import described
 from gymnasium import spaces
-from gymnasium_cases import assert_same
 
 from benchmarks.counting import CallCounter
-from tests.backends import BACKENDS, and_ray, on_this_node
+from tests.backends import ON_RAY, on_this_node
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     EnvContractError,
     ShmemVectorEnv,
+    SubprocVectorEnv,
     SyncVectorEnv,
     WorkerDiedError,
 )
@@ -27,8 +28,6 @@ from vecenv.backends.host.info_writer import MOST_FORMS, MOST_KNOWN, InfoWriter
 from vecenv.backends.host.row_writer import own_containers
 from vecenv.backends.memory.info_reader import InfoReader
 from vecenv.backends.memory.info_rows import INFO_BYTES
-
-backend = and_ray(BACKENDS)
 
 N, WORKERS, STEPS = 5, 2, 13
 Pair = namedtuple("Pair", "a b")
@@ -42,26 +41,17 @@ class Text(str):
 INFOS = {
     "python numbers": lambda i, t: {"float": t + i / 7, "int": -t, "bool": t % 2 == 0, "x y": 0.5, "": 1},
     "numpy numbers": lambda i, t: {
-        np.dtype(kind).name: np.dtype(kind).type((t + i) % 100) for kind in ("?", *"bhilBHIL", *"efd")
-    },
+        np.dtype(kind).name: np.dtype(kind).type((t + i) % 100) for kind in ("?", *"bhilBHIL", *"efd")},
     "cheetah": lambda i, t: {"x": np.float64(t), "speed": np.float64(t / 3), "cost": np.float32(-0.1 * i)},
     "arrays": lambda i, t: {
-        "matrix": np.full((2, 3), t, np.float32),
-        "vector": np.arange(3) + i,
-        "0-d": np.array(t),
-        "none": np.zeros((0, 2)),
-        "flags": np.array([t % 2 == 0, True]),
-        "other end first": np.array([t, i], ">i4"),
-        "columns first": np.asfortranarray([[t, 1.0], [2.0, i]]),
-        "every other": np.arange(8)[::2] + t,
-        "complex": np.array([t + 1j]),
-    },
+        "matrix": np.full((2, 3), t, np.float32), "vector": np.arange(3) + i, "0-d": np.array(t),
+        "none": np.zeros((0, 2)), "flags": np.array([t % 2 == 0, True]), "other end first": np.array([t, i], ">i4"),
+        "columns first": np.asfortranarray([[t, 1.0], [2.0, i]]), "every other": np.arange(8)[::2] + t,
+        "complex": np.array([t + 1j])},
     "odd floats": lambda i, t: {
-        "python": [float("nan"), float("inf"), -0.0, 5e-324][t % 4],
+        "python": [float("nan"), float("inf"), -0.0, 5e-324][t % 4], "array": np.array([np.nan, -0.0, np.inf]),
         "numpy": [np.float64("nan"), np.float64("-inf"), np.float64(-0.0)][t % 3],
-        "single": [np.float32("nan"), np.float32(-0.0), np.float32(1e-45)][t % 3],
-        "array": np.array([np.nan, -0.0, np.inf]),
-    },
+        "single": [np.float32("nan"), np.float32(-0.0), np.float32(1e-45)][t % 3]},
     "large ints": lambda i, t: {"n": [2**63 - 1, -(2**63), 2**63, 2**70, -(2**63) - 1][(t + i) % 5], "t": t},
     "keys that change": lambda i, t: {"abc"[t % 3]: t, "always": 1.5, "xyz"[i % 3]: i},
     "an order that changes": lambda i, t: {"a": 1, "b": 2.0} if (t + i) % 2 else {"b": 2.0, "a": 1},
@@ -71,21 +61,11 @@ INFOS = {
     "empty in between": lambda i, t: {} if (t + i) % 3 == 0 else {"x": t},
     "some without": lambda i, t: {"x": t} if i % 2 else {},
     "objects": lambda i, t: {
-        "x": [None, "text", b"bytes", [1, t], {"deep": {"er": np.arange(t)}}, Pair(1, 2.0), Color.RED][t % 7],
-        "t": t,
-    },
-    "other numpy values": lambda i, t: {
-        "x": [
-            np.datetime64("2020-01-01"),
-            np.str_("a"),
-            np.complex128(1j),
-            np.longdouble(1.5),
-            np.array(["a", "bc"]),
-            np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-            np.array([None, 1], dtype=object),
-            np.ma.masked_array([1, 2], [True, False]),
-        ][t % 8]
-    },
+        "x": [None, "text", b"bytes", [1, t], {"deep": {"er": np.arange(t)}}, Pair(1, 2.0), Color.RED][t % 7], "t": t},
+    "other numpy values": lambda i, t: {"x": [
+        np.datetime64("2020-01-01"), np.str_("a"), np.complex128(1j), np.longdouble(1.5), np.array(["a", "bc"]),
+        np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), np.array([None, 1], dtype=object),
+        np.ma.masked_array([1, 2], [True, False])][t % 8]},
     "keys of other types": lambda i, t: [{1: t}, {("a",): t}, {np.str_("x"): t}, {Text("x"): t}, {"x": t}][t % 5],
     "keys of ours": lambda i, t: {"env_id": 100 + i, "final_obs": t, "_x": 7, "x": t, "final_info": 0.5},
     "surrogates": lambda i, t: {"\ud800": t, "ä": 1.0},
@@ -93,7 +73,7 @@ INFOS = {
     "many keys": lambda i, t: {f"key {k}": float(k) for k in range(INFO_BYTES // 8 - 2 + t % 4)},
     "many forms": lambda i, t: {f"key {t}": t, "x": float(i)},
     "envs that differ": lambda i, t: [{"x": 1}, {"x": 1.0}, {"x": np.float32(1)}, {"y": "text"}, {}][i],
-}
+}  # fmt: skip
 
 
 class Speaks(gym.Env):
@@ -115,27 +95,14 @@ class Speaks(gym.Env):
 
     def step(self, action):
         self.t += 1
-        return np.full(2, self.t, np.float32), 1.0, self.t % 100 == self.length > 0, False, self.info()
+        over = self.length > 0 and self.t % 100 % self.length == 0
+        return np.full(2, self.t, np.float32), 1.0, over, False, self.info()
 
 
-def speakers(name, **options):
-    return [partial(Speaks, name, i, **options) for i in range(N)]
-
-
-def described(value):
-    """A value with the types of all its parts, bit for bit."""
-    if isinstance(value, np.ma.MaskedArray):
-        return "masked", described(value.data), described(value.mask)
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return "objects", value.shape, [described(part) for part in value.ravel().tolist()]
-    if isinstance(value, np.ndarray):
-        layout = value.flags.c_contiguous, value.flags.writeable, value.flags.aligned
-        return type(value), value.dtype.str, value.shape, layout, value.tobytes()
-    if isinstance(value, dict):
-        return type(value), [(type(key), repr(key), described(part)) for key, part in value.items()]
-    if isinstance(value, (list, tuple)):
-        return type(value), [described(part) for part in value]
-    return type(value), repr(value)
+def speakers(names, cls=Speaks, **options):
+    """N envs: each has one of the names, which may be fewer or one text."""
+    names = [names] if isinstance(names, str) else names
+    return [partial(cls, names[i % len(names)], i, **options) for i in range(N)]
 
 
 def scribble(value):
@@ -155,7 +122,7 @@ def log_of(venv):
 
     take(venv.reset()[1])
     for t in range(STEPS):
-        take(venv.step(np.zeros(N, int))[-1])
+        take(venv.step(np.zeros(N, int), autoreset=t % 3 > 0)[-1])
         if t % 4 == 1:
             take(venv.step([0, 0], [3, 1])[-1])
             take(venv.reset([2])[1])
@@ -171,28 +138,27 @@ def log_of(venv):
     return log
 
 
-@pytest.mark.parametrize("name", INFOS)
-def test_infos_are_those_that_envs_of_this_process_give(name, remote_backend):
-    with DummyVectorEnv(speakers(name)) as dummy, remote_backend(speakers(name), num_workers=WORKERS) as venv:
+on_each_transport = pytest.mark.parametrize(
+    "make", [ShmemVectorEnv, SubprocVectorEnv, ON_RAY], ids=lambda make: make.__name__
+)
+GROUPS = [[*INFOS][k::N] for k in range(N)]
+"""The names, so that there is one of every kind in a batch."""
+
+
+@pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
+@on_each_transport
+def test_infos_are_those_that_envs_of_this_process_give(make, names):
+    fns = speakers(names, length=3)
+    with DummyVectorEnv(fns) as dummy, make(fns, num_workers=WORKERS) as venv:
         assert log_of(venv) == log_of(dummy)
 
 
-@pytest.mark.parametrize("name", ["cheetah", "arrays", "large ints", "types that change", "keys of ours"])
-def test_infos_of_last_steps_are_those_that_envs_of_this_process_give(name, remote_backend):
-    def log(venv):
+@pytest.mark.parametrize("num_workers", [2, None])
+@on_each_transport
+def test_infos_of_envs_that_answer_one_by_one_are_their_own(make, num_workers):
+    names = ["cheetah", "arrays", "types that change", "empty in between", "envs that differ"]
+    with make(speakers(names), wait_num=1, num_workers=num_workers) as venv:
         venv.reset()
-        return [described(list(venv.step(np.zeros(N, int), autoreset=True)[-1])) for _ in range(STEPS)]
-
-    fns = [partial(Speaks, name, i, length=3 + i % 2) for i in range(N)]
-    with DummyVectorEnv(fns) as dummy, remote_backend(fns, num_workers=WORKERS) as venv:
-        assert log(venv) == log(dummy)
-
-
-@pytest.mark.parametrize("name", ["cheetah", "arrays", "types that change", "empty in between", "envs that differ"])
-@pytest.mark.parametrize("num_workers", [1, 2, None])
-def test_infos_of_envs_that_answer_one_by_one_are_their_own(name, num_workers, remote_backend):
-    with remote_backend(speakers(name), wait_num=1, num_workers=num_workers) as venv:
-        _, infos = venv.reset()
         steps = np.zeros(N, int)
         venv.send(np.zeros(N, int))
         for _ in range(60):
@@ -200,7 +166,7 @@ def test_infos_of_envs_that_answer_one_by_one_are_their_own(name, num_workers, r
             ids = [info["env_id"] for info in infos]
             steps[ids] += 1
             for i, info in zip(ids, infos, strict=True):
-                want = own_containers({**INFOS[name](i, 100 + steps[i].item()), "env_id": i})
+                want = own_containers({**INFOS[names[i]](i, 100 + steps[i].item()), "env_id": i})
                 assert described(info) == described(want)
             venv.send(np.zeros(len(ids), int), ids)
         assert steps.sum() >= 60
@@ -218,29 +184,19 @@ class CountsPickles(Speaks):
         return {**super().info(), "pickles": self.counter.totals["pickle"]}
 
 
-@pytest.mark.parametrize("name", ["python numbers", "numpy numbers", "cheetah", "arrays", "odd floats"])
-def test_a_step_with_infos_of_numbers_pickles_nothing_on_either_side(name):
-    with ShmemVectorEnv([partial(CountsPickles, name, i) for i in range(N)], num_workers=WORKERS) as venv:
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_a_step_with_infos_of_numbers_pickles_nothing_on_either_side(in_rows):
+    """Other infos are pickled, which the counter sees."""
+    names = ["python numbers", "numpy numbers", "cheetah", "arrays", "odd floats"] if in_rows else "large arrays"
+    with ShmemVectorEnv(speakers(names, CountsPickles), num_workers=WORKERS) as venv:
         venv.reset()
         venv.step(np.zeros(N, int))
         *_, before = venv.step(np.zeros(N, int))
         with CallCounter() as counter:
             for _ in range(20):
                 *_, after = venv.step(np.zeros(N, int))
-        assert counter.totals["pickle"] == counter.totals["socket"] == 0
-        assert [info["pickles"] for info in after] == [info["pickles"] for info in before]
-
-
-def test_what_does_not_fit_is_pickled_and_seen_by_the_counter():
-    """The test above would notice."""
-    with ShmemVectorEnv([partial(CountsPickles, "large arrays", i) for i in range(N)], num_workers=WORKERS) as venv:
-        venv.reset()
-        venv.step(np.zeros(N, int))
-        *_, before = venv.step(np.zeros(N, int))
-        with CallCounter() as counter:
-            *_, after = venv.step(np.zeros(N, int))
-        assert counter.totals["pickle"] > N
-        assert [info["pickles"] for info in after] > [info["pickles"] for info in before]
+        assert any(info["pickles"] > then["pickles"] for info, then in zip(after, before, strict=True)) is not in_rows
+        assert (counter.totals["pickle"] == counter.totals["socket"] == 0) is in_rows
 
 
 # Restarts: the next worker of a block numbers its forms anew.
@@ -273,9 +229,10 @@ def second_life(i, t):
     return described({"speed": t, "x": bool(i), "at": np.arange(3) + t, "env_id": i})
 
 
-def test_the_infos_of_a_restarted_worker_are_read_by_its_own_forms(remote_backend, tmp_path):
+@on_each_transport
+def test_the_infos_of_a_restarted_worker_are_read_by_its_own_forms(make, tmp_path):
     fns = [partial(SecondLife, i, tmp_path / "died") for i in range(4)]
-    with remote_backend(fns, num_workers=2) as venv:
+    with make(fns, num_workers=2) as venv:
         venv.reset()
         for t in (101, 102):
             *_, infos = venv.step(np.zeros(4, int))
@@ -293,9 +250,10 @@ def test_the_infos_of_a_restarted_worker_are_read_by_its_own_forms(remote_backen
         ]
 
 
-def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_time(remote_backend, tmp_path):
+@on_each_transport
+def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_time(make, tmp_path):
     fns = [partial(SecondLife, i, tmp_path / "died") for i in range(2)]
-    with remote_backend(fns, num_workers=1, wait_num=1, **on_this_node(remote_backend)) as venv:
+    with make(fns, num_workers=1, wait_num=1, **on_this_node(make)) as venv:
         venv.reset()
         venv.send([0], [0])
         assert venv.engine.wait_for_all(None)  # it has answered, and the answer is not taken
@@ -325,9 +283,9 @@ class FailsInOddResets(Speaks):
         return super().reset(**kwargs)
 
 
-def test_the_info_of_a_reset_that_was_repeated_is_that_of_the_last_one(remote_backend):
+def test_the_info_of_a_reset_that_was_repeated_is_that_of_the_last_one():
     fns = [partial(FailsInOddResets if i == 1 else Speaks, "cheetah", i) for i in range(N)]
-    with remote_backend(fns, num_workers=WORKERS, on_error="restart") as venv:
+    with ShmemVectorEnv(fns, num_workers=WORKERS, on_error="restart") as venv:
         venv.reset()
         _, infos = venv.reset()
         assert [*map(described, infos)] == [first_life(i, 200) for i in range(N)]
@@ -341,10 +299,10 @@ class PaysVectors(Speaks):
         return obs, np.ones(2), *rest
 
 
-def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others(remote_backend):
+def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others():
     """Only the caller sees that the rewards of envs of two workers differ in shape."""
     fns = [partial(PaysVectors if i < 3 else Speaks, "cheetah", i) for i in range(N)]
-    with remote_backend(fns, num_workers=WORKERS) as venv:
+    with ShmemVectorEnv(fns, num_workers=WORKERS) as venv:
         venv.reset()
         with pytest.raises(EnvContractError) as caught:
             venv.step(np.zeros(N, int))
@@ -352,19 +310,6 @@ def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others(re
 
 
 # Facades.
-
-LIKE_GYMNASIUM = [
-    "python numbers",
-    "numpy numbers",
-    "cheetah",
-    "arrays",
-    "odd floats",
-    "empty in between",
-    "some without",
-    "large arrays",
-    "many keys",
-    "many forms",
-]
 
 
 def batches_of(envs):
@@ -374,23 +319,12 @@ def batches_of(envs):
     return infos
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("name", LIKE_GYMNASIUM)
-def test_vector_infos_are_those_of_gymnasium(name, mode):
-    fns = [partial(Speaks, name, i, length=4 + i // 3) for i in range(N)]
-    ours = AsyncVectorEnv(fns, num_workers=WORKERS, autoreset_mode=mode)
-    theirs = gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
-    for got, want in zip(batches_of(ours), batches_of(theirs), strict=True):
-        assert_same(got, want)
-    ours.close()
-    theirs.close()
-
-
-@pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize("name", [name for name in INFOS if name != "surrogates"])
-def test_vector_infos_are_those_of_envs_in_this_process(name, shared_memory):
-    fns = [partial(Speaks, name, i, length=4) for i in range(N)]
-    far, near = AsyncVectorEnv(fns, num_workers=WORKERS, shared_memory=shared_memory), SyncVectorEnv(fns)
+@pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
+def test_vector_infos_are_those_of_envs_in_this_process(names):
+    """Which are gymnasium's: see test_gymnasium_infos.py."""
+    fns = speakers([name for name in names if name != "surrogates"], length=4)
+    mode = {"autoreset_mode": ["NextStep", "SameStep"][GROUPS.index(names) % 2]}
+    far, near = AsyncVectorEnv(fns, num_workers=WORKERS, **mode), SyncVectorEnv(fns, **mode)
     for got, want in zip(batches_of(far), batches_of(near), strict=True):
         assert described(got) == described(want)
     far.close()

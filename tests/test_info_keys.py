@@ -7,33 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import backends, zeros
-from countdown import Countdown
+from collector_envs import zeros
+from countdown import Tells
 
 from collector import AsyncDataCollector, SyncDataCollector
+from vecenv import DummyVectorEnv, ShmemVectorEnv
 
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-
-
-class Tells(Countdown):
-    """Its infos hold the step, a flag at the end, a vector and a text; those of a reset other values."""
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, _ = super().reset(**kwargs)
-        return obs, {"taken": -1, "vector": np.zeros(3, np.float32)}
-
-    def step(self, action: Any) -> Any:
-        obs, reward, over, *rest, info = super().step(action)
-        info |= {"taken": self.taken, "vector": np.full(3, self.taken, np.float32), "text": "a"}
-        return (obs, reward, over, *rest, info | {"success": True} if over else info)
 
 
 KEYS = ("taken", "vector", "success")
 
 
 @kinds
-@backends
-@pytest.mark.parametrize("frames", [2, 6, 40])
+@pytest.mark.parametrize(
+    ("backend", "frames"), [*((DummyVectorEnv, frames) for frames in (2, 6, 40)), (ShmemVectorEnv, 6)]
+)
 def test_they_are_those_of_the_step_also_where_an_episode_ends(kind: type, backend: Any, frames: int) -> None:
     seen = 0
     with kind(backend([partial(Tells, 3), partial(Tells, 5)]), zeros, frames_per_batch=frames, info_keys=KEYS) as it:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import equal_bits, playing
+from cases import assert_rows, playing, samples
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,46 +33,18 @@ trees = st.recursive(
 )
 
 
-def agrees(batch, row, obs, space):
-    """Row `row` of a batch is this observation."""
-    if isinstance(space, spaces.Dict):
-        return batch.keys() == space.spaces.keys() and all(
-            agrees(batch[k], row, obs[k], s) for k, s in space.spaces.items()
-        )
-    if isinstance(space, spaces.Tuple):
-        return isinstance(batch, tuple) and all(map(lambda b, o, s: agrees(b, row, o, s), batch, obs, space.spaces))
-    if isinstance(space, (spaces.Text, spaces.Sequence)):
-        return batch.dtype == object and batch[row] == obs
-    return equal_bits(batch[row], np.asarray(obs, space.dtype)) and batch.dtype == space.dtype
-
-
 def check_round_trip(backend, space, seed):
-    space.seed(seed)
-    scripts = [[space.sample() for _ in range(3)] for _ in range(3)]
+    scripts = [samples(space, 3, seed + i) for i in range(3)]
     with backend(playing(space, *scripts), num_workers=2) as venv:
-        results = [
-            (range(3), venv.reset()[0]),
-            ([2, 0], venv.step([0, 0], [2, 0])[0]),
-            (range(3), venv.step([0] * 3)[0]),
-        ]
-    at = [0, 0, 0]
-    for ids, obs in results:
-        for row, i in enumerate(ids):
-            assert agrees(obs, row, scripts[i][at[i]], space)
-            at[i] += 1
+        assert_rows(venv.reset()[0], [script[0] for script in scripts], space)
+        assert_rows(venv.step([0, 0], [2, 0])[0], [scripts[2][1], scripts[0][1]], space)
+        assert_rows(venv.step([0] * 3)[0], [scripts[0][2], scripts[1][1], scripts[2][2]], space)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(trees, st.integers(0, 99))
-def test_round_trips_on_dummy(space, seed):
+def test_round_trips(space, seed):
     check_round_trip(DummyVectorEnv, space, seed)
-
-
-@pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(trees, st.integers(0, 99))
-def test_round_trips_between_processes(backend, space, seed):
-    check_round_trip(backend, space, seed)
 
 
 @pytest.mark.slow
@@ -93,7 +65,7 @@ arrays = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(boxes, arrays)
 def test_any_value_arrives_unchanged_or_is_an_observation_error(space, value):
     """Without any process: the value in the space's dtype and shape, or the error; nothing is written elsewhere."""

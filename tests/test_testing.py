@@ -1,13 +1,14 @@
-"""Tests of the test kit: a vector env that breaks the contract in one way fails exactly the checks listed."""
+"""The contract on every backend; and a vector env that breaks it in one way fails the checks that are listed."""
 
 import threading
 
 import numpy as np
 import pytest
-from cases import custom
+from cases import WITH_TWO_WORKERS, custom, near, sharing
 
-from tests.backends import BACKENDS
-from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv
+from tests.backends import BACKENDS, FULL, RAY
+from tests.local_ray import FAR
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RayVectorEnv, SubprocVectorEnv
 from vecenv.backends.base import Answered
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ipc.opcodes import AUTORESET, STEP, STEP_OBJECT
@@ -18,22 +19,25 @@ def fake(env_fns, **options):
     return BaseVectorEnv(env_fns, backend=FakeBackend(), **options)
 
 
+MAKERS = [
+    *(DummyVectorEnv, fake, custom, *WITH_TWO_WORKERS),
+    *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 3, 5)),
+    *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
+]
+CARRIED = ("mixed_rounds", "env_errors", "close")
+"""What actors decide, and what neither the programs of test_differential.py nor the batch of test_spaces.py says."""
+
+
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("backend", [*BACKENDS, custom, fake], ids=lambda make: make.__name__)
-def test_our_backends_keep_the_contract(backend, check):
-    check_vector_env(backend, [check])
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_our_backends_keep_the_contract(make, check):
+    check_vector_env(make, [check])
 
 
-class StaleBackend(DummyBackend):
-    """Announces a second step without having written its row."""
-
-    def send(self, ids, ops, payloads):
-        before = [leaf.copy() for leaf in self.arena.outputs()]
-        super().send(ids, ops, payloads)
-        self.rounds = getattr(self, "rounds", 0) + 1
-        if self.rounds == 2:
-            for leaf, old in zip(self.arena.outputs(), before, strict=True):
-                leaf[...] = old
+@pytest.mark.local_ray
+@pytest.mark.parametrize("check", CARRIED)
+def test_actors_keep_the_contract(check):
+    check_vector_env(near, [check])
 
 
 class LosesAnAnswer(DummyBackend):
@@ -72,8 +76,6 @@ class RunsTwice(DummyBackend):
 
 
 class ForgetsSeeds(DummyBackend):
-    """Drops the seeds."""
-
     def call(self, ids, op, args):
         return Answered([True] * len(ids)) if op == "seed" else super().call(ids, op, args)
 
@@ -96,6 +98,15 @@ class IgnoresAutoreset(DummyBackend):
         super().send(ids, ops & (255 - AUTORESET), payloads)
 
 
+class SharesActions(DummyBackend):
+    """Gives the caller's own array to the envs."""
+
+    def send(self, ids, ops, payloads):
+        if ids is None and isinstance(ops, int) and ops == STEP:
+            payloads, ops = dict.fromkeys(range(len(self.arena.status)), self.arena.action[0]), STEP_OBJECT
+        super().send(ids, ops, payloads)
+
+
 class LeavesEnvsOpen(DummyBackend):
     def close(self, timeout):
         return []
@@ -111,77 +122,54 @@ def on(backend_class):
     return factory
 
 
-class ReturnsViews(DummyVectorEnv):
-    """Zero copies, no lifetime."""
-
-    def __init__(self, env_fns, **options):
-        super().__init__(env_fns, copy=False, **options)
+def broken(name, base=DummyVectorEnv, **methods):
+    """A vector env with other methods in place of its own."""
+    return type(name, (base,), methods)
 
 
-class DropsARow(DummyVectorEnv):
-    """Partial batches come without their last row."""
-
-    def recv(self):
-        obs, rew, *rest = super().recv()
-        short = slice(None) if len(rew) in (1, self.env_num) else slice(-1)
-        return tuple(part if isinstance(part, (dict, tuple)) else part[short] for part in (obs, rew, *rest))
+def returning(name, change):
+    """One whose `recv` returns what `change` makes of the right result."""
+    return broken(name, recv=lambda self: change(*DummyVectorEnv.recv(self)))
 
 
-class RepeatsARow(DummyVectorEnv):
-    """In async mode the first row comes twice."""
-
-    def recv(self):
-        parts = super().recv()
-        return tuple(np.concatenate([part, part[:1]]) for part in parts) if self.is_async else parts
+def repeat_a_row(self):
+    parts = DummyVectorEnv.recv(self)
+    return tuple(np.concatenate([part, part[:1]]) for part in parts) if self.is_async else parts
 
 
-class Float32Rewards(DummyVectorEnv):
-    def recv(self):
-        obs, rew, *rest = super().recv()
-        return obs, rew.astype(np.float32), *rest
+def write_into_own_info(self):
+    result = DummyVectorEnv.recv(self)
+    for env in self.envs:
+        env.own_info["env_id"] = env.env_id
+    return result
 
 
-class WritesIntoEnvInfos(DummyVectorEnv):
-    def recv(self):
-        result = super().recv()
-        for row in result[4]:
-            if not self.waiting_id:
-                own = self.get_env_attr("own_info", row["env_id"])[0]
-                self.set_env_attr("own_info", {**own, "env_id": row["env_id"]}, row["env_id"])
-        return result
+def wait_for_all(self):
+    self.engine.wait_for_all(None)
+    return SubprocVectorEnv.recv(self)
 
 
-class SortsRows(DummyVectorEnv):
-    """Rows come in the order of ids, whatever was asked for."""
-
-    def reset(self, id=None, **kwargs):
-        return super().reset(id if id is None else np.sort(np.atleast_1d(id)), **kwargs)
+def same_seed_for_all(self, id=None, *, seed=None, **kwargs):
+    seed = [seed] * len(self._wrap_id(id)) if isinstance(seed, int) else seed
+    return DummyVectorEnv.reset(self, id, seed=seed, **kwargs)
 
 
-class SameSeedForAll(DummyVectorEnv):
-    def reset(self, id=None, *, seed=None, **kwargs):
-        return super().reset(id, seed=[seed] * len(self._wrap_id(id)) if isinstance(seed, int) else seed, **kwargs)
+def act_before_the_checks(self, action, id=None, **kwargs):
+    if isinstance(action, list) and id is not None and len(action) != len(np.atleast_1d(id)):
+        DummyVectorEnv.step(self, action, id[: len(action)])
+    return DummyVectorEnv.step(self, action, id, **kwargs)
 
 
-class ActsBeforeItChecks(DummyVectorEnv):
-    def step(self, action, id=None, **kwargs):
-        if isinstance(action, list) and id is not None and len(action) != len(np.atleast_1d(id)):
-            super().step(action, id[: len(action)])
-        return super().step(action, id, **kwargs)
+def share_value(self, key, value, id=None):
+    for env in self.envs:
+        setattr(env, key, value)
 
 
-class NoneForUnknownAttributes(DummyVectorEnv):
-    def get_env_attr(self, key, id=None):
-        try:
-            return super().get_env_attr(key, id)
-        except AttributeError:
-            return [None] * self.env_num
-
-
-class CallsEnvFnsForTheirSpaces(DummyVectorEnv):
-    def __init__(self, env_fns, **options):
-        env_fns[0]().close()
-        super().__init__(env_fns, **options)
+def close_idle(self):
+    if not self.is_closed and self.waiting_id:
+        self.recv()
+        raise RuntimeError("envs are in flight")
+    DummyVectorEnv.close(self)
 
 
 class CloseRaisesTwice(DummyVectorEnv):
@@ -190,118 +178,49 @@ class CloseRaisesTwice(DummyVectorEnv):
         super().close()
 
 
-class RoundsObservations(DummyVectorEnv):
-    """Observations in a smaller dtype than that of the space."""
-
-    def recv(self):
-        obs, *rest = super().recv()
-        return obs.astype(np.int32) if isinstance(obs, np.ndarray) and obs.dtype == np.int64 else obs, *rest
+def views(env_fns, **options):
+    """Zero copies, no lifetime."""
+    return DummyVectorEnv(env_fns, copy=False, **options)
 
 
-class WaitsForAll(SubprocVectorEnv):
-    """Whatever `wait_num` and `timeout` say."""
-
-    def recv(self):
-        self.engine.wait_for_all(None)
-        return super().recv()
+def calls_env_fns_for_their_spaces(env_fns, **options):
+    env_fns[0]().close()
+    return DummyVectorEnv(env_fns, **options)
 
 
-class DropsVectorRewards(DummyVectorEnv):
-    """Of a vector only the first number is left."""
-
-    def recv(self):
-        obs, rew, *rest = super().recv()
-        return obs, rew.reshape(len(rew), -1)[:, 0], *rest
-
-
-class ReusesInfos(DummyVectorEnv):
-    """Each env has one dict for all its infos."""
-
-    def __init__(self, env_fns, **options):
-        super().__init__(env_fns, **options)
-        self.infos = [{} for _ in env_fns]
-
-    def recv(self):
-        *rest, info = super().recv()
-        for j, row in enumerate(info):
-            info[j] = self.infos[row["env_id"]]
-            info[j].clear()
-            info[j].update(row)
-        return *rest, info
-
-
-class CallsNothing(DummyVectorEnv):
-    def call(self, name, /, *args, id=None, **kwargs):
-        return [None] * len(self._wrap_id(id))
-
-
-class IgnoresSetSeed(DummyVectorEnv):
-    def set_seed(self, seed, static_seed=False):
-        return seed
-
-
-class DropsArgumentsOfRender(DummyVectorEnv):
-    def render(self, **kwargs):
-        return super().render()
-
-
-class HasNoStats(DummyVectorEnv):
-    def stats(self):
-        return {}
-
-
-class SaysThatAllAreAlive(SubprocVectorEnv):
-    def alive(self):
-        return [True] * self.env_num
-
-
-def without(name):
-    """A vector env that does not tell one of the lists."""
-    return type(f"Without_{name}", (DummyVectorEnv,), {name: property(lambda self: None)})
+def refuses_constructors_errors(env_fns, **options):
+    """Says only that something went wrong in a constructor."""
+    try:
+        return DummyVectorEnv(env_fns, **options)
+    except ValueError:
+        raise RuntimeError("could not be made") from None
 
 
 BROKEN = [
-    (on(StaleBackend), {"rows", "options_of_reset", "mixed_rounds", "autoreset", "async", "env_errors"}),
     (on(SwapsRows), {"rows", "mixed_rounds", "autoreset", "async", "env_errors"}),
     (on(RunsTwice), {"rows", "mixed_rounds", "autoreset"}),
     (on(ForgetsSeeds), {"seeds"}),
     (on(WrapsEnvErrors), {"env_errors", "observations_fit_their_space"}),
-    (ReturnsViews, {"returned_arrays_stay"}),
-    (DropsARow, {"rows", "mixed_rounds", "autoreset", "vector_rewards", "env_errors"}),
-    (RepeatsARow, {"async"}),
-    (Float32Rewards, {"rows", "mixed_rounds", "autoreset", "async", "vector_rewards", "env_errors"}),
-    (RoundsObservations, {"rows", "mixed_rounds", "autoreset", "async", "env_errors"}),
-    (WritesIntoEnvInfos, {"infos"}),
-    (SortsRows, {"options_of_reset"}),
-    (SameSeedForAll, {"rows", "options_of_reset"}),
-    (ActsBeforeItChecks, {"rejected_calls"}),
-    (NoneForUnknownAttributes, {"attributes"}),
-    (CallsEnvFnsForTheirSpaces, {"env_fns_are_called_once"}),
-    (CloseRaisesTwice, {"close"}),
     (on(IgnoresAutoreset), {"autoreset"}),
-    (WaitsForAll, {"waiting"}),
-    (DropsVectorRewards, {"vector_rewards"}),
-    (ReusesInfos, {"infos"}),
-    (CallsNothing, {"attributes"}),
-    (IgnoresSetSeed, {"seeds"}),
-    (without("observation_space"), {"reports"}),
-    (without("metadata"), {"reports"}),
-    (without("spec"), {"reports"}),
-    (DropsArgumentsOfRender, {"frames"}),
-    (HasNoStats, {"stats"}),
-    (SaysThatAllAreAlive, {"workers_that_end"}),
-]
-
-
-def failing(factory):
-    """The checks that fail, each with its message."""
-    found = {}
-    for name in CHECKS:
-        try:
-            check_vector_env(factory, [name])
-        except AssertionError as error:
-            found[name] = str(error)
-    return found
+    (on(SharesActions), {"actions_are_the_envs_own"}),
+    (views, {"returned_arrays_stay"}),
+    (calls_env_fns_for_their_spaces, {"env_fns_are_called_once"}),
+    (refuses_constructors_errors, {"errors_of_constructors"}),
+    (CloseRaisesTwice, {"close"}),
+    (broken("WaitsForAll", SubprocVectorEnv, recv=wait_for_all), {"waiting"}),
+    (broken("RepeatsARow", recv=repeat_a_row), {"async"}),
+    (broken("WritesIntoEnvInfos", recv=write_into_own_info), {"infos"}),
+    (broken("SameSeedForAll", reset=same_seed_for_all), {"rows", "options_of_reset"}),
+    (broken("ActsBeforeItChecks", step=act_before_the_checks), {"rejected_calls"}),
+    (broken("SharesValues", set_env_attr=share_value), {"attributes"}),
+    (broken("CannotCloseInFlight", close=close_idle), {"close"}),
+    (broken("CallsNothing", call=lambda self, name, *args, id=None, **kwargs: [None] * 5), {"attributes"}),
+    (broken("HasNoSpec", spec=property(lambda self: None)), {"reports"}),
+    (broken("DropsArguments", render=lambda self, **kwargs: DummyVectorEnv.render(self)), {"frames"}),
+    (broken("HasNoStats", stats=lambda self: {}), {"stats"}),
+    (broken("SaysThatAllAreAlive", SubprocVectorEnv, alive=lambda self: [True] * self.env_num), {"workers_that_end"}),
+    (returning("Float32", lambda obs, rew, *rest: (obs, rew.astype(np.float32), *rest)), {"rows", "vector_rewards"}),
+]  # fmt: skip
 
 
 # A check that fails in the middle leaves a vector env to its `with` statement; one that fails in close leaves it open.
@@ -309,7 +228,13 @@ def failing(factory):
 @pytest.mark.parametrize(("factory", "caught_by"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
 def test_each_breach_of_the_contract_is_caught_by(factory, caught_by, monkeypatch):
     monkeypatch.setattr(check_rounds, "GATE_PATIENCE", 0.3)
-    assert failing(factory).keys() == caught_by
+    for check in caught_by:
+        with pytest.raises(AssertionError, match=f"^{check}: "):
+            check_vector_env(factory, [check])
+
+
+def test_every_check_catches_something():
+    assert set().union(*(names for _, names in BROKEN)) == CHECKS.keys()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed")
@@ -337,32 +262,3 @@ def test_an_error_of_the_backend_is_an_assertion_error_with_its_cause():
     with pytest.raises(AssertionError, match="close: unexpected ClosedError") as caught:
         check_vector_env(CloseRaisesTwice, ["close"])
     assert isinstance(caught.value.__cause__, ClosedError)
-
-
-def test_every_check_catches_something():
-    caught = set().union(*(names for _, names in BROKEN))
-    assert CHECKS.keys() - caught == {"errors_of_constructors", "actions_are_the_envs_own"}
-    assert failing(RefusesConstructorsErrors).keys() == {"errors_of_constructors"}
-    assert "actions_are_the_envs_own" in failing(on(SharesActions))
-
-
-class RefusesConstructorsErrors(DummyVectorEnv):
-    """Says only that something went wrong in a constructor."""
-
-    def __init__(self, env_fns, **options):
-        try:
-            super().__init__(env_fns, **options)
-        except ValueError:
-            raise RuntimeError("could not be made") from None
-
-
-class SharesActions(DummyBackend):
-    """Gives the caller's own array to the envs."""
-
-    def encode(self, payloads):
-        return payloads
-
-    def send(self, ids, ops, payloads):
-        if ids is None and isinstance(ops, int) and ops == STEP:
-            payloads, ops = dict.fromkeys(range(len(self.arena.status)), self.arena.action[0]), STEP_OBJECT
-        super().send(ids, ops, payloads)

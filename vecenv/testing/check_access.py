@@ -22,6 +22,11 @@ def check_attributes(factory: Factory) -> None:
         venv.set_env_attr("length", 9, [2])
         assert venv.get_env_attr("length") == [5, 5, 9, 5, 5], "set_env_attr on env 2 reached others, or not it"
         assert_raises(AttributeError, "an unknown attribute", lambda: venv.get_env_attr("nope"))
+        mine = [1]
+        venv.set_env_attr("mine", mine)
+        for value in (mine, *venv.get_env_attr("mine")):
+            value.append(2)
+        assert venv.get_env_attr("mine") == [[1]] * N, "a value that was set or got is the caller's too"
         options = {"t": 3}
         got = tuple(venv.call("reset", id=[4, 1], options=options))
         assert_same(got, tuple(twins.reset(i, options=options)[::4] for i in (4, 1)), "what call of reset returned")

@@ -13,10 +13,12 @@ from vecenv.errors import ObservationError
 from vecenv.testing.envs import CountingEnv
 from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
 
+DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
+
 
 def check_returned_arrays_stay(factory: Factory) -> None:
     """What was returned does not change later, also where the caller or the env writes into its own."""
-    for form in ("array", "dict"):
+    for form in ("array", "dict", "object"):
         twins = Twins(form=form)
         with factory(twins.env_fns) as venv:
             kept: list[tuple[np.ndarray, np.ndarray]] = []
@@ -43,7 +45,7 @@ def check_infos(factory: Factory) -> None:
         for call in (lambda: venv.reset()[1], lambda: venv.step([0] * N)[4], lambda: venv.step([0], [2])[4]):
             for row in call():
                 assert row.__class__ is dict, f"an info is a {type(row).__name__}, expected a dict"
-                assert "env_id" in row, f"an info is {row!r}, expected one with env_id"
+                assert type(row.get("env_id")) is int, f"an info is {row!r}, expected one with an int as env_id"
                 assert "mine" not in row, f"an info is {row!r}: a dict that an earlier call returned"
                 row["mine"] = True
                 kept.append((row, dict(row)))
@@ -66,14 +68,12 @@ def check_vector_rewards(factory: Factory) -> None:
 
 def check_observations_fit_their_space(factory: Factory) -> None:
     """Values keep the dtype and shape of the space; one that would change is an ObservationError."""
-    for dtype in (np.bool_, np.uint8, np.int64, np.float16, np.float32, np.float64):
-        with factory([functools.partial(_Emits, dtype, (2,)), functools.partial(_Emits, dtype, (2,))]) as venv:
-            obs, _ = venv.reset()
-            assert_same(obs, np.ones((2, 2), dtype), f"an observation of {np.dtype(dtype)}")
-    with factory([functools.partial(_Emits, np.uint8, (2,), np.array([300, 1]))] * 2) as venv:
-        assert_raises(ObservationError, "300 for uint8", venv.reset)
-    with factory([functools.partial(_Emits, np.float32, (2,), np.ones(1))] * 2) as venv:
-        assert_raises(ObservationError, "a shape of (1,) for (2,)", venv.reset)
+    with factory([_Emits] * 2) as venv:
+        obs, _ = venv.reset()
+        assert_same(obs, {name: np.ones((2, 2), name) for name in DTYPES}, "an observation of each dtype")
+    for name, value in (("uint8", np.array([300, 1])), ("float32", np.ones(1))):
+        with factory([functools.partial(_Emits, {name: value})] * 2) as venv:
+            assert_raises(ObservationError, f"{value!r} for {name} and the shape (2,)", venv.reset)
 
 
 def check_actions_are_the_envs_own(factory: Factory) -> None:
@@ -95,17 +95,15 @@ class _VectorRewards(CountingEnv):
 
 
 class _Emits(CountingEnv):
-    """Observes one fixed value."""
+    """Observes an array of ones of each dtype, or what `instead` has in its place."""
 
-    def __init__(self, dtype: Any, shape: tuple[int, ...], value: Any = None) -> None:
+    def __init__(self, instead: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.observation_space = spaces.MultiBinary(shape) if dtype is np.bool_ else spaces.Box(0, 100, shape, dtype)
-        if dtype is np.bool_:
-            self.observation_space.dtype = np.dtype(np.bool_)
-        self.value = np.ones(shape, dtype) if value is None else value
+        self.observation_space = spaces.Dict({name: spaces.Box(0, 1, (2,), np.dtype(name).type) for name in DTYPES})
+        self.values = {name: np.ones(2, name) for name in DTYPES} | (instead or {})
 
     def _observation(self) -> Any:
-        return self.value
+        return self.values
 
 
 class _WritesToAction(CountingEnv):

@@ -118,15 +118,20 @@ def check_env_fns_are_called_once(factory: Factory) -> None:
 
 
 def check_close(factory: Factory) -> None:
-    """`close` closes the envs, is idempotent and bounded, and ends all but `len` and `is_closed`; no pickling."""
-    with tempfile.TemporaryDirectory() as folder:
-        _check_close(factory([functools.partial(_NotesClose, folder, i) for i in range(N)]))
-        closed = sorted(int(path.name) for path in Path(folder).iterdir())
-        assert closed == list(range(N)), f"close closed the envs {closed}, expected all {N}"
+    """`close` closes the envs, also in flight, is idempotent and bounded, and ends all but `len` and `is_closed`; no
+    pickling.
+    """
+    for in_flight in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            _check_close(factory([functools.partial(_NotesClose, folder, i) for i in range(N)]), in_flight)
+            closed = sorted(int(path.name) for path in Path(folder).iterdir())
+            assert closed == list(range(N)), f"close closed the envs {closed}, expected all {N}"
 
 
-def _check_close(venv: BaseVectorEnv) -> None:
+def _check_close(venv: BaseVectorEnv, in_flight: bool) -> None:
     venv.reset()
+    if in_flight:
+        venv.send([0] * N)
     assert_raises(TypeError, "pickling a vector env", lambda: pickle.dumps(venv))
     begin = time.monotonic()
     for _ in range(2):

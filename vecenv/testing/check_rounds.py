@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ def check_options_of_reset(factory: Factory) -> None:
 
 
 def check_mixed_rounds(factory: Factory) -> None:
-    """A round may step some envs and reset others; send and recv are the halves of step."""
+    """A round may step some envs and reset others; between send and recv, the halves of step, other envs answer."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         twins.compare(range(N), venv.reset(), [twins.reset(i) for i in range(N)])
@@ -54,6 +55,9 @@ def check_mixed_rounds(factory: Factory) -> None:
         twins.compare(range(N), result, [twins.reset(i) if mask[i] else twins.step(i, 5) for i in range(N)])
         venv.send([7, 8], [3, 1], reset=[1], seed=50)
         assert venv.waiting_id == [1, 3], f"waiting_id is {venv.waiting_id} after send to 3 and 1"
+        twins.compare([2], venv.reset([2]), [twins.reset(2)])
+        got = venv.get_env_attr("episode", [4, 2])
+        assert got == [1, 1], f"with 3 and 1 in flight, the episodes of 4 and 2 are {got}, expected [1, 1]"
         venv.send(None, reset=[0])
         result = venv.recv()
         twins.compare([3, 1, 0], result, [twins.step(3, 7), twins.reset(1, seed=51), twins.reset(0)])
@@ -70,6 +74,7 @@ def check_autoreset(factory: Factory) -> None:
             twins.compare(
                 [1, 3], venv.reset([1, 3], options=options), [twins.reset(i, options=options) for i in (1, 3)]
             )
+            kept: list[tuple[Any, Any]] = []
             for ids in (None, [3, 0], None, [1, 4, 2], None):
                 asked = list(range(N)) if ids is None else ids
                 actions = [10 * i + 1 for i in asked]
@@ -79,7 +84,10 @@ def check_autoreset(factory: Factory) -> None:
                 except TypeError:
                     twins.compare(asked, venv.step(actions, ids), [twins.step(i, a) for i, a in steps])
                     return
+                kept += [(row["final_obs"], copy.deepcopy(row["final_obs"])) for row in result[4] if "final_obs" in row]
                 _compare_ends(twins, asked, result, [twins.step(i, a) for i, a in steps])
+            for final_obs, then in kept:
+                assert_same(final_obs, then, "a final_obs that was returned in an earlier round")
 
 
 def _compare_ends(twins: Twins, asked: Sequence[int], result: tuple[Any, ...], want: list[tuple[Any, ...]]) -> None:
@@ -157,8 +165,12 @@ def check_waiting(factory: Factory) -> None:
             finally:
                 late.cancel()
                 late.join()
-                gates.open(*slow)
+                # Later than `timeout`: with nothing ready by then, the first env ends the wait.
+                late = threading.Timer(5 * (timeout or 0), gates.open, slow)
+                late.start()
             while venv.waiting_id:
                 result = venv.step(None)
                 got = [row["env_id"] for row in result[4]]
+                assert got, "a step returned no rows"
                 twins.compare(got, result, [want[i] for i in got])
+            late.join()
