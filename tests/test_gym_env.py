@@ -2,17 +2,21 @@
 
 import subprocess
 import sys
+import threading
 
 import ale_py
 import gymnasium as gym
 import numpy as np
+import pygame
 import pytest
 from cases import equal_bits
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, MaxAndSkipObservation, RepeatAction, TimeLimit
+from pygame import gfxdraw
 
-from vecenv import GymEnv
+from vecenv import GymEnv, ThreadVectorEnv
+from vecenv.backends.host.env_calls import render_in_turn
 from vecenv.testing import CountingEnv
 
 
@@ -40,6 +44,35 @@ class Pictures(CountingEnv):
     def render(self, height=2, width=3):
         self.canvas[...] = self.t
         return self.canvas[:height, :width]
+
+
+class Polygons(CountingEnv):
+    """Draws as gymnasium's envs do, by pygame's gfxdraw: many polygons, which differ from step to step."""
+
+    def render(self):
+        surface, rng = pygame.Surface((200, 200)), np.random.default_rng([self.env_id, self.t])
+        for corners in rng.integers(0, 200, (10, 90, 2)).tolist():
+            gfxdraw.filled_polygon(surface, corners, rng.integers(0, 256, 3).tolist())
+        return np.array(pygame.surfarray.pixels3d(surface))
+
+
+class Meets(CountingEnv):
+    """Notes whether two envs render at the same time, after waiting for each other, but in resets."""
+
+    patience = 0.05
+
+    def __init__(self, env_id, inside, met):
+        super().__init__(env_id)
+        self.inside, self.met = inside, met
+
+    def render(self):
+        if self.t:
+            self.inside.append(self.env_id)
+            if len(self.inside) > 1:
+                self.met.set()
+            self.met.wait(self.patience)
+            self.inside.remove(self.env_id)
+        return super().render()
 
 
 def printed_by(program):
@@ -309,6 +342,59 @@ class TestPixels:
         blind.render = lambda: None
         with pytest.raises(ValueError, match="returned None"):
             GymEnv(blind, from_pixels=True)
+
+
+def in_two_threads(env, *args):
+    """Two envs of this class, each in a thread of its own, that observe their frames."""
+    return ThreadVectorEnv([lambda i=i: GymEnv(env(i, *args), from_pixels=True) for i in range(2)], num_workers=2)
+
+
+class TestInThreads:
+    def test_polygons_are_those_of_one_thread(self):
+        """gfxdraw fills them by way of one buffer, without the interpreter lock."""
+        alone = [GymEnv(Polygons(i), from_pixels=True) for i in range(2)]
+        with ThreadVectorEnv(
+            [lambda i=i: GymEnv(Polygons(i), from_pixels=True) for i in range(2)], num_workers=2
+        ) as venv:
+            venv.reset()
+            for env in alone:
+                env.reset()
+            for _ in range(25):
+                pixels = venv.step([0, 0])[0]["pixels"]
+                frames = venv.render()
+                for i, env in enumerate(alone):
+                    assert equal_bits(pixels[i], want := env.step(0)[0]["pixels"])
+                    assert equal_bits(frames[i], want)
+
+    def test_frames_are_made_in_turn_where_gfxdraw_may_draw_them(self):
+        inside, met = [], threading.Event()
+        with ThreadVectorEnv(
+            [lambda i=i: GymEnv(Meets(i, inside, met), from_pixels=True) for i in range(2)], num_workers=2
+        ) as venv:
+            venv.reset()
+            venv.step([0, 0])
+            venv.render()
+        assert not met.is_set()
+
+    def test_envs_that_draw_otherwise_do_not_wait_for_each_other(self, monkeypatch):
+        """A simulator behind a port may take long to send a frame."""
+        monkeypatch.delitem(sys.modules, "pygame.gfxdraw")
+        monkeypatch.setattr(Meets, "patience", 20)
+        inside, met = [], threading.Event()
+        with in_two_threads(Meets, inside, met) as venv:
+            venv.reset()
+            venv.step([0, 0])
+        assert met.is_set()
+
+    def test_a_frame_that_never_comes_does_not_keep_the_others_waiting(self, monkeypatch):
+        monkeypatch.setattr("vecenv.backends.host.env_calls.RENDER_PATIENCE", 0.05)
+        begun, end = threading.Event(), threading.Event()
+        hangs = threading.Thread(target=render_in_turn, args=(lambda: begun.set() or end.wait(60),))
+        hangs.start()
+        assert begun.wait(60)
+        assert render_in_turn(lambda: "frame") == "frame"
+        end.set()
+        hangs.join()
 
 
 class TestInVectorEnvs:

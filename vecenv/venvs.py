@@ -160,6 +160,10 @@ class ThreadVectorEnv(BaseVectorEnv):
     Each env is made, stepped, called, rendered and closed in one and the same thread. Envs share the global generators
     of `random` and `numpy.random` with the program: only envs with generators of their own are reproducible.
 
+    Envs have to be thread-safe. pygame's gfxdraw, with which gymnasium's CartPole and others draw, is not: the frames
+    of `render`, and of GymEnv's `from_pixels` once gfxdraw is imported, are made one after the other. Envs that render
+    by themselves in a step, as with gymnasium's AddRenderObservation, belong in processes.
+
     Arguments besides those of BaseVectorEnv:
         num_workers: the number of threads. By default one an env with `wait_num` or `timeout`, else one a CPU; envs
             that wait should have one each.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vecenv.backends.host.env_calls import render_in_turn
+
 
 class Pixels:
     """Adds what the env shows to its observations, under `key`; with `only` that is all that they have.
 
     An observation that is no dict is kept under "observation". ValueError where nothing can be rendered.
+
+    Threads render one after the other where pygame's gfxdraw, which is not thread-safe, has been imported.
     """
 
     def __init__(
@@ -21,6 +26,8 @@ class Pixels:
         if env.render_mode != "rgb_array":
             raise ValueError(f'from_pixels needs an env with render_mode="rgb_array", got {env.render_mode!r}')
         self._env, self._only, self._key, self._render_kwargs = env, only, key, dict(render_kwargs or {})
+        self._in_turn = True
+        """Whether the next frame may be drawn by gfxdraw: envs import it when they first render."""
 
     def space(self, shape: tuple[int, ...] | None = None) -> spaces.Dict:
         """The space of the observations with pixels. Where their shape is not given, the env is reset to see one."""
@@ -38,22 +45,26 @@ class Pixels:
 
     def frame(self) -> np.ndarray:
         """What the env shows now, uint8 (height, width, 3), the caller's to keep."""
-        if not self._render_kwargs:
-            frame: Any = self._env.render()
-        else:
-            try:
-                frame = self._env.unwrapped.render(**self._render_kwargs)
-            except TypeError as error:
-                raise TypeError(
-                    f"render() of {self._env} was called with render_kwargs={self._render_kwargs}: {error}; sizes are "
-                    "often arguments of the constructor: GymEnv(name, width=..., height=...)"
-                ) from error
+        frame = render_in_turn(self._render) if self._in_turn else self._render()
+        self._in_turn = "pygame.gfxdraw" in sys.modules
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
             raise ValueError(
                 "from_pixels needs frames that are uint8 arrays (height, width, 3), "
                 f"render() of {self._env} returned {_described(frame)}"
             )
         return frame.copy(order="C")
+
+    def _render(self) -> Any:
+        if not self._render_kwargs:
+            return self._env.render()
+        render: Any = self._env.unwrapped.render
+        try:
+            return render(**self._render_kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"render() of {self._env} was called with render_kwargs={self._render_kwargs}: {error}; sizes are "
+                "often arguments of the constructor: GymEnv(name, width=..., height=...)"
+            ) from error
 
 
 def _described(frame: Any) -> str:

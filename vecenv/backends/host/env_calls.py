@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,10 @@ import numpy as np
 
 from vecenv.backends.host.env_states import get_state, set_state
 from vecenv.backends.host.layers import layers
+
+RENDER_PATIENCE = 5.0
+"""Seconds that a thread waits for its turn to render."""
+_rendering = threading.RLock()
 
 
 def find_attr(env: Any, name: str) -> Any:
@@ -48,8 +53,23 @@ def seed_env(env: Any, seed: int) -> bool:
 
 def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
     """One frame, the caller's to keep."""
-    frame = env.render(**kwargs)
+    frame = render_in_turn(lambda: env.render(**kwargs))
     return frame.copy() if isinstance(frame, np.ndarray) else frame
+
+
+def render_in_turn(render: Callable[[], Any]) -> Any:
+    """What `render` returns, called while no other thread is in this function.
+
+    pygame's gfxdraw, with which gymnasium's envs draw, releases the interpreter lock and fills polygons through one
+    buffer of the whole process. A thread that holds its turn for RENDER_PATIENCE seconds does not draw, it hangs: then
+    the others no longer wait for it.
+    """
+    is_alone = _rendering.acquire(timeout=RENDER_PATIENCE)
+    try:
+        return render()
+    finally:
+        if is_alone:
+            _rendering.release()
 
 
 ENV_CALLS: dict[str, Callable[..., Any]] = {
