@@ -186,9 +186,7 @@ def interrupted_at_random(venv_class: Any, name: str) -> None:
         while venv.waiting_id:  # the interrupt fell between a send and its recv
             venv.recv()
         venv.reset()
-        ledger.sent.clear()
-        ledger.rows.clear()
-        ledger.episode, ledger.t = venv.get_env_attr("episode"), venv.get_env_attr("t")
+        ledger.catch_up()
         for _ in range(2):
             assert ledger.round() == []
     venv.close()

@@ -72,8 +72,11 @@ def counters(n: int, **bad: Callable[[int], Any]) -> list[Callable[[], Any]]:
 # It raises.
 
 
+BOOM = "boom: 100 %d of {nothing}, %(x)s {0}"
+
+
 def boom() -> Exception:
-    return ValueError("boom: 100 %d of {nothing}, %(x)s {0}")
+    return ValueError(BOOM)
 
 
 class RaisesOnStep(Counter):
