@@ -1,4 +1,4 @@
-"""Results that do not fit the space, or are not the gymnasium API: one error, the same on every backend."""
+"""Results that do not fit the space, or are not the gymnasium API: errors of EnvHost, which all use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.backends import BACKENDS, and_ray
 from tests.faulty import Counter, ReturnsOnStep, counters
-from vecenv import DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, SubprocVectorEnv
-
-backend = and_ray(BACKENDS)
+from vecenv import DummyVectorEnv, EnvContractError, ObservationError
 
 
 def array(*values: Any, dtype: Any = np.float32) -> np.ndarray:
@@ -51,40 +48,25 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_observation_that_does_not_fit_the_space_is_the_same_error_everywhere(name: str) -> None:
+def test_an_observation_that_does_not_fit_the_space_is_an_error(name: str) -> None:
     (space, good), bad, reported = WRONG[name]
-    texts = {}
-    for backend, options in (
-        (DummyVectorEnv, {}),
-        (SubprocVectorEnv, {"num_workers": 2}),
-        (ShmemVectorEnv, {"num_workers": 2}),
-    ):
-        change = lambda result: (bad, *result[1:])  # noqa: E731
-        env_fns = [
-            partial(ReturnsOnStep, 0, space, good),
-            partial(ReturnsOnStep, 1, space, good, change),
-            partial(ReturnsOnStep, 2, space, good),
-        ]
-        with backend(env_fns, **options) as venv:
-            texts[backend] = check_refused(venv, ObservationError)
-    assert len(set(texts.values())) == 1
-    text = texts[DummyVectorEnv]
+    text = check_refused(space, good, lambda result: (bad, *result[1:]), ObservationError)
     assert text.startswith("env 1: obs")
     assert reported in text
 
 
-def check_refused(venv: Any, kind: type[EnvContractError]) -> str:
+def check_refused(space: Any, good: Any, change: Any, kind: type[EnvContractError]) -> str:
     """Step 2 of env 1 is refused; the results of its neighbours, and all that follows, are right. Returns the text."""
     actions = np.zeros(3, np.int64)
-    venv.reset()
-    assert venv.step(actions)[1].tolist() == [1.0, 1.001, 1.002]
-    with pytest.raises(kind) as caught:
-        venv.step(actions)
-    assert (caught.value.env_id, caught.value.op) == (1, "step")
-    partial_rows = caught.value.partial
-    assert (partial_rows.env_id.tolist(), partial_rows.rew.tolist()) == ([0, 2], [2.0, 2.002])
-    venv.reset([1])
-    assert venv.step(actions)[1].tolist() == [3.0, 1.001, 3.002]
+    with DummyVectorEnv([partial(ReturnsOnStep, i, space, good, change if i == 1 else None) for i in range(3)]) as venv:
+        venv.reset()
+        assert venv.step(actions)[1].tolist() == [1.0, 1.001, 1.002]
+        with pytest.raises(kind) as caught:
+            venv.step(actions)
+        assert (caught.value.env_id, caught.value.op) == (1, "step")
+        assert (caught.value.partial.env_id.tolist(), caught.value.partial.rew.tolist()) == ([0, 2], [2.0, 2.002])
+        venv.reset([1])
+        assert venv.step(actions)[1].tolist() == [3.0, 1.001, 3.002]
     return str(caught.value)
 
 
@@ -100,18 +82,14 @@ ACCEPTED: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_an_observation_that_can_be_cast_without_loss_is_the_same_everywhere(backend: type, name: str) -> None:
+def test_an_observation_that_can_be_cast_without_loss_is(name: str) -> None:
     (space, good), given, wanted = ACCEPTED[name]
-    options = {} if backend is DummyVectorEnv else {"num_workers": 1}
-    change = lambda result: (given, *result[1:])  # noqa: E731
-    with backend(
-        [partial(ReturnsOnStep, 0, space, good), partial(ReturnsOnStep, 1, space, good, change)], **options
-    ) as venv:
+    with DummyVectorEnv([partial(ReturnsOnStep, 0, space, good, lambda result: (given, *result[1:]))]) as venv:
         venv.reset()
-        venv.step([0, 0])
-        obs = venv.step([0, 0])[0]
+        venv.step([0])
+        obs = venv.step([0])[0]
     assert obs.dtype == space.dtype
-    np.testing.assert_array_equal(obs, np.stack([good, wanted]))
+    np.testing.assert_array_equal(obs, [wanted])
 
 
 BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -130,15 +108,10 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_result_that_is_not_the_gymnasium_api_is_the_same_error_everywhere(name: str) -> None:
+def test_a_result_that_is_not_the_gymnasium_api_is_an_error(name: str) -> None:
     change, reported = BROKEN[name]
-    texts = set()
-    for backend in (DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv):
-        env_fns = [partial(ReturnsOnStep, i, *FLOATS, change if i == 1 else None) for i in range(3)]
-        with backend(env_fns) as venv:
-            texts.add(check_refused(venv, EnvContractError))
-    assert len(texts) == 1
-    assert texts.pop().startswith(f"env 1: step() returned {reported.removeprefix('step() returned ')}")
+    text = check_refused(*FLOATS, change, EnvContractError)
+    assert text.startswith(f"env 1: step() returned {reported.removeprefix('step() returned ')}")
 
 
 class OldReset(Counter):
@@ -146,8 +119,8 @@ class OldReset(Counter):
         return super().reset(**kwargs)[0]
 
 
-def test_an_old_reset_is_reported_everywhere(backend: type) -> None:
-    with backend(counters(3, env1=OldReset)) as venv:
+def test_an_old_reset_is_reported() -> None:
+    with DummyVectorEnv(counters(3, env1=OldReset)) as venv:
         with pytest.raises(EnvContractError, match=r"env 1: reset\(\) returned .*expected 2: \(obs, info\)") as caught:
             venv.reset()
         assert caught.value.partial.env_id.tolist() == [0, 2]
