@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import vecenv.engine.lifetime
-from tests.ctrl_c import interrupted
+from tests.ctrl_c import interrupting
 from tests.faulty import BOOM, HangsOnStep, SlowClose, counters
 from tests.ledger import CLOSED, SEEN, Column, Ledger, N, appears, column_params, gone, kill, pids, said
 from tests.oddities import Breaks, HoldsLock
@@ -136,11 +136,9 @@ def hangs(row: Row) -> None:
 
 
 def is_interrupted(row: Row) -> None:
-    ledger, backend = row.ledger, row.ledger.venv.engine.backend
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "wait", interrupted(backend.wait, first=True))
-        with pytest.raises(KeyboardInterrupt):
-            ledger.venv.step([7] * N)
+    ledger = row.ledger
+    with interrupting(ledger.venv.engine.backend, "wait", first=True):
+        ledger.venv.step([7] * N)
     assert (ledger.venv.waiting_id, ledger.venv.failed_id) == ([], list(range(N)))
     ledger.venv.reset()
     ledger.catch_up()
