@@ -78,14 +78,14 @@ def nested(depth: int = 5000) -> list[Any]:
 
 
 class OddInfo(Counter):
-    """The info of step 2 of every episode holds what `make` makes."""
+    """The info of step `at` of every episode holds what `make` makes."""
 
-    def __init__(self, id: int, make: Callable[[], Any]) -> None:
+    def __init__(self, id: int, make: Callable[[], Any], at: int = 2) -> None:
         super().__init__(id)
-        self.make = make
+        self.make, self.at = make, at
 
     def info(self) -> dict[str, Any]:
-        return {"odd": self.make()} if self.t == 2 else {}
+        return {"odd": self.make()} if self.t == self.at else {}
 
 
 class OddAttribute(Counter):
