@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 import vecenv.engine.interrupts
 import vecenv.engine.lifetime
+from tests.backends import FULL
 from tests.ctrl_c import interrupt_at_random
 from tests.faulty import Counter, RaisesOnStep, TakesLong, counters
 from tests.ledger import CLOSED
 from vecenv import (
     ConcurrentCallError,
-    DummyVectorEnv,
     EnvStepError,
     ThreadVectorEnv,
     VectorEnvError,
@@ -169,17 +167,6 @@ def test_an_env_is_made_used_and_closed_in_one_thread(options: dict[str, Any]) -
     assert threading.current_thread() not in threads
 
 
-def test_trajectories_are_those_of_dummy() -> None:
-    fns = [partial(gymnasium.make, "CartPole-v1")] * 5
-    actions = np.random.default_rng(0).integers(2, size=(100, 5))
-    rows = []
-    for make in (DummyVectorEnv, ThreadVectorEnv, partial(ThreadVectorEnv, num_workers=3)):
-        with make(fns) as venv:
-            seen = [venv.reset(seed=3)[0], *(leaf for a in actions for leaf in venv.step(a, autoreset=True)[:4])]
-            rows.append([leaf.tobytes() for leaf in seen])
-    assert rows[0] == rows[1] == rows[2]
-
-
 def test_the_default_in_async_mode_is_one_thread_per_env() -> None:
     with ThreadVectorEnv(counters(5), wait_num=2) as venv:
         assert venv.num_workers == 5
@@ -203,14 +190,11 @@ def step_until_error(venv: Any) -> None:
         venv.step([0] * len(ready) if ready else None, ready or None)
 
 
-@pytest.mark.parametrize("wait_num", [None, 2])
-def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_go_on(gate: Gate, wait_num: int | None) -> None:
-    with make_hanging(gate, wait_num=wait_num) as venv:
+def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_go_on(gate: Gate) -> None:
+    with make_hanging(gate, wait_num=2) as venv:
         venv.reset()
-        begin = time.monotonic()
         with pytest.raises(WorkerTimeoutError) as caught:
             step_until_error(venv)
-        assert LIMIT <= time.monotonic() - begin < LIMIT + 5
         text = str(caught.value)
         assert f"env 1 has been busy for more than step_timeout={LIMIT} s" in text
         assert "threads cannot be killed" in text
@@ -330,7 +314,7 @@ def test_a_constructor_that_does_not_return_is_abandoned(gate: Gate) -> None:
     begin = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"envs \[2, 3\] were not constructed within start_timeout=0.3 s"):
         ThreadVectorEnv(fns, start_timeout=0.3, num_workers=2)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < TIMEOUT
     gate.open()
     wait_until(lambda: block_threads() == [])
     assert gate.notes == [("closed",)]  # env 3 was never made
@@ -384,20 +368,8 @@ def test_one_env_behind_two_ids_is_refused() -> None:
 # Errors.
 
 
-def test_an_error_of_an_env_is_the_object_that_it_raised() -> None:
-    error = ValueError("its own")
-    with ThreadVectorEnv([partial(Counter, 0), partial(RaisesOnStep, 1, error=lambda: error)]) as venv:
-        venv.reset()
-        venv.step([0, 0])
-        with pytest.raises(ValueError, match="its own") as caught:
-            venv.step([0, 0])
-        assert caught.value is error
-        assert "on_step" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        assert error.partial.env_id.tolist() == [0]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_exception_that_would_end_the_program_is_the_failure_of_its_env(kind: type[BaseException]) -> None:
+def test_an_exception_that_would_end_the_program_is_the_failure_of_its_env() -> None:
+    kind = KeyboardInterrupt  # the others are in the zoo of `test_faults_errors`
     with ThreadVectorEnv([partial(Counter, 0), partial(RaisesOnStep, 1, error=kind)]) as venv:
         venv.reset()
         venv.step([0, 0])
@@ -449,10 +421,9 @@ def test_an_interrupted_wait_loses_no_env(gate: Gate) -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 2}])
-def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> None:
+def test_interrupts_at_random_moments_lose_no_env() -> None:
     envs = 4
-    with ThreadVectorEnv(counters(envs), **options) as venv:
+    with ThreadVectorEnv(counters(envs), num_workers=2, wait_num=2) as venv:
         venv.reset()
 
         def usable() -> None:
@@ -509,7 +480,8 @@ def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.Mo
     assert gate.notes[-1] == ("closed", 1, True)
 
 
-def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate) -> None:
+def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 2 * TIMEOUT)
     venv = make_hanging(gate)
     venv.reset()
     venv.step([0] * 4)
@@ -519,9 +491,10 @@ def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         venv.close()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < TIMEOUT
 
 
+@FULL
 def test_a_program_ends_though_an_env_hangs(tmp_path: Any) -> None:
     program = """
 import threading, gymnasium as gym
@@ -558,19 +531,13 @@ def test_envs_that_wait_in_a_shared_thread_are_reported_once() -> None:
 
 
 def test_waiting_envs_wait_at_the_same_time() -> None:
+    everyone = threading.Barrier(32)
+
     class Waits(Counter):
-        observation_space = spaces.Text(10)
-
         def on_step(self) -> None:
-            time.sleep(0.1)
+            everyone.wait(TIMEOUT)
 
-        def observe(self, action: Any) -> Any:
-            return str(self.t)
-
-    with ThreadVectorEnv([partial(Waits, i) for i in range(32)], wait_num=32, timeout=5.0) as venv:
+    with ThreadVectorEnv([partial(Waits, i) for i in range(32)], wait_num=32, timeout=TIMEOUT) as venv:
         assert venv.num_workers == 32
         venv.reset()
-        begin = time.monotonic()
-        obs = venv.step([0] * 32)[0]
-        assert time.monotonic() - begin < 1.6
-        assert obs.tolist() == ["1"] * 32
+        assert venv.step([0] * 32)[0][:, 2].tolist() == [1] * 32

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import vecenv.engine.lifetime
-from tests.backends import BACKENDS, and_ray
+from tests.backends import PROCESS_BACKENDS, and_ray
 from tests.ledger import CLOSED
-from vecenv import ClosedError
+from vecenv import ClosedError, ThreadVectorEnv
 from vecenv.testing import Gates
 
-waiting_backend = and_ray(BACKENDS[1:])
+waiting_backend = and_ray([ThreadVectorEnv, *PROCESS_BACKENDS])
 
 ACTIONS = [0, 0]
 
