@@ -355,24 +355,6 @@ class InfosOfOneArray(Counter):
         return {"listed": [self.array], "tuple": (self.array,), "named": Named(self.array)}
 
 
-@columns("blocks", "async")
-def test_the_dict_that_an_env_returned_as_info_is_never_written_to(column: Column) -> None:
-    with column.open([partial(KeepsItsInfo, i) for i in range(N)]) as ledger:
-        ledger.begin()
-        assert ledger.round() == []
-        assert ledger.venv.get_env_attr("kept") == [{"mine": i} for i in range(N)]
-        assert ledger.rows[1] == {"mine": 1, "env_id": 1}
-
-
-class KeepsItsInfo(Counter):
-    def __init__(self, id: int) -> None:
-        super().__init__(id)
-        self.kept = {"mine": id}
-
-    def info(self) -> dict[str, Any]:
-        return self.kept
-
-
 def test_actions_are_the_envs_to_keep_and_the_callers_to_change(backend: type) -> None:
     with backend([partial(Records, spaces.Box(-9, 9, (2,), np.float32))] * 2) as venv:
         venv.reset()

@@ -220,11 +220,10 @@ def test_a_layout_that_is_larger_than_a_socket(remote_backend: Any) -> None:
     assert all(leaf.tolist() == [1, 1] for leaf in obs.values())
 
 
-@pytest.mark.parametrize("mode", [{"wait_num": 1}, {"timeout": 0.01}])
-def test_a_hung_env_among_quick_ones_is_given_up(remote_backend: Any, mode: dict[str, Any]) -> None:
+def test_a_hung_env_among_quick_ones_is_given_up(remote_backend: Any) -> None:
     """Each wait is far shorter than `step_timeout`."""
     fns = [*counters(2), partial(HangsOnStep, 2)]
-    with remote_backend(fns, step_timeout=0.5, **mode) as venv:
+    with remote_backend(fns, step_timeout=0.5, wait_num=1) as venv:
         venv.reset()
         deadline = time.monotonic() + 20
         ids: Any = [0, 1, 2]

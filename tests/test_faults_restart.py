@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from gymnasium import spaces
 
+from tests.backends import BACKENDS, and_ray
 from tests.faulty import Counter, DiesOnReset, DiesOnStep, RaisesOnReset, RaisesOnStep, WaitsForFile, counters
 from tests.ledger import STARTED, Column, N, block_of, columns, pids, said
 from vecenv import DummyVectorEnv, RayVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
+
+backend = and_ray(BACKENDS)
 
 
 @columns("blocks")

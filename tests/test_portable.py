@@ -69,7 +69,7 @@ def test_shmem_keeps_the_contract_without_the_calls_of_linux(
 
 SUITE = (
     *("contract", "async", "start", "leaks", "interrupts", "threads", "status_bytes", "internals", "system_limits"),
-    *("cpu_placement", "faults", "faults_contract", "faults_data", "faults_death", "faults_errors", "faults_parent"),
+    *("cpu_placement", "faults", "faults_data", "faults_death", "faults_errors", "faults_parent"),
     *("faults_races", "faults_restart", "faults_time"),
 )
 
