@@ -106,7 +106,7 @@ class Notes:
     """A counter behind a note of each use and its thread."""
 
     def __init__(self, id: int, notes: dict[int, list[tuple[str, Any]]]) -> None:
-        vars(self).update(env=Counter(id), notes=notes.setdefault(id, []))
+        vars(self).update(inner=Counter(id), notes=notes.setdefault(id, []))
         self.note("init")
 
     def note(self, what: str) -> None:
@@ -114,11 +114,11 @@ class Notes:
 
     def __getattr__(self, name: str) -> Any:
         self.note(name)
-        return getattr(self.env, name)
+        return getattr(self.inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.note("set")
-        setattr(self.env, name, value)
+        setattr(self.inner, name, value)
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 1}])
