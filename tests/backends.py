@@ -22,7 +22,7 @@ ON_RAY = pytest.param(RayVectorEnv, marks=RAY)
 
 def one_of(classes: Sequence[type]) -> list[Any]:
     """Parameters of a test of what these classes share: the first is in the quick tier, the others in the full one."""
-    return [classes[0], *(pytest.param(cls, marks=FULL) for cls in classes[1:])]
+    return [classes[0], *full(classes[1:])]
 
 
 def vector_env_classes(parameters: Sequence[Any]) -> Any:
@@ -34,12 +34,17 @@ def vector_env_classes(parameters: Sequence[Any]) -> Any:
     return pytest.fixture(params=parameters, ids=lambda cls: cls.__name__)(vector_env_class)
 
 
-def and_ray(classes: Sequence[type]) -> Any:
-    """A fixture with each of these classes in turn, and RayVectorEnv.
+def and_ray(classes: Sequence[type], quick: bool = True) -> Any:
+    """A fixture with each of these classes in turn, and RayVectorEnv; without `quick` none is in the quick tier.
 
     In a module whose tests are for Ray too it takes the place of a fixture of conftest: `backend = and_ray(BACKENDS)`.
     """
-    return vector_env_classes([*one_of(classes), ON_RAY])
+    return vector_env_classes([*(one_of(classes) if quick else full(classes)), ON_RAY])
+
+
+def full(classes: Sequence[type]) -> list[Any]:
+    """Parameters of a test of these classes in the full tier."""
+    return [pytest.param(cls, marks=FULL) for cls in classes]
 
 
 def on_this_node(backend: type) -> dict[str, Any]:

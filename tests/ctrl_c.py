@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 
 def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[..., Any]:
@@ -21,6 +24,14 @@ def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[.
         return result
 
     return both
+
+
+@contextmanager
+def interrupting(owner: Any, moment: str, first: bool = False) -> Iterator[None]:
+    """A Ctrl-C behind the first call of that method, or with `first` in its place, which has to be raised."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
+        yield
 
 
 def interrupt_at_random(step: Callable[[], Any], check: Callable[[], Any], times: int, longest: float) -> int:

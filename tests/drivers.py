@@ -21,7 +21,6 @@ import vecenv.engine.lifetime
 from tests.faulty import (
     Counter,
     HangsInInit,
-    HangsOnReset,
     HangsOnStep,
     SlowClose,
     SpawnsChild,
@@ -85,14 +84,6 @@ def is_hanging(env_class: Any) -> bool:
 # Interrupted: each with all backends in turn.
 
 
-def interrupted_idle(venv_class: Any, name: str) -> dict[str, Any]:
-    venv = venv_class([partial(Counter, i) for i in range(2)])
-    venv.reset()
-    found = interruptions(name, time.sleep, 60)
-    obs = venv.step([5, 6])[0]
-    return found | {"obs": obs.tolist(), "close": timed(venv.close)}
-
-
 def interrupted_in_step(venv_class: Any, name: str) -> dict[str, Any]:
     """The results of the interrupted step are discarded; a reset makes every env usable."""
     go = FOLDER / f"{name}.go"
@@ -103,13 +94,6 @@ def interrupted_in_step(venv_class: Any, name: str) -> dict[str, Any]:
     found["obs"] = venv.reset()[0].tolist()
     found["again"] = venv.step([7, 7])[0].tolist()
     return found | {"close": timed(venv.close)}
-
-
-def interrupted_in_reset(venv_class: Any, name: str) -> dict[str, Any]:
-    venv = venv_class([partial(Counter, 0), partial(HangsOnReset, 1)])
-    venv.reset()
-    found = interruptions(name, venv.reset)
-    return found | {"close": timed(close_quietly, venv)}
 
 
 def interrupted_in_constructor(venv_class: Any, name: str) -> dict[str, Any]:
@@ -125,15 +109,6 @@ def interrupted_in_close(venv_class: Any, name: str) -> dict[str, Any]:
     venv.reset()
     found = interruptions(name, close_quietly, venv)
     return found | {"close": timed(venv.close)}
-
-
-def interrupted_twice(venv_class: Any, name: str) -> dict[str, Any]:
-    """Once in step, once while what that left is being closed."""
-    venv = venv_class([partial(Counter, 0), partial(HangsOnStep, 1, at=1)])
-    venv.reset()
-    first = interruptions(f"{name} first", venv.step, [0, 0])
-    second = interruptions(name, close_quietly, venv) if name != "Dummy" else first
-    return {"interrupts": (first["interrupts"] + second["interrupts"]) // 2, "close": timed(close_quietly, venv)}
 
 
 def interruptions(name: str, call: Any, *args: Any) -> dict[str, Any]:
@@ -186,9 +161,7 @@ def interrupted_at_random(venv_class: Any, name: str) -> None:
         while venv.waiting_id:  # the interrupt fell between a send and its recv
             venv.recv()
         venv.reset()
-        ledger.sent.clear()
-        ledger.rows.clear()
-        ledger.episode, ledger.t = venv.get_env_attr("episode"), venv.get_env_attr("t")
+        ledger.catch_up()
         for _ in range(2):
             assert ledger.round() == []
     venv.close()

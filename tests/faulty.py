@@ -72,8 +72,11 @@ def counters(n: int, **bad: Callable[[int], Any]) -> list[Callable[[], Any]]:
 # It raises.
 
 
+BOOM = "boom: 100 %d of {nothing}, %(x)s {0}"
+
+
 def boom() -> Exception:
-    return ValueError("boom: 100 %d of {nothing}, %(x)s {0}")
+    return ValueError(BOOM)
 
 
 class RaisesOnStep(Counter):
@@ -398,21 +401,6 @@ class NoSpace(Counter):
 
     def observe(self, action: Any) -> Any:
         return {"numbers": super().observe(-1), "extra": None}
-
-
-class ReturnsOnStep(Counter):
-    """Observes `good`, of the given space; but step 2 of every episode returns what `change` makes of its result."""
-
-    def __init__(self, id: int, space: Any, good: Any, change: Callable[[tuple[Any, ...]], Any] | None = None) -> None:
-        super().__init__(id)
-        self.observation_space, self.good, self.change = space, good, change
-
-    def observe(self, action: Any) -> Any:
-        return self.good
-
-    def step(self, action: Any) -> Any:
-        result = super().step(action)
-        return self.change(result) if self.change is not None and self.t == 2 else result
 
 
 class ReusesItsArrays(Counter):

@@ -8,13 +8,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.backends import FULL, RAY
 from tests.local_ray import FAR, NEAR
 from vecenv import BaseVectorEnv, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
@@ -27,7 +29,8 @@ STARTED = 30.0
 """The same for an actor that takes the place of another one."""
 
 
-class Column(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Column:
     """A vector env class with the options of one mode."""
 
     backend: type[BaseVectorEnv]
@@ -58,6 +61,11 @@ class Column(NamedTuple):
         return "ActorDiedError" if self.backend is RayVectorEnv else of_a_process
 
     @property
+    def title(self) -> str:
+        """The name in the id of a test."""
+        return f"{self.backend.__name__.removesuffix('VectorEnv')}-{self.mode.replace(' ', '-')}"
+
+    @property
     def placed(self) -> str:
         """The mode, without the place of actors."""
         return self.mode.removesuffix(" near").removesuffix(" far")
@@ -82,65 +90,51 @@ _THREAD = [Column(ThreadVectorEnv, mode, options) for mode, options in _MODES.it
 _DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
 
 
-def _fits(column: Column, modes: Sequence[str]) -> bool:
-    """Dummy has no workers: it is in every test, in async mode where some other column is."""
-    return not column.is_async or any("async" in mode for mode in modes)
+def columns(*modes: str, **options: Any) -> pytest.MarkDecorator:
+    """Runs a test in each of these columns, see `column_params`."""
+    return pytest.mark.parametrize("column", column_params(*modes, **options))
 
 
-def columns(
-    *modes: str,
-    dummy: bool = True,
-    ray: bool = True,
-    far: bool = True,
-    first_ray: bool = False,
-    only: type | None = None,
-) -> pytest.MarkDecorator:
-    """Runs a test in each column: all modes or those named, all classes or the one named.
+def column_params(
+    *modes: str, dummy: bool = True, ray: bool = True, far: bool = True, quick: bool = False, only: type | None = None
+) -> list[Any]:
+    """Columns as parameters: all modes or those named, all classes or the one named.
 
+    Dummy is in the quick tier, as it starts nothing; a column of each class is in the full tier, with `quick` in the
+    quick one; the whole product is left to the slow tier, because transports and modes do not know of each other.
     `dummy`: also in this process, by Dummy and in threads. `ray`: also in actors, by `make test-ray`; `far`: on another
-    node too; `first_ray`: one of these columns belongs to `make test`.
+    node too.
     """
-    known = _PROCESS if not dummy else [*_DUMMY, *_PROCESS, *_THREAD]
-    known = [*known, *(c for c in _RAY if ray and (far or c.mode.endswith(" near")))]
-    if only is not None:
-        known = [column for column in known if column.backend is only]
-    if modes:
-        known = [column for column in known if column.placed in modes or (column in _DUMMY and _fits(column, modes))]
-    first, some = [c for c in _first_tier(known) if c.backend is not RayVectorEnv], _some_actors(known)
-    if first_ray:
-        first += [column for column in some if column.mode == "blocks near"]
-    known = [column for column in known if column.backend is not RayVectorEnv or column in some]
-    return pytest.mark.parametrize("column", [_param(c, slow=c not in first) for c in known])
+    known = [*_DUMMY, *_PROCESS, *_THREAD] if dummy else _PROCESS
+    known = [column for column in known if only is None or column.backend is only]
+    if modes:  # Dummy has no workers: it is in async mode where some other column is
+        waits = any("async" in mode for mode in modes)
+        known = [c for c in known if c.mode in modes or (c in _DUMMY and (waits or not c.is_async))]
+    first = _first_tier(known)
+    marks = {c: [pytest.mark.slow] if c not in first else [FULL] for c in known}
+    marks |= {c: [] for c in known if c in _DUMMY or (quick and c.mode == "blocks")}
+    actors = [c for c in _RAY if ray and only in (None, RayVectorEnv) and (not modes or c.placed in modes)]
+    known += _some_actors([c for c in actors if far or c.mode.endswith(" near")])
+    marks |= {c: RAY[:1] for c in actors if quick and c.mode == "blocks near"}
+    return [pytest.param(c, id=c.title, marks=marks.get(c, RAY)) for c in known]
 
 
-def _some_actors(known: Sequence[Column]) -> list[Column]:
-    """Of the columns with actors those that differ most: starting actors takes long."""
-    actors = [column for column in known if column.backend is RayVectorEnv]
+def _some_actors(actors: Sequence[Column]) -> list[Column]:
+    """Those of them that differ most: starting actors takes long."""
     wanted = ("blocks near", "async near", "blocks far", "async far", "blocks")
     return [c for c in actors if c.mode in wanted] or [c for c in actors if c.mode.endswith((" near", " far"))][:2]
 
 
 def _first_tier(known: Sequence[Column]) -> list[Column]:
-    """Columns of the first tier, where a test has more: each mode with blocks or one worker an env, each class.
-
-    Transports and modes do not know of each other, so the whole product is left to the slow tier.
-    """
-    pairs = {(ShmemVectorEnv, "blocks"), (SubprocVectorEnv, "async"), (ThreadVectorEnv, "blocks")}
-    pairs |= {(ThreadVectorEnv, "async"), (DummyVectorEnv, "sync"), (DummyVectorEnv, "async")}
-    modes = {column.mode for column in known if column.backend is not RayVectorEnv}
+    """Columns of the full tier, where a test has more: each mode with blocks or one worker an env, each class."""
+    pairs = {(ShmemVectorEnv, "blocks"), (SubprocVectorEnv, "async")}
+    pairs |= {(ThreadVectorEnv, "blocks"), (ThreadVectorEnv, "async")}
+    modes = {column.mode for column in known}
     if "async" not in modes:
         pairs |= {(SubprocVectorEnv, "blocks")}
     if "blocks" not in modes:
         pairs |= {(ShmemVectorEnv, "async")}
     return [c for c in known if (c.backend, c.mode) in pairs] or list(known)
-
-
-def _param(column: Column, slow: bool) -> Any:
-    name = f"{column.backend.__name__.removesuffix('VectorEnv')}-{column.mode.replace(' ', '-')}"
-    marks = [pytest.mark.slow] if slow else []
-    if column.backend is RayVectorEnv:
-        marks = [pytest.mark.local_ray, *([pytest.mark.ray] if slow else [])]
-    return pytest.param(column, id=name, marks=marks)
 
 
 def _outcome(call: Callable[[], Any]) -> Any:
@@ -270,6 +264,11 @@ class Ledger:
         """These envs have been made anew, or will be before their next reset."""
         for i in ids:
             self.episode[i] = 0
+
+    def catch_up(self) -> None:
+        """Go on from what the envs are at now, which have all been reset."""
+        self.sent.clear()
+        self.episode, self.t = self.venv.get_env_attr("episode"), self.venv.get_env_attr("t")
 
     def goes_on(self, failed: Sequence[int], kind: type[BaseException]) -> None:
         """The failed envs refuse steps with a `kind`, which steps no env; once they are reset, all is well."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tests.faulty import Counter, NoSpace
+from tests.faulty import ENDS, Counter, NoSpace, boom
 
 
 class Unpicklable:
@@ -77,14 +78,14 @@ def nested(depth: int = 5000) -> list[Any]:
 
 
 class OddInfo(Counter):
-    """The info of step 2 of every episode holds what `make` makes."""
+    """The info of step `at` of every episode holds what `make` makes."""
 
-    def __init__(self, id: int, make: Callable[[], Any]) -> None:
+    def __init__(self, id: int, make: Callable[[], Any], at: int = 2) -> None:
         super().__init__(id)
-        self.make = make
+        self.make, self.at = make, at
 
     def info(self) -> dict[str, Any]:
-        return {"odd": self.make()} if self.t == 2 else {}
+        return {"odd": self.make()} if self.t == self.at else {}
 
 
 class OddAttribute(Counter):
@@ -108,6 +109,38 @@ class OddObservation(NoSpace):
 
     def observe(self, action: Any) -> Any:
         return {"numbers": Counter.observe(self, -1), "extra": self.make() if self.t == 2 else None}
+
+
+class Breaks(Counter):
+    """Does what `fault` names, once: in its next step, or in its next reset."""
+
+    fault, go = "", ""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.done = ""
+
+    def on_step(self) -> None:
+        self.fault, self.done = "", self.fault
+        if self.done == "raise in step":
+            raise boom()
+        if self.done == "raise what cannot travel":
+            raise HoldsLock("held")
+        if self.done == "die":
+            ENDS["SIGKILL"]()
+        while self.done == "hang" and not os.path.exists(self.go):
+            time.sleep(0.005)
+
+    def on_reset(self) -> None:
+        self.fault, self.done = "", self.fault
+        if self.done == "raise in reset":
+            raise boom()
+
+    def observe(self, action: Any) -> Any:
+        return super().observe(action) + (0.5 if self.done == "observe what does not fit" else 0)
+
+    def info(self) -> dict[str, Any]:
+        return {"odd": Unpicklable()} if self.done == "info that cannot travel" else super().info()
 
 
 # The zoo of exceptions.

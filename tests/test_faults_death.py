@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,13 @@ from tests.faulty import (
     DiesOnStep,
     HangsOnStep,
     HugeInfo,
-    RaisesOnStep,
     counters,
 )
-from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins, said
-from vecenv import EnvStepError, RayVectorEnv, ShmemVectorEnv, WorkerDiedError
+from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins
+from vecenv import RayVectorEnv, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.ipc.control_block import A_ROUND, DOING
 from vecenv.backends.pool import start_methods
 from vecenv.portability import PORTABLE
-
-every_end = pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGKILL"])
 
 
 def check_error(error: WorkerDiedError, ids: list[int], pid: int, cause: str) -> None:
@@ -47,22 +44,6 @@ def check_goes_on(ledger: Ledger, failed: list[int]) -> None:
     """As `Ledger.goes_on`, for envs that are made anew."""
     ledger.born_again(failed)
     ledger.goes_on(failed, WorkerDiedError)
-
-
-@columns(dummy=False, first_ray=True)
-def test_a_worker_killed_while_idle_is_reported_at_the_next_use_of_its_envs_only(column: Column) -> None:
-    with column.open(counters(N)) as ledger:
-        ledger.begin()
-        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
-        others = [i for i in range(N) if i not in block]
-        kill(pid)
-        assert ledger.round(others) == []
-        begin = time.monotonic()
-        error = ledger.fails(WorkerDiedError, [1]) if ledger.venv.alive()[1] else refused(ledger, [1])
-        assert time.monotonic() - begin < SEEN
-        check_error(error, block, pid, column.cause("SIGKILL"))
-        check_goes_on(ledger, block)
-        assert pids(ledger.venv)[1] != pid
 
 
 def meets_death(ledger: Ledger, ids: list[int]) -> None:
@@ -95,7 +76,7 @@ def test_alive_tells_the_death_of_an_idle_worker_without_waiting(column: Column)
         check_goes_on(ledger, block)
 
 
-@columns("blocks", "single", "async", dummy=False, far=False, first_ray=True)
+@columns("blocks", "async", dummy=False, far=False)
 def test_reset_brings_back_a_worker_that_died_while_idle(column: Column) -> None:
     """The death of an env that is being reset is no error; the envs of the same worker have to be reset as well."""
     with column.open(counters(N)) as ledger:
@@ -130,7 +111,7 @@ def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Colu
         assert pids(ledger.venv)[1] != pid
 
 
-@columns("blocks", "single", dummy=False)
+@columns("blocks", dummy=False)
 def test_a_worker_that_died_while_idle_is_reported_by_calls_too(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()
@@ -148,30 +129,8 @@ def test_a_worker_that_died_while_idle_is_reported_by_calls_too(column: Column) 
                 use()
             check_error(caught.value, block, pid, column.cause("SIGKILL"))
         others = [i for i in range(N) if i not in block]
-        if column.mode == "single":
-            ledger.episode, ledger.t = (
-                [*ledger.venv.get_env_attr("episode", others), 0],
-                [*ledger.venv.get_env_attr("t", others), 0],
-            )
         assert ledger.venv.get_env_attr("id", others) == others
         ledger.reset(others)
-        check_goes_on(ledger, block)
-
-
-@columns(dummy=False, first_ray=True)
-def test_a_worker_killed_in_step_is_reported_and_the_results_of_the_others_are_kept(column: Column) -> None:
-    with column.open(counters(N, env1=DiesOnStep)) as ledger:
-        ledger.begin()
-        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
-        begin = time.monotonic()
-        errors = ledger.round()
-        assert time.monotonic() - begin < SEEN
-        check_error(errors[0], block, pid, column.cause("SIGKILL"))
-        near = next(worker.on_this_node for worker in ledger.venv.engine.backend.pool.workers if 1 in worker.ids)
-        assert f"env {1 if near else block[0]}" in str(errors[0])  # a call does not tell which of its envs ran
-        failed = ledger.venv.failed_id
-        assert 1 in failed
-        assert set(failed) <= set(block)
         check_goes_on(ledger, block)
 
 
@@ -196,37 +155,29 @@ def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column
 
 
 @columns("blocks", "single", dummy=False)
-@pytest.mark.parametrize("use", ["call", "get_env_attr", "set_env_attr", "seed"])
-def test_a_worker_killed_in_a_call_is_reported_and_the_envs_of_the_others_are_intact(column: Column, use: str) -> None:
-    uses: dict[str, Any] = {
-        "call": lambda venv: venv.call("method", id=[1]),
-        "get_env_attr": lambda venv: venv.get_env_attr("prop", [1]),
-        "set_env_attr": lambda venv: venv.set_env_attr("prop", 5, [1]),
-        "seed": lambda venv: venv.seed(3),
-    }
+def test_a_worker_killed_in_a_call_is_reported_and_the_envs_of_the_others_are_intact(column: Column) -> None:
     with column.open(counters(N, env1=DiesElsewhere)) as ledger:
+        venv = ledger.venv
         ledger.begin()
-        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
-        begin = time.monotonic()
-        with pytest.raises(WorkerDiedError) as caught:
-            uses[use](ledger.venv)
-        assert time.monotonic() - begin < SEEN
-        check_error(caught.value, block, pid, column.cause("SIGKILL"))
-        check_goes_on(ledger, block)
-
-
-@columns("blocks", "single", dummy=False, far=False)
-@pytest.mark.parametrize("use", ["call", "get_env_attr", "seed"])
-def test_a_worker_that_is_killed_in_a_call_is_not_reported_to_have_been_idle(column: Column, use: str) -> None:
-    uses: dict[str, Any] = {
-        "call": lambda venv: venv.call("method", id=[1]),
-        "get_env_attr": lambda venv: venv.get_env_attr("prop", [1]),
-        "seed": lambda venv: venv.seed(3),
-    }
-    with column.open(counters(N, env1=DiesElsewhere)) as ledger:
-        ledger.begin()
-        with pytest.raises(WorkerDiedError, match="while running env 1"):
-            uses[use](ledger.venv)
+        block = block_of(venv, 1)
+        near = next(worker.on_this_node for worker in venv.engine.backend.pool.workers if 1 in worker.ids)
+        uses: list[Callable[[], Any]] = [
+            lambda: venv.call("method", id=[1]),
+            lambda: venv.get_env_attr("prop", [1]),
+            lambda: venv.set_env_attr("prop", 5, [1]),
+            lambda: venv.seed(3),
+        ]
+        for use in uses:
+            pid = pids(venv)[1]
+            begin = time.monotonic()
+            with pytest.raises(WorkerDiedError) as caught:
+                use()
+            assert time.monotonic() - begin < SEEN
+            check_error(caught.value, block, pid, column.cause("SIGKILL"))
+            assert "while running env 1" in str(caught.value) or not near
+            for i in set(range(N)) - set(block):  # a seed may have reset them
+                ledger.episode[i], ledger.t[i] = (venv.get_env_attr(name, [i])[0] for name in ("episode", "t"))
+            check_goes_on(ledger, block)
 
 
 @columns("blocks", dummy=False, ray=False)
@@ -247,20 +198,22 @@ def test_when_the_forkserver_is_killed_its_workers_are_reported_dead_and_another
 
 
 @columns("blocks", dummy=False)
-@every_end
-def test_however_a_worker_ends_the_cause_is_reported(column: Column, end: str) -> None:
-    with column.open(counters(N, env2=partial(DiesOnStep, end=end))) as ledger:
-        ledger.begin()
-        block, pid = block_of(ledger.venv, 2), pids(ledger.venv)[2]
-        errors = ledger.round()
-        if column.backend is RayVectorEnv and end == "SIGTERM":  # raises SystemExit in processes of Ray
-            assert "env 2 failed in step(): SystemExit" in str(errors[0])
-            return
-        check_error(errors[0], block, pid, column.cause(end))
-        check_goes_on(ledger, block)
+def test_however_a_worker_ends_the_cause_is_reported(column: Column) -> None:
+    with column.open(counters(N, env2=DiesOnStep)) as ledger:
+        block = block_of(ledger.venv, 2)
+        for end in ENDS:
+            ledger.venv.set_env_attr("end", end, [2])
+            ledger.begin()
+            pid = pids(ledger.venv)[2]
+            error = ledger.round()[0]
+            if column.backend is RayVectorEnv and end == "SIGTERM":  # raises SystemExit in processes of Ray
+                assert "env 2 failed in step(): SystemExit" in str(error)
+            else:
+                check_error(error, block, pid, column.cause(end))
+                check_goes_on(ledger, block)
 
 
-@columns("blocks", "single", "async", dummy=False, first_ray=True)
+@columns("blocks", "async", dummy=False)
 def test_a_worker_killed_in_reset_is_reported_and_brought_back(column: Column) -> None:
     with column.open(counters(N, env1=DiesOnReset)) as ledger:
         ledger.begin()
@@ -268,17 +221,6 @@ def test_a_worker_killed_in_reset_is_reported_and_brought_back(column: Column) -
         error = ledger.reset_fails(WorkerDiedError)
         check_error(error, block, pid, column.cause("SIGKILL"))
         check_goes_on(ledger, block)
-
-
-@columns("blocks", "async")
-def test_an_env_that_exits_politely_fails_alone(column: Column) -> None:
-    """sys.exit raises, so neither the worker nor the envs beside it are lost; nor does it end the caller's program."""
-    with column.open(counters(N, env1=partial(RaisesOnStep, error=partial(SystemExit, "bye")))) as ledger:
-        ledger.begin()
-        error = ledger.fails(EnvStepError)
-        assert "SystemExit: bye" in str(error)
-        assert "env 1" in said(error)
-        ledger.goes_on([1], EnvStepError)
 
 
 @columns("blocks", "single", "async", dummy=False, far=False)
@@ -391,60 +333,33 @@ def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Co
             assert ledger.round() == []
 
 
-@columns("blocks", dummy=False)
-def test_a_kill_of_the_worker_that_is_being_restarted_is_reported_by_that_reset_or_the_next_step(
-    column: Column,
-) -> None:
-    """Here the new worker itself is killed, as soon as it can be found."""
-    with column.open(counters(N)) as ledger:
-        ledger.begin()
-        block = block_of(ledger.venv, 1)
-        for _ in range(5):
-            old = pids(ledger.venv)[1]
-            kill(old)
-            ledger.round([1])
-            stop = threading.Event()
-            hunter = threading.Thread(target=hunt, args=(ledger.venv.engine.backend.pool.workers[0], old, stop))
-            hunter.start()
-            try:
-                ledger.venv.reset([1])
-            except WorkerDiedError as error:
-                assert error.env_ids == tuple(block)  # noqa: PT017
-            finally:
-                stop.set()
-                hunter.join()
-            ledger.sent.clear()
-            while not all(ledger.venv.alive()):
-                try:
-                    ledger.venv.reset(block)
-                except WorkerDiedError:
-                    continue
-            ledger.venv.reset(block)
-            for i in block:
-                ledger.episode[i], ledger.t[i] = ledger.venv.get_env_attr("episode", [i])[0], 0
-            assert ledger.round() == []
-
-
-def hunt(worker: Any, old: int, stop: threading.Event) -> None:
-    while not stop.is_set():
-        if (pid := worker.pid) not in (old, None):
-            os.kill(pid, signal.SIGKILL)
-            return
-
-
 @pytest.fixture
-def ignored_children() -> Iterator[None]:
+def ignored() -> Iterator[None]:
     """A program that ignores SIGCHLD: the system reaps its children, and their exit status is lost."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGCHLD, before)
 
 
+@pytest.fixture
+def reaped() -> Iterator[None]:
+    """A thread of the user's reaps every child."""
+    stop = threading.Event()
+    reaper = threading.Thread(target=reap, args=(stop,))
+    reaper.start()
+    yield
+    stop.set()
+    reaper.join()
+
+
 @columns("blocks", dummy=False, ray=False)
 @pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("ignored_children")
+@pytest.mark.parametrize("children", ["ignored", "reaped"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
-def test_death_is_seen_in_a_program_that_ignores_its_children(column: Column, context: str) -> None:
+def test_death_is_seen_where_children_are_reaped_by_others(
+    column: Column, context: str, children: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(children)
     with column.open(counters(N, env1=DiesOnStep), context=context) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
@@ -453,27 +368,6 @@ def test_death_is_seen_in_a_program_that_ignores_its_children(column: Column, co
         assert time.monotonic() - begin < SEEN
         check_error(errors[0], block, pid, "")
         check_goes_on(ledger, block)
-
-
-@columns("blocks", dummy=False, ray=False)
-@pytest.mark.parametrize("context", ["forkserver", "fork"])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
-def test_death_is_seen_where_a_thread_of_the_user_reaps_every_child(column: Column, context: str) -> None:
-    stop = threading.Event()
-    reaper = threading.Thread(target=reap, args=(stop,))
-    reaper.start()
-    try:
-        with column.open(counters(N, env1=DiesOnStep), context=context) as ledger:
-            ledger.begin()
-            block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
-            begin = time.monotonic()
-            errors = ledger.round()
-            assert time.monotonic() - begin < SEEN
-            check_error(errors[0], block, pid, "")
-            check_goes_on(ledger, block)
-    finally:
-        stop.set()
-        reaper.join()
 
 
 def reap(stop: threading.Event) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import vecenv.engine.lifetime
+from tests.backends import FULL
 from tests.faulty import Counter, HangsOnStep
 from tests.ledger import CLOSED, Column, appears, columns, gone, pids
 from vecenv import DummyVectorEnv
@@ -48,11 +49,6 @@ def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def family_of(program: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All processes below a program."""
-    return psutil.Process(program.pid).children(recursive=True)
-
-
 def is_alive(process: psutil.Process) -> bool:
     """Whether it still runs: one that has ended may wait to be reaped, by another thread meanwhile."""
     try:
@@ -71,36 +67,26 @@ def survivors(processes: list[psutil.Process], within: float) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("context", "names"),
+    ("context", "names", "number"),
     [
-        ("forkserver", BOTH),
-        ("fork", BOTH),
-        pytest.param("spawn", BOTH, marks=pytest.mark.slow),
+        ("forkserver", ["Shmem"], signal.SIGKILL),
+        pytest.param("fork", ["Subproc"], signal.SIGKILL, marks=FULL),
+        pytest.param("forkserver", ["Subproc"], signal.SIGTERM, marks=FULL),
+        pytest.param("fork", ["Shmem"], signal.SIGHUP, marks=FULL),
+        *(pytest.param(context, BOTH, signal.SIGKILL, marks=pytest.mark.slow) for context in ("forkserver", "spawn")),
     ],
     ids=str,
 )
-def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_killed(
-    context: str, names: list[str], tmp_path: Path
-) -> None:
-    check_orphans(tmp_path, context, names, lambda program: program.kill())
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_workers_in_any_state_and_their_children_die_with_a_parent_that_is_reported_to_end(
-    number: int, tmp_path: Path
+def test_workers_in_any_state_and_their_children_die_with_the_program(
+    context: str, names: list[str], number: int, tmp_path: Path
 ) -> None:
     """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
-    send = os.kill if number == signal.SIGTERM else os.killpg
-    check_orphans(tmp_path, "forkserver", BOTH, lambda program: send(program.pid, number))
-
-
-def check_orphans(folder: Path, context: str, names: list[str], end: Any) -> None:
-    with driver(folder, "every_state", context, *names) as program:
-        appears(folder / "ready", within=60)
-        states = json.loads((folder / "ready").read_text())
-        family = family_of(program)
+    with driver(tmp_path, "every_state", context, *names) as program:
+        appears(tmp_path / "ready", within=60)
+        states = json.loads((tmp_path / "ready").read_text())
+        family = psutil.Process(program.pid).children(recursive=True)
         assert {pid for pids in states.values() for pid in pids} <= {process.pid for process in family}
-        end(program)
+        (os.killpg if number == signal.SIGHUP else os.kill)(program.pid, number)
         left = survivors(family, ORPHANED)
         assert program.wait(5) < 0
         assert program.stderr is not None
@@ -110,22 +96,16 @@ def check_orphans(folder: Path, context: str, names: list[str], end: Any) -> Non
     assert noise == ""
 
 
-@pytest.mark.parametrize("moment", ["idle", "in_step", "in_reset", "in_constructor", "in_close", "twice"])
+@FULL
+@pytest.mark.parametrize("moment", ["in_step", "in_constructor", "in_close"])
 def test_control_c_is_one_interrupt_and_close_still_works(moment: str, tmp_path: Path) -> None:
-    backends = [name for name in ("Dummy", "Subproc", "Shmem") if not (name == "Dummy" and moment == "in_constructor")]
     with driver(tmp_path, f"interrupted_{moment}") as program:
-        for name in backends:
-            if moment == "twice":
-                interrupt(program, tmp_path, f"{name} first")
-            if not (moment == "twice" and name == "Dummy"):
-                interrupt(
-                    program, tmp_path, name, seen=tmp_path / f"{name}.seen" if moment == "in_constructor" else None
-                )
-            found = read(tmp_path / f"{name}.json")
+        for name in BOTH if moment == "in_constructor" else ["Dummy", *BOTH]:
+            interrupt(program, tmp_path, name, tmp_path / f"{name}.seen" if moment == "in_constructor" else None)
+            appears(tmp_path / f"{name}.json")
+            found = json.loads((tmp_path / f"{name}.json").read_text())
             assert found["interrupts"] == 1, name
             assert found["close"] < CLOSED, name
-            if moment == "idle":
-                assert found["obs"] == [[0, 1, 1, 5], [1, 1, 1, 6]]
             if moment == "in_step":
                 assert [row[2] for row in found["obs"]] == [0, 0]
                 assert [row[2:] for row in found["again"]] == [[1, 7], [1, 7]]
@@ -151,12 +131,8 @@ def asleep(pid: int, within: float = 20.0) -> None:
         time.sleep(0.002)
 
 
-def read(path: Path) -> Any:
-    appears(path)
-    return json.loads(path.read_text())
-
-
-@pytest.mark.parametrize("name", ["Subproc", "Shmem", pytest.param("Ray", marks=pytest.mark.ray)])
+@FULL
+@pytest.mark.parametrize("name", [*BOTH, pytest.param("Ray", marks=pytest.mark.ray)])
 @pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_after_control_c_at_any_moment_a_reset_is_enough(
     name: str, count: int, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -174,27 +150,21 @@ def test_after_control_c_at_any_moment_a_reset_is_enough(
         assert (program.wait(20), noise) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["Dummy", "Subproc", "Shmem"])
-def test_an_uncaught_exception_is_one_traceback_and_leaves_nothing(name: str, tmp_path: Path) -> None:
-    with driver(tmp_path, "raises_with_an_open_venv", name) as program:
-        begin = time.monotonic()
-        appears(tmp_path / "ready")
-        _, noise = program.communicate(timeout=CLOSED)
-        assert time.monotonic() - begin < CLOSED
-        assert program.returncode == 1
-    assert noise.count("Traceback") == 1
-    assert noise.rstrip().endswith("LookupError: the user's own mistake")
-    assert leftovers(program.pid) == []
-
-
-@pytest.mark.parametrize("name", ["Subproc", "Shmem"])
-def test_a_program_that_ends_during_a_step_ends_in_time_and_leaves_nothing(name: str, tmp_path: Path) -> None:
-    with driver(tmp_path, "ends_during_a_step", name) as program:
+@FULL
+@pytest.mark.parametrize(
+    ("what", "name", "status"), [("raises_with_an_open_venv", "Subproc", 1), ("ends_during_a_step", "Shmem", 0)]
+)
+def test_a_program_that_ends_with_an_open_vector_env_ends_in_time_and_leaves_nothing(
+    what: str, name: str, status: int, tmp_path: Path
+) -> None:
+    with driver(tmp_path, what, name) as program:
         appears(tmp_path / "ready")
         begin = time.monotonic()
         _, noise = program.communicate(timeout=2 * CLOSED)
         assert time.monotonic() - begin < CLOSED
-        assert (program.returncode, noise) == (0, "")
+        assert program.returncode == status
+    assert noise.count("Traceback") == status
+    assert noise.rstrip().endswith("LookupError: the user's own mistake" if status else "")
     assert leftovers(program.pid) == []
 
 
@@ -219,12 +189,11 @@ def belongs(process: psutil.Process, session: int) -> bool:
 
 
 @columns("blocks", "async", dummy=False)
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, busy: bool) -> None:
+def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column) -> None:
     venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
     venv.reset()
     processes = set(pids(venv))
-    if busy:
+    if column.is_async:
         venv.send([0] * 4)
     with pytest.warns(ResourceWarning, match=f"unclosed {column.backend.__name__}"):
         venv = gc.collect()  # let go, and collected

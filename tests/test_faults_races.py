@@ -16,19 +16,21 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.backends import BACKENDS, and_ray, on_this_node
+from tests.backends import FULL, PROCESS_BACKENDS, and_ray, full, on_this_node, vector_env_classes
 from tests.faulty import (
     AGES,
     Counter,
     DiesOnStep,
     HangsOnStep,
+    RaisesInInit,
     RaisesOnStep,
+    SlowClose,
     WaitsForFile,
     counters,
 )
 from tests.ledger import SEEN, kill, pids, reply_begins, said
 from tests.local_ray import FAR, NEAR
-from tests.oddities import DiesAtPickle, RaisesAtUnpickle
+from tests.oddities import DiesAtPickle, OddInfo, RaisesAtUnpickle
 from vecenv import (
     DummyVectorEnv,
     RayVectorEnv,
@@ -38,7 +40,8 @@ from vecenv import (
 )
 from vecenv.backends.pool import process_worker
 
-backend = and_ray(BACKENDS)
+process_backend = vector_env_classes(full(PROCESS_BACKENDS))
+remote_backend = and_ray(PROCESS_BACKENDS, quick=False)
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -103,7 +106,7 @@ class Forks(Counter):
             time.sleep(AGES)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside another thread
 def test_the_end_of_a_worker_is_seen_also_where_its_children_hold_its_descriptors(
     process_backend: Any, context: str
@@ -217,11 +220,10 @@ def test_a_layout_that_is_larger_than_a_socket(remote_backend: Any) -> None:
     assert all(leaf.tolist() == [1, 1] for leaf in obs.values())
 
 
-@pytest.mark.parametrize("mode", [{"wait_num": 1}, {"timeout": 0.01}])
-def test_a_hung_env_among_quick_ones_is_given_up(remote_backend: Any, mode: dict[str, Any]) -> None:
+def test_a_hung_env_among_quick_ones_is_given_up(remote_backend: Any) -> None:
     """Each wait is far shorter than `step_timeout`."""
     fns = [*counters(2), partial(HangsOnStep, 2)]
-    with remote_backend(fns, step_timeout=0.5, **mode) as venv:
+    with remote_backend(fns, step_timeout=0.5, wait_num=1) as venv:
         venv.reset()
         deadline = time.monotonic() + 20
         ids: Any = [0, 1, 2]
@@ -241,20 +243,8 @@ def test_a_worker_that_never_begins_is_reported_for_the_env_that_was_asked(remot
         assert caught.value.env_id == 0
 
 
-class OddInfoOnce(Counter):
-    """The info of its first step is of the class `odd`."""
-
-    def __init__(self, id: int, odd: Any = dict) -> None:
-        super().__init__(id)
-        self.odd = odd
-
-    def step(self, action: Any) -> Any:
-        *result, _ = super().step(action)
-        return (*result, {"odd": self.odd()})
-
-
 def test_a_process_that_ends_while_it_sends_blames_no_other_env(remote_backend: Any) -> None:
-    with remote_backend([partial(OddInfoOnce, 0, DiesAtPickle), *counters(4)[1:]], num_workers=2) as venv:
+    with remote_backend([partial(OddInfo, 0, DiesAtPickle, 1), *counters(4)[1:]], num_workers=2) as venv:
         venv.reset()
         with pytest.raises(WorkerDiedError, match="while sending what its envs returned") as caught:
             venv.step([0] * 4)
@@ -271,6 +261,7 @@ class LargeObservation(Counter):
         return np.zeros(4 << 20, np.uint8)
 
 
+@FULL
 def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
     with SubprocVectorEnv([partial(LargeObservation, 0)]) as venv:
         venv.reset()
@@ -282,7 +273,7 @@ def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
 
 
 def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(remote_backend: Any) -> None:
-    fns = [partial(OddInfoOnce, 0), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
+    fns = [partial(OddInfo, 0, dict, 1), partial(DiesOnStep, 1, at=1), partial(Counter, 2)]
     with remote_backend(fns, num_workers=1, wait_num=3, timeout=20, **on_this_node(remote_backend)) as venv:
         venv.reset()
         venv.send([0] * 3)
@@ -292,19 +283,8 @@ def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(remote_ba
         assert not caught.value.bystander
 
 
-class OddInfoAt(Counter):
-    """The info of step `at` holds an `odd`, the others are empty."""
-
-    def __init__(self, id: int, at: int, odd: Any = dict) -> None:
-        super().__init__(id)
-        self.at, self.odd = at, odd
-
-    def info(self) -> dict[str, Any]:
-        return {"odd": self.odd()} if self.t == self.at else {}
-
-
 def test_an_info_that_is_sent_again_brings_no_old_ones_along(remote_backend: Any) -> None:
-    fns = [partial(OddInfoAt, 0, 1), partial(OddInfoAt, 1, 2), partial(OddInfoAt, 2, 2, RaisesAtUnpickle)]
+    fns = [partial(OddInfo, 0, dict, 1), partial(OddInfo, 1, dict), partial(OddInfo, 2, RaisesAtUnpickle)]
     with remote_backend(fns, num_workers=1) as venv:
         venv.reset()
         venv.step([0] * 3)
@@ -316,7 +296,7 @@ def test_an_info_that_is_sent_again_brings_no_old_ones_along(remote_backend: Any
 
 def test_an_info_that_cannot_be_read_holds_up_no_other_env(remote_backend: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    fns = [partial(OddInfoOnce, 0, RaisesAtUnpickle), partial(WaitsForFile, 1, 1, str(go))]
+    fns = [partial(OddInfo, 0, RaisesAtUnpickle, 1), partial(WaitsForFile, 1, 1, str(go))]
     with remote_backend(fns, num_workers=1, timeout=0.05) as venv:
         venv.reset()
         patience = threading.Timer(SEEN, go.touch)
@@ -333,7 +313,7 @@ def test_an_info_that_cannot_be_read_holds_up_no_other_env(remote_backend: Any, 
 
 
 def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(remote_backend: Any) -> None:
-    fns = [partial(OddInfoOnce, i, RaisesAtUnpickle) for i in range(2)]
+    fns = [partial(OddInfo, i, RaisesAtUnpickle, 1) for i in range(2)]
     with remote_backend(fns, num_workers=1, wait_num=1, step_timeout=5) as venv:
         venv.reset()
         venv.send(ACTIONS)
@@ -343,25 +323,12 @@ def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(
         assert venv.failed_id == [0, 1]
 
 
-class Ends(Counter):
-    def __init__(self, id: int, error: type[BaseException]) -> None:
-        super().__init__(id)
-        self.error = error
-
-    def step(self, action: Any) -> Any:
-        result = super().step(action)
-        if self.t == 2:
-            raise self.error
-        return result
-
-
 # What one call or env leaves to another.
 
 
-def test_refusals_do_not_pile_up_their_calls(backend: Any) -> None:
-    with backend([partial(Ends, 0, ValueError), partial(Counter, 1)]) as venv:
+def test_refusals_do_not_pile_up_their_calls() -> None:
+    with DummyVectorEnv([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
         venv.reset()
-        venv.step(ACTIONS)
         lengths = []
         for _ in range(4):
             with pytest.raises(ValueError) as caught:  # noqa: PT011
@@ -373,8 +340,8 @@ def test_refusals_do_not_pile_up_their_calls(backend: Any) -> None:
     assert lengths[2] == lengths[3]
 
 
-def test_a_refusal_has_no_results_of_the_call_that_failed(backend: Any) -> None:
-    with backend([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
+def test_a_refusal_has_no_results_of_the_call_that_failed() -> None:
+    with DummyVectorEnv([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
         venv.reset()
         for results in ([1], None):
             with pytest.raises(ValueError, match="boom") as caught:
@@ -383,8 +350,8 @@ def test_a_refusal_has_no_results_of_the_call_that_failed(backend: Any) -> None:
             assert results == (reported and reported.env_id.tolist())
 
 
-def test_a_reset_beside_a_failure_is_over_when_that_is_raised(backend: Any) -> None:
-    with backend([partial(RaisesOnStep, i, at=1) for i in range(2)]) as venv:
+def test_a_reset_beside_a_failure_is_over_when_that_is_raised() -> None:
+    with DummyVectorEnv([partial(RaisesOnStep, i, at=1) for i in range(2)]) as venv:
         venv.reset()
         with pytest.raises(ValueError, match="boom") as caught:
             venv.step(ACTIONS, reset=[0])
@@ -393,32 +360,6 @@ def test_a_reset_beside_a_failure_is_over_when_that_is_raised(backend: Any) -> N
         with pytest.raises(ValueError, match="boom") as caught:
             venv.step(ACTIONS)
         assert "env 0, step()" in said(caught.value)
-
-
-def test_an_error_that_is_raised_again_has_one_note() -> None:
-    error = ValueError("always the same")
-    with DummyVectorEnv([partial(RaisesOnStep, 0, at=1, error=lambda: error)]) as venv:
-        for _ in range(2):
-            venv.reset()
-            with pytest.raises(ValueError, match="always the same"):
-                venv.step([0])
-    assert error.__notes__ == ["env 0, step()"]
-
-
-def test_the_context_of_an_envs_error_is_still_there() -> None:
-    class Chained(Counter):
-        def step(self, action: Any) -> Any:
-            try:
-                raise OSError("the real reason")
-            except OSError:
-                raise ValueError("what it led to")  # noqa: B904
-
-    with DummyVectorEnv([partial(Chained, 0)]) as venv:
-        venv.reset()
-        with pytest.raises(ValueError, match="what it led to") as caught:
-            venv.step([0])
-    assert isinstance(caught.value.__context__, OSError)
-    assert not caught.value.__suppress_context__
 
 
 class Shares(Counter):
@@ -433,9 +374,8 @@ class Shares(Counter):
         return (*result, self.shared)
 
 
-def test_envs_that_share_their_infos_do_not_share_ours(backend: Any) -> None:
-    options = {} if backend is DummyVectorEnv else {"num_workers": 1}
-    with backend([partial(Shares, i) for i in range(3)], **options) as venv:
+def test_envs_that_share_their_infos_do_not_share_ours() -> None:
+    with DummyVectorEnv([partial(Shares, i) for i in range(3)]) as venv:
         venv.reset()
         *_, info = venv.step([0] * 3)
     assert [row["who"] for row in info] == [0, 1, 2]
@@ -473,23 +413,13 @@ def test_a_channel_that_another_thread_closes_before_a_fork_is_no_reason_to_die(
         assert venv.alive() == [True]
 
 
-class HangsInClose(Counter):
-    def close(self) -> None:
-        time.sleep(1000)
-
-
-class NeverMade(Counter):
-    def __init__(self, id: int) -> None:
-        raise ValueError("it cannot be made")
-
-
 def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(
     remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.5)
-    fns = [partial(HangsInClose, 0), partial(NeverMade, 1)]
+    fns = [partial(SlowClose, 0), partial(RaisesInInit, 1)]
     for where in (NEAR, FAR) if remote_backend is RayVectorEnv else ({},):
-        with pytest.raises(ValueError, match="it cannot be made"):
+        with pytest.raises(ValueError, match="boom"):
             remote_backend(fns, num_workers=1, start_timeout=60, **where)
 
 
@@ -498,8 +428,8 @@ class SeedsItself(Counter):
         """Nothing is reset."""
 
 
-def test_a_seed_that_resets_nothing_is_no_reset(backend: Any) -> None:
-    with backend([partial(SeedsItself, 0), partial(Counter, 1)], strict=True) as venv:
+def test_a_seed_that_resets_nothing_is_no_reset() -> None:
+    with DummyVectorEnv([partial(SeedsItself, 0), partial(Counter, 1)], strict=True) as venv:
         venv.seed(3)
         with pytest.raises(RuntimeError, match="env 0 has not been reset"):
             venv.step(ACTIONS)
@@ -515,10 +445,7 @@ class Waits(Counter):
         return super().step(action)
 
 
-@pytest.mark.parametrize(
-    "call", [lambda venv: venv.step(ACTIONS), lambda venv: venv.seed(1), lambda venv: venv.reset()]
-)
-def test_another_thread_is_reported_that_the_envs_of_dummy_are_stepping(call: Any) -> None:
+def test_another_thread_is_told_that_the_envs_of_dummy_are_stepping() -> None:
     Waits.arrived.clear(), Waits.go_on.clear()
     with DummyVectorEnv([partial(Waits, 0), partial(Counter, 1)]) as venv:
         venv.reset()
@@ -526,8 +453,9 @@ def test_another_thread_is_reported_that_the_envs_of_dummy_are_stepping(call: An
         stepping = threading.Thread(target=lambda: rewards.append(venv.step(ACTIONS)[0][:, 2].tolist()))
         stepping.start()
         assert Waits.arrived.wait(30)
-        with pytest.raises(RuntimeError, match="env 0 is still stepping"):
-            call(venv)
+        for call in (partial(venv.step, ACTIONS), partial(venv.seed, 1), venv.reset):
+            with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+                call()
         Waits.go_on.set()
         stepping.join()
         assert rewards == [[1, 1]]

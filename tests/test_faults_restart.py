@@ -29,7 +29,7 @@ from vecenv.engine import recovery
 backend = and_ray(BACKENDS)
 
 
-@columns(first_ray=True)
+@columns("blocks")
 def test_restart_turns_a_failure_into_a_truncated_row_and_reset_brings_the_env_back(column: Column) -> None:
     with column.open(counters(N, env1=RaisesOnStep), on_error="restart") as ledger:
         ledger.begin()
@@ -43,14 +43,13 @@ def test_restart_turns_a_failure_into_a_truncated_row_and_reset_brings_the_env_b
         assert ledger.venv.stats()["absorbed"] == 3
 
 
-@columns(dummy=False, first_ray=True)
+@columns("blocks", "async", dummy=False)
 def test_restart_turns_the_death_of_a_worker_into_truncated_rows_of_its_envs(column: Column) -> None:
     with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
         assert ledger.round() == []
-        if column.mode != "async blocks":
-            assert [i for i in range(N) if ledger.rows[i].get("restarted")] == block
+        assert [i for i in range(N) if ledger.rows[i].get("restarted")] == block
         assert "WorkerDiedError" in ledger.rows[1]["error"]
         ledger.born_again(block)
         ledger.reset(block)
@@ -100,7 +99,7 @@ def test_a_failed_env_that_is_stepped_without_reset_says_again_that_it_is_trunca
         assert ledger.round() == []
 
 
-@columns("blocks", "async")
+@columns(only=DummyVectorEnv)
 def test_the_budget_of_restarts_ends_in_the_error_of_the_env(column: Column) -> None:
     with column.open(counters(N, env1=RaisesOnStep), on_error="restart", max_restarts=2) as ledger:
         ledger.begin()
@@ -160,14 +159,14 @@ class CountsItsFailures(Counter):
             raise ValueError(f"no episode {self.episode}")
 
 
-def test_the_error_of_a_reset_is_that_of_the_last_try(backend: Any) -> None:
-    with backend([partial(CountsItsFailures, 0)], on_error="restart", max_restarts=2) as venv:
+def test_the_error_of_a_reset_is_that_of_the_last_try() -> None:
+    with DummyVectorEnv([partial(CountsItsFailures, 0)], on_error="restart", max_restarts=2) as venv:
         venv.reset()
         with pytest.raises(ValueError, match="no episode 4"):
             venv.reset()
 
 
-@columns("blocks", "async")
+@columns(only=DummyVectorEnv)
 def test_a_reset_that_fails_is_tried_again_within_the_budget(column: Column) -> None:
     with column.open(counters(N, env1=partial(RaisesOnReset, at=(2, 3))), on_error="restart", max_restarts=3) as ledger:
         ledger.begin()
@@ -222,9 +221,9 @@ class RaisesWhenAsked(Counter):
         return super().step(0)
 
 
-def test_an_env_that_is_not_stepped_is_sent_no_action(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_that_is_not_stepped_is_sent_no_action(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker would keep it, for a later step."""
-    with backend([partial(RaisesWhenAsked, i) for i in range(2)], num_workers=1, on_error="restart") as venv:
+    with DummyVectorEnv([partial(RaisesWhenAsked, i) for i in range(2)], on_error="restart") as venv:
         venv.reset()
         venv.step([(1,), (0,)])
         send, sent = venv.engine.backend.send, list[Any]()
@@ -240,8 +239,8 @@ def test_an_env_that_is_not_stepped_is_sent_no_action(backend: Any, monkeypatch:
     assert sent == [([1], [1])]
 
 
-def test_strict_wants_a_reset_behind_a_failure_that_was_absorbed(backend: Any) -> None:
-    with backend(counters(2, env0=partial(RaisesOnStep, at=1)), on_error="restart", strict=True) as venv:
+def test_strict_wants_a_reset_behind_a_failure_that_was_absorbed() -> None:
+    with DummyVectorEnv(counters(2, env0=partial(RaisesOnStep, at=1)), on_error="restart", strict=True) as venv:
         venv.reset()
         *_, truncated, _ = venv.step([0, 0])
         assert truncated.tolist() == [True, False]

@@ -6,15 +6,16 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import vecenv.engine.lifetime
+from tests.backends import PROCESS_BACKENDS, full, vector_env_classes
 from tests.faulty import (
     AGES,
     Counter,
@@ -28,15 +29,14 @@ from tests.faulty import (
     WaitsForFile,
     counters,
 )
-from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, pids
-from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
+from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, kill, pids
+from vecenv import ShmemVectorEnv, WorkerTimeoutError
+from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS
 from vecenv.backends.pool import watchdog
 
 LIMIT = 0.5
 REPORTED = LIMIT + 2.5
-how_it_hangs = pytest.mark.parametrize(
-    ("gil", "where"), [(False, "sleep_for_ages"), (True, "hold_interpreter_lock")], ids=["python", "C"]
-)
+process_backend = vector_env_classes(full(PROCESS_BACKENDS))
 
 
 @pytest.fixture
@@ -54,15 +54,14 @@ def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) ->
 
 
 @columns("blocks", "async", dummy=False, far=False)
-@how_it_hangs
-def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: bool, where: str) -> None:
-    with column.open(counters(N, env1=partial(HangsOnStep, gil=gil)), step_timeout=LIMIT) as ledger:
+def test_a_step_that_never_ends_in_c_is_given_up_with_its_stack(column: Column) -> None:
+    with column.open(counters(N, env1=partial(HangsOnStep, gil=True)), step_timeout=LIMIT) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
         begin = time.monotonic()
         errors = ledger.round()
         assert LIMIT <= time.monotonic() - begin < REPORTED
-        check_error(errors[-1], 1, pid, where)
+        check_error(errors[-1], 1, pid, "hold_interpreter_lock")
         assert "faulty.py" in str(errors[-1])
         assert gone(pid)
         ledger.born_again(block)
@@ -75,48 +74,27 @@ def test_a_step_that_never_ends_is_given_up_with_its_stack(column: Column, gil: 
     ("kind", "hang"),
     [(HangsInCall, lambda venv: venv.call("method", id=[0])), (HangsOnReset, lambda venv: venv.reset([0]))],
 )
-def test_a_hang_is_reported_for_its_env_where_a_block_mate_was_used_last(
+def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_was_used_last(
     process_backend: Any, kind: Any, hang: Any
 ) -> None:
+    """With the stack of this hang, also where it is not the first one."""
     with process_backend([partial(kind, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
-        venv.reset()
-        venv.step([0, 0])
-        with pytest.raises(WorkerTimeoutError, match="env 0 has been busy"):
-            hang(venv)
-
-
-def test_the_stack_is_that_of_this_hang(process_backend: Any) -> None:
-    with process_backend([partial(HangsOnStep, 0, at=1)], step_timeout=LIMIT) as venv:
         for _ in range(2):
-            venv.reset()
+            ledger = Ledger(venv)
+            ledger.begin()
+            pid = pids(venv)[0]
             with pytest.raises(WorkerTimeoutError) as caught:
-                venv.step([0])
+                hang(venv)
+            check_error(caught.value, 0, pid, "in sleep_for_ages")
             assert str(caught.value).count("in sleep_for_ages") == 1
+            assert venv.failed_id == [0, 1]
+            venv.reset()
+            ledger.catch_up()
+            assert ledger.round() == []
+            venv.set_env_attr("episode", 0)
 
 
-@columns("blocks", dummy=False, far=False)
-def test_a_reset_that_never_ends_is_given_up_with_its_stack(column: Column) -> None:
-    with column.open(counters(N, env1=HangsOnReset), step_timeout=LIMIT) as ledger:
-        ledger.begin()
-        pid = pids(ledger.venv)[1]
-        check_error(ledger.reset_fails(WorkerTimeoutError), 1, pid, "sleep_for_ages")
-        ledger.born_again([0, 1])
-        ledger.goes_on([0, 1], WorkerTimeoutError)
-
-
-@columns("single", dummy=False, far=False)
-def test_a_call_that_never_ends_is_given_up_with_its_stack(column: Column) -> None:
-    with column.open(counters(N, env1=HangsInCall), step_timeout=LIMIT) as ledger:
-        ledger.begin()
-        pid = pids(ledger.venv)[1]
-        with pytest.raises(WorkerTimeoutError) as caught:
-            ledger.venv.call("method", id=[1])
-        check_error(caught.value, 1, pid, "sleep_for_ages")
-        ledger.born_again([1])
-        ledger.goes_on([1], WorkerTimeoutError)
-
-
-@columns("blocks", dummy=False, first_ray=True)
+@columns("blocks", dummy=False)
 def test_a_hang_is_a_truncated_row_with_on_error_restart(column: Column) -> None:
     with column.open(counters(N, env1=HangsOnStep), step_timeout=LIMIT, on_error="restart") as ledger:
         ledger.begin()
@@ -129,12 +107,11 @@ def test_a_hang_is_a_truncated_row_with_on_error_restart(column: Column) -> None
 
 
 @columns("single", only=ShmemVectorEnv)
-@how_it_hangs
 @pytest.mark.usefixtures("hasty_close")
-def test_a_constructor_that_never_ends_is_given_up(column: Column, gil: bool, where: str) -> None:
+def test_a_constructor_that_never_ends_is_given_up(column: Column) -> None:
     begin = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"envs \[2\] were not constructed within start_timeout=1.0 s"):
-        column.backend(counters(N, env2=partial(HangsInInit, gil=gil)), start_timeout=1.0, **column.options)
+        column.backend(counters(N, env2=partial(HangsInInit, gil=True)), start_timeout=1.0, **column.options)
     assert time.monotonic() - begin < CLOSED
 
 
@@ -150,18 +127,6 @@ def test_a_block_that_gets_on_may_take_longer_than_one_step(column: Column) -> N
             begin = time.monotonic()
             assert ledger.round() == []
         assert time.monotonic() - begin > 1.1
-
-
-@columns("blocks", dummy=False)
-def test_a_caller_that_takes_its_time_is_not_taken_for_a_hang(column: Column) -> None:
-    with column.open(counters(N), step_timeout=0.2) as ledger:
-        ledger.begin()
-        ledger.send()
-        time.sleep(0.5)
-        while ledger.venv.waiting_id:
-            ledger.check(*ledger.venv.recv())
-        time.sleep(0.5)
-        assert ledger.round() == []
 
 
 @columns("single", dummy=False, far=False)
@@ -191,119 +156,85 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
 # What counts as time of an env.
 
 
-class Clock:
-    """The watchdog's clock, `ahead` seconds ahead."""
-
-    ahead = 0.0
-    sleep = staticmethod(time.sleep)
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
-class Stays(Counter):
-    """Each step lasts until the file `go` is there; the file `seen` appears first."""
-
-    def __init__(self, id: int, seen: Path, go: Path) -> None:
-        super().__init__(id)
-        self.seen, self.go = seen, go
-
-    def on_step(self) -> None:
-        self.seen.touch()
-        while not self.go.exists():
-            time.sleep(0.005)
-
-
 class Watched:
-    """A vector env of one env that stays in its step, and its watchdog, which looks when the test says so."""
+    """The watchdog, with a clock of ours, over one worker of two envs; `limit` is a minute."""
 
-    limit = AGES
-    looks = 9
-    """In a wait of nearly as long as the limit."""
+    limit = 60.0
 
-    def __init__(self, process_backend: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen, self.go, self._clock = folder / "seen", folder / "go", Clock()
-        monkeypatch.setattr(watchdog, "time", self._clock)
-        self.venv = process_backend([partial(Stays, 0, self.seen, self.go)], step_timeout=self.limit)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.line = 1000.0, [0] * 16
+        self.hung: list[tuple[float, int]] = []
+        monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: self.now))
+        worker = {"index": 0, "start": 4, "ids": range(4, 6), "alive": True, "title": "", "ending": "was ended"}
+        self.worker: Any = type("Worker", (), worker)()
+        control: Any = SimpleNamespace(line=lambda index: self.line)
+        self.watchdog = watchdog.Watchdog(control, lambda worker: "its stack", self.limit, self.kill)
+        self.line[DOING] = A_ROUND
 
-    def begins(self) -> None:
-        """A step; the watchdog sees it."""
-        self.seen.unlink(missing_ok=True)
-        self.venv.reset()
-        self.venv.send([0])
-        appears(self.seen)
-        self.look_after(0)
+    def kill(self, worker: Any, hung: Any) -> None:
+        self.hung.append((self.now, next(i for i in worker.ids if not hung.error(i).bystander)))
 
-    def look_after(self, seconds: float) -> None:
-        self._clock.ahead += seconds
-        backend = self.venv.engine.backend
-        backend._watchdog.check(backend._unanswered())
-
-    def waits(self) -> None:
-        for _ in range(self.looks):
-            self.look_after(self.limit / 10)
+    def look_after(self, seconds: float, busy: bool = True) -> None:
+        self.now += seconds
+        self.watchdog.check({self.worker: [5]} if busy else {})
 
 
 @pytest.fixture
-def watched(process_backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    watched = Watched(process_backend, tmp_path, monkeypatch)
-    yield watched
-    watched.go.touch()
-    watched.venv.close()
-
-
-def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(watched: Watched) -> None:
-    venv = watched.venv
-    watched.begins()
-    watched.waits()
-    os.kill(venv.engine.backend.workers[0].pid, signal.SIGKILL)
-    with pytest.raises(WorkerDiedError):
-        venv.recv()
-    watched.begins()
-    watched.waits()
-    watched.go.touch()
-    assert venv.recv()[0][:, 2].tolist() == [1]
-
-
-def test_time_without_a_look_is_not_taken_for_a_hang(watched: Watched) -> None:
-    """The program was stopped, with its workers perhaps."""
-    watched.begins()
-    watched.look_after(10 * watched.limit)
-    assert watched.venv.alive() == [True]
-    watched.waits()
-    watched.waits()
-    with pytest.raises(WorkerTimeoutError, match="on_step"):
-        watched.venv.recv()
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
 
 
 @pytest.mark.parametrize("pause", [0.02, 0.05, 0.1, 0.3])
-@columns("async", dummy=False, ray=False)
-def test_a_hang_is_noticed_as_early_whatever_the_pace_of_the_loop(
-    column: Column, pause: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each call returns what the other env has done, and the loop takes `pause` (of the limit) for the rest."""
-    limit, clock = 30.0, Clock()
-    monkeypatch.setattr(watchdog, "time", clock)
-    seen, go = tmp_path / "seen", tmp_path / "go"
-    with column.backend([partial(Stays, 0, seen, go), partial(Counter, 1)], wait_num=1, step_timeout=limit) as venv:
-        venv.reset()
-        venv.send([0, 0])
-        appears(seen)
-        while set(venv.waiting_id) != {0}:
-            venv.recv()
-        begin = clock.ahead
-        raised = None
-        while raised is None:
-            clock.ahead += pause * limit
-            assert clock.ahead - begin < 3 * limit
-            try:
-                assert [row["env_id"] for row in venv.step([0], [1])[-1]] == [1]
-            except WorkerTimeoutError as error:
-                raised = error
-        assert "env 0 has been busy for more than step_timeout=30" in str(raised)
-        late = (clock.ahead - begin) / limit - 1
-        assert -0.05 <= late <= max(0.2, 2 * pause)
-        go.touch()
+def test_a_hang_is_noticed_as_early_whatever_the_pace_of_the_loop(watched: Watched, pause: float) -> None:
+    """The loop takes `pause` (of the limit) between its looks."""
+    watched.line[PROGRESS] = 3
+    watched.look_after(0)
+    begin = watched.now
+    while not watched.hung:
+        watched.look_after(pause * watched.limit)
+        assert watched.now < begin + 2 * watched.limit
+    assert watched.hung == [(watched.now, 5)]
+    assert 1 <= (watched.now - begin) / watched.limit <= 1 + max(0.2, pause)
+
+
+def test_time_without_a_look_with_progress_or_of_another_worker_is_not_taken_for_a_hang(watched: Watched) -> None:
+    """The program was stopped, with its workers perhaps; or it took its time."""
+    watched.look_after(0)
+    watched.look_after(10 * watched.limit)
+    assert watched.hung == []
+    for _ in range(30):  # each env in turn
+        watched.line[PROGRESS] += 1
+        watched.look_after(0.2 * watched.limit)
+    for change in (
+        lambda: watched.line.__setitem__(DOING, A_CALL),
+        lambda: watched.watchdog.discard(watched.worker),
+        lambda: watched.look_after(0, busy=False),
+    ):
+        for _ in range(8):
+            watched.look_after(0.1 * watched.limit)
+        change()
+        watched.look_after(0)
+        watched.look_after(0.15 * watched.limit)
+    assert watched.hung == []
+
+
+def test_a_worker_that_has_begun_nothing_is_reported_for_the_env_that_was_asked(watched: Watched) -> None:
+    watched.line[DOING] = NOTHING
+    for _ in range(12):
+        watched.look_after(0.1 * watched.limit)
+    assert [env_id for _, env_id in watched.hung] == [5]
+
+
+@columns("blocks", only=ShmemVectorEnv)
+def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(column: Column) -> None:
+    with column.open(counters(N), step_timeout=AGES) as ledger:
+        ledger.begin()
+        backend = ledger.venv.engine.backend
+        backend._watchdog.check({worker: worker.ids for worker in backend.pool.workers})
+        kill(pids(ledger.venv)[0])
+        ledger.round([0])
+        ledger.venv.reset([0])
+        assert list(backend._watchdog._seen) == [1]
 
 
 # Stopped processes.
@@ -387,23 +318,6 @@ def test_a_hung_env_does_not_hold_up_the_others_nor_close(column: Column, tmp_pa
     check_forced_close(venv, [1])
 
 
-@columns("blocks", dummy=False, far=False)
-@pytest.mark.usefixtures("hasty_close")
-def test_timeout_returns_what_there_is_when_one_env_hangs(column: Column, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    hangs = partial(HangsOnStep, seen=str(seen))
-    venv = column.backend(counters(N, env1=hangs), timeout=0.2, num_workers=N)
-    ledger = Ledger(venv)
-    ledger.begin()
-    begin = time.monotonic()
-    ledger.send()
-    while set(venv.waiting_id) != {1}:
-        ledger.check(*venv.recv())
-    assert time.monotonic() - begin < REPORTED
-    appears(seen)
-    check_forced_close(venv, [1])
-
-
 def check_forced_close(venv: Any, envs: list[int]) -> None:
     """close() ends in time, names who had to be killed, leaves no process, and has no effect when repeated."""
     workers = {worker.pid for worker in venv.engine.backend.workers}
@@ -416,57 +330,13 @@ def check_forced_close(venv: Any, envs: list[int]) -> None:
     venv.close()
 
 
-@columns("single", dummy=False, far=False)
-def test_close_is_bounded_though_an_env_takes_a_minute_to_close(column: Column) -> None:
-    venv = column.backend(counters(N, env1=SlowClose, env2=partial(SlowClose, gil=True)), **column.options)
+@columns("single", only=ShmemVectorEnv)
+def test_by_default_close_gives_an_env_five_seconds(column: Column) -> None:
+    venv = column.backend(counters(N, env1=SlowClose), **column.options)
     Ledger(venv).begin()
-    workers = {worker.pid for worker in venv.engine.backend.workers}
     begin = time.monotonic()
-    with pytest.warns(RuntimeWarning, match="did not close in time") as warned:
-        venv.close()
-    assert time.monotonic() - begin < CLOSED
-    assert len(warned) == 2
-    assert all(gone(pid) for pid in workers)
-
-
-@columns("single", dummy=False, far=False)
-@pytest.mark.parametrize("gil", [False, True], ids=["python", "C"])
-@pytest.mark.usefixtures("hasty_close")
-def test_close_is_bounded_while_an_env_is_in_a_step_that_never_ends(column: Column, gil: bool, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    venv = column.backend(counters(N, env1=partial(HangsOnStep, gil=gil, seen=str(seen))), **column.options)
-    ledger = Ledger(venv)
-    ledger.begin()
-    ledger.send()
-    appears(seen)
     check_forced_close(venv, [1])
-
-
-@columns("single", dummy=False, far=False)
-@pytest.mark.usefixtures("hasty_close")
-def test_close_is_bounded_while_a_worker_is_stopped(column: Column) -> None:
-    venv = column.backend(counters(N), **column.options)
-    Ledger(venv).begin()
-    os.kill(pids(venv)[3], signal.SIGSTOP)
-    check_forced_close(venv, [3])
-
-
-@columns("blocks")
-def test_close_while_steps_are_in_flight_closes_every_env(column: Column, tmp_path: Path) -> None:
-    venv = column.backend([partial(TouchesOnClose, i, str(tmp_path)) for i in range(N)], **column.options)
-    venv.reset()
-    venv.send([0] * N)
-    venv.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"closed {i}" for i in range(N)]
-
-
-class TouchesOnClose(Counter):
-    def __init__(self, id: int, folder: str) -> None:
-        super().__init__(id)
-        self.folder = folder
-
-    def close(self) -> None:
-        Path(self.folder, f"closed {self.id}").touch(exist_ok=False)
+    assert time.monotonic() - begin >= 5
 
 
 @columns("blocks", dummy=False)

@@ -5,6 +5,7 @@ No later call hangs, returns stale rows or steps an env twice, wherever the inte
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -14,23 +15,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import LocalWorker
 from gymnasium.vector import AutoresetMode
 
 import vecenv.engine.interrupts
-from tests.backends import BACKENDS, and_ray, on_this_node
-from tests.ctrl_c import interrupt_at_random, interrupted
+from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray, on_this_node, one_of
+from tests.ctrl_c import interrupt_at_random, interrupted, interrupting
 from tests.faulty import Counter, DiesOnReset, HangsOnStep, RaisesElsewhere, counters
 from tests.ledger import CLOSED, STARTED, gone, kill, pids
 from tests.local_ray import FAR
 from vecenv import (
     BaseVectorEnv,
     DummyVectorEnv,
-    EnvWorker,
     GymnasiumVectorEnv,
     RayVectorEnv,
     RowWiseWrapper,
-    ShmemVectorEnv,
-    SubprocVectorEnv,
     VectorEnvError,
     WorkerDiedError,
 )
@@ -41,6 +40,7 @@ from vecenv.backends.pool.ray_worker import RayWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle
 
 backend = and_ray(BACKENDS)
+remote_backend = and_ray(PROCESS_BACKENDS, quick=False)
 
 ACTIONS = np.zeros(2, np.int64)
 pytestmark = pytest.mark.usefixtures("ctrl_c")
@@ -60,12 +60,7 @@ def usable(venv: Any) -> None:
     assert (venv.waiting_id, venv.failed_id) == ([], [])
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-@pytest.mark.parametrize("moment", ["send", "wait", "take"])
-@pytest.mark.parametrize("call", ["step", "reset", "partial", "recv"])
-def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(
-    backend: Any, call: str, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(backend: Any) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: venv.step(ACTIONS),
         "reset": lambda: venv.reset(),
@@ -73,62 +68,45 @@ def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(
         "recv": lambda: (venv.send(ACTIONS), venv.recv()),
     }
     with backend(counters(2), num_workers=2) as venv:
-        venv.reset()
-        venv.step(ACTIONS)
-        with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend, moment, interrupted(getattr(venv.engine.backend, moment), first))
-            with pytest.raises(KeyboardInterrupt):
-                calls[call]()
-        assert venv.waiting_id == []
         usable(venv)
+        for call, moment, first in itertools.product(calls, ("send", "wait", "take"), (True, False)):
+            print(call, moment, first)
+            with interrupting(venv.engine.backend, moment, first):
+                calls[call]()
+            assert venv.waiting_id == []
+            usable(venv)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-@pytest.mark.parametrize(
-    ("owner", "moment"),
-    [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerHandle, "pickle_own")],
-    ids=lambda part: getattr(part, "__name__", part),
-)
-def test_after_an_interrupt_in_the_middle_of_a_message_a_reset_makes_all_usable(
-    remote_backend: Any, owner: Any, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+MESSAGES = [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerHandle, "pickle_own")]
+CALLS_OF_ACTORS = [(CallChannel, "start"), (CallChannel, "post"), (CallChannel, "receive"), (CallChannel, "take")]
+
+
+def test_after_an_interrupt_in_the_middle_of_a_message_a_reset_makes_all_usable(remote_backend: Any) -> None:
     with remote_backend(counters(4), num_workers=2, step_timeout=20) as venv:
-        is_usable_after_an_interrupt(venv, owner, moment, first, monkeypatch)
+        is_usable_after_interrupts(venv, MESSAGES)
 
 
 @pytest.mark.local_ray
 @pytest.mark.ray
-@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-@pytest.mark.parametrize("moment", ["start", "post", "receive", "take"])
-def test_after_an_interrupt_in_the_middle_of_a_call_of_an_actor_a_reset_makes_all_usable(
-    moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_interrupt_in_the_middle_of_a_call_of_an_actor_a_reset_makes_all_usable() -> None:
     with RayVectorEnv(counters(4), num_workers=2, step_timeout=20, **FAR) as venv:
-        is_usable_after_an_interrupt(venv, CallChannel, moment, first, monkeypatch)
+        is_usable_after_interrupts(venv, CALLS_OF_ACTORS)
 
 
-def is_usable_after_an_interrupt(
-    venv: Any, owner: Any, moment: str, first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def is_usable_after_interrupts(venv: Any, moments: list[tuple[Any, str]]) -> None:
     venv.reset()
-    interrupts = 0
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
-        try:
+    for (owner, moment), first in itertools.product(moments, (True, False)):
+        print(owner.__name__, moment, first)
+        with interrupting(owner, moment, first):
             venv.reset(seed=1)  # with payloads, and replies
             venv.step(np.zeros(4, np.int64))
             venv.get_env_attr("t")
-        except KeyboardInterrupt:
-            interrupts += 1
-    assert interrupts == 1
-    usable(venv)
+        usable(venv)
 
 
 @pytest.mark.parametrize("call", ["step", "partial", "recv", "reset"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_interrupt_when_the_round_is_over_leaves_envs_that_need_a_reset(
-    call: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_when_the_round_is_over_leaves_envs_that_need_a_reset(call: str, wrapped: bool) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: envs.step(ACTIONS),
         "partial": lambda: envs.step([0], [1]),
@@ -140,24 +118,17 @@ def test_an_interrupt_when_the_round_is_over_leaves_envs_that_need_a_reset(
         envs.reset()
         owner: Any = envs if wrapped else venv.engine.results
         steps, resets = ("map_round", "map_reset") if wrapped else ("rows", "info")
-        name = resets if call == "reset" else steps
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, interrupted(getattr(owner, name)))
-            with pytest.raises(KeyboardInterrupt):
-                calls[call]()
+        with interrupting(owner, resets if call == "reset" else steps):
+            calls[call]()
         assert envs.failed_id == ([0, 1] if call == "step" else [1])
         usable(envs)
 
 
-def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with backend(counters(3), num_workers=3) as venv:
+def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset() -> None:
+    with DummyVectorEnv(counters(3)) as venv:
         venv.reset()
-        with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
-            with pytest.raises(KeyboardInterrupt):
-                venv.step([0, 0], [0, 2])
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.step([0, 0], [0, 2])
         assert venv.failed_id == [0, 2]
         assert venv.ready_id == [1]
         with pytest.raises(VectorEnvError, match=r"env 2 was in a call that KeyboardInterrupt interrupted.*reset\(2\)"):
@@ -169,15 +140,11 @@ def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset(
         assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 2, 1]
 
 
-def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with backend(counters(2), num_workers=2, on_error="restart") as venv:
+def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated() -> None:
+    with DummyVectorEnv(counters(2), on_error="restart") as venv:
         venv.reset()
-        with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
-            with pytest.raises(KeyboardInterrupt):
-                venv.step(ACTIONS)
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.step(ACTIONS)
         *_, truncated, info = venv.step(ACTIONS)
         assert truncated.tolist() == [True, True]
         assert "KeyboardInterrupt interrupted" in info[1]["error"]
@@ -191,10 +158,8 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1), partial(Counter, 2)]
     with remote_backend(fns, num_workers=2) as venv:
         venv.reset()
-        with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
-            with pytest.raises(KeyboardInterrupt):
-                venv.step([0], [1])
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.step([0], [1])
         begin = time.monotonic()
         assert venv.reset(1)[0][:, 2].tolist() == [0]
         assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
@@ -206,62 +171,45 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
         assert venv.stats()["restarts"] == 1
 
 
-def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(
-    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remote_backend: Any) -> None:
     with remote_backend(counters(3), wait_num=1) as venv:
         venv.reset()
         venv.send([0] * 3)
-        with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait, first=True))
-            with pytest.raises(KeyboardInterrupt):
-                venv.recv()
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.recv()
         assert venv.waiting_id == []
         assert venv.reset()[0][:, 2].tolist() == [0] * 3
         assert len(venv.step([0] * 3)[0]) >= 1
 
 
-def test_an_interrupted_constructor_or_restart_leaves_no_worker(
-    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_constructor_or_restart_leaves_no_worker(remote_backend: Any) -> None:
     """What is left is found by the fixture that looks for leaks."""
     handle = handle_of(remote_backend)
-    with monkeypatch.context() as patch:
-        patch.setattr(handle, "launch", interrupted(handle.launch))
-        with pytest.raises(KeyboardInterrupt):
-            remote_backend(counters(2), num_workers=2)
+    with interrupting(handle, "launch"):
+        remote_backend(counters(2), num_workers=2)
 
 
-@pytest.mark.parametrize("moment", ["launch", "_await_ready", "post"])
-def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(
-    remote_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(remote_backend: Any) -> None:
     with remote_backend(counters(1), **on_this_node(remote_backend)) as venv:
         venv.reset()
-        kill(pids(venv)[0])
         pool = venv.engine.backend.pool
-        of: Any = handle_of(remote_backend) if moment == "launch" else pool
-        with monkeypatch.context() as patch:
-            patch.setattr(of, moment, interrupted(getattr(of, moment), first=moment == "post"))
-            with pytest.raises(KeyboardInterrupt):
+        for of, moment in ((handle_of(remote_backend), "launch"), (pool, "_await_ready"), (pool, "post")):
+            kill(pids(venv)[0])
+            with interrupting(of, moment, first=moment == "post"):
                 venv.reset()
-        assert not pool.workers[0].alive
-        venv.reset()
-        assert venv.step([0])[0][:, 2].tolist() == [1]
+            assert not pool.workers[0].alive
+            venv.reset()
+            assert venv.step([0])[0][:, 2].tolist() == [1]
 
 
 @pytest.mark.parametrize("moment", ["restart", "send"])
-def test_an_interrupt_while_a_failed_reset_is_tried_again(
-    remote_backend: Any, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_a_failed_reset_is_tried_again(remote_backend: Any, moment: str) -> None:
     fns = [partial(Counter, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
     with remote_backend(fns, num_workers=3, on_error="restart") as venv:
         venv.reset()
         venv.send([0] * 3, reset=[1])
-        with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend, moment, interrupted(getattr(venv.engine.backend, moment)))
-            with pytest.raises(KeyboardInterrupt):
-                venv.recv()
+        with interrupting(venv.engine.backend, moment):
+            venv.recv()
         assert venv.waiting_id == []
         assert venv.reset([0, 2])[0][:, 2].tolist() == [0, 0]
         assert venv.step([0, 0], [0, 2])[0][:, 2].tolist() == [1, 1]
@@ -317,18 +265,13 @@ def test_interrupts_at_random_moments_of_dummy() -> None:
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
-@pytest.mark.parametrize("moment", ["send", "wait", "take"])
-def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(
-    backend: Any, mode: AutoresetMode, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with backend(counters(2), num_workers=2) as venv:
+def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(mode: AutoresetMode) -> None:
+    with DummyVectorEnv(counters(2)) as venv:
         envs = GymnasiumVectorEnv(venv, autoreset_mode=mode)
         envs.reset()
-        for _ in range(2):
-            with monkeypatch.context() as patch:
-                patch.setattr(venv.engine.backend, moment, interrupted(getattr(venv.engine.backend, moment)))
-                with pytest.raises(KeyboardInterrupt):
-                    envs.step(ACTIONS)
+        for moment in ("send", "wait", "take") * 2:
+            with interrupting(venv.engine.backend, moment):
+                envs.step(ACTIONS)
             with pytest.raises(VectorEnvError, match="interrupted"):
                 envs.step(ACTIONS)
             assert envs.reset()[0][:, 2].tolist() == [0, 0]
@@ -370,31 +313,8 @@ def test_an_interrupt_while_an_env_of_dummy_is_closed_is_raised_once_all_are() -
     venv.close()
 
 
-class InThisProcess(EnvWorker):
-    """A worker of the user's own, in this process."""
-
-    def __init__(self, env_fn: Any) -> None:
-        self.env = env_fn()
-        super().__init__(env_fn)
-
-    def get_env_attr(self, key: str) -> Any:
-        return getattr(self.env, key)
-
-    def set_env_attr(self, key: str, value: Any) -> None:
-        setattr(self.env, key, value)
-
-    def send(self, action: Any, **kwargs: Any) -> None:
-        self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
-
-    def render(self, **kwargs: Any) -> Any:
-        return None
-
-    def close_env(self) -> None:
-        self.env.close()
-
-
 def test_an_interrupt_in_a_worker_of_the_users_own_leaves_no_old_row() -> None:
-    with BaseVectorEnv([partial(InterruptsItself, 0), partial(Counter, 1)], InThisProcess) as venv:
+    with BaseVectorEnv([partial(InterruptsItself, 0), partial(Counter, 1)], LocalWorker) as venv:
         venv.reset()
         assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
         with pytest.raises(KeyboardInterrupt):
@@ -404,12 +324,12 @@ def test_an_interrupt_in_a_worker_of_the_users_own_leaves_no_old_row() -> None:
         assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
-def test_the_handler_of_ctrl_c_is_the_users_own(handler: Any) -> None:
+@pytest.mark.parametrize("backend", one_of([DummyVectorEnv, *PROCESS_BACKENDS]))
+def test_the_handler_of_ctrl_c_is_the_users_own(backend: Any) -> None:
     """Ours would be found by notebooks and other libraries, which set handlers for a while."""
-    signal.signal(signal.SIGINT, handler)
-    for venv_class in (DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv):
-        with venv_class(counters(1)) as venv:
+    for handler in (signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler):
+        signal.signal(signal.SIGINT, handler)
+        with backend(counters(1)) as venv:
             venv.reset()
             assert signal.getsignal(signal.SIGINT) == handler
         assert signal.getsignal(signal.SIGINT) == handler

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.backends import PROCESS_BACKENDS, one_of
 from tests.faulty import Counter, RaisesInInit, RaisesOnStep, counters
 from tests.ledger import Column, Ledger, columns, gone, pids
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
@@ -98,12 +99,12 @@ def kill_and_restart(ledger: Ledger) -> None:
     ledger.venv.step([0] * 3)
 
 
-@pytest.mark.parametrize("venv_class", [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv])
+@pytest.mark.parametrize("venv_class", one_of([DummyVectorEnv, *PROCESS_BACKENDS]))
 def test_some_cycles_leave_nothing(venv_class: Any) -> None:
     for k in range(4):
         cycle(venv_class, k)
     before = Snapshot()
-    for k in range(40 if venv_class is DummyVectorEnv else 10):
+    for k in range(10):
         cycle(venv_class, k)
     after = Snapshot()
     assert after == before
@@ -128,8 +129,8 @@ def test_a_thousand_cycles_leave_nothing_and_memory_does_not_grow(venv_class: An
     assert growth < SLOPE
 
 
-@columns("blocks", dummy=False, ray=False)
-@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+@columns("blocks", only=ShmemVectorEnv)
+@pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
     """A process that is killed cannot remove names; and what has none cannot be found, or squatted, by others."""
@@ -141,7 +142,7 @@ def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
             assert [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")] == []
 
 
-@columns("blocks", "single", dummy=False, ray=False)
+@columns("blocks", only=ShmemVectorEnv)
 def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
     few = 6 if PORTABLE else 5  # a pipe has two ends
     with column.open(counters(1), num_workers=1):
@@ -150,7 +151,7 @@ def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
             assert len(os.listdir("/proc/self/fd")) - one <= few * 8
 
 
-@columns("blocks", dummy=False, ray=False)
+@columns("blocks", only=SubprocVectorEnv)
 def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(column: Column) -> None:
     column.backend(counters(1)).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

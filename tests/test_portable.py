@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.backends import FULL
 from vecenv import SharedMemoryError, portability
 from vecenv.backends.ipc.messages import READY, Channel
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
@@ -55,6 +56,7 @@ def taken(log: Path, parent: int | None = None) -> str:
     return f"fallbacks taken{where}: {', '.join(each)}"
 
 
+@FULL
 def test_shmem_keeps_the_contract_without_the_calls_of_linux(
     tmp_path: Path, record_property: Callable[[str, str], None]
 ) -> None:
@@ -67,7 +69,7 @@ def test_shmem_keeps_the_contract_without_the_calls_of_linux(
 
 SUITE = (
     *("contract", "async", "start", "leaks", "interrupts", "threads", "status_bytes", "internals", "system_limits"),
-    *("cpu_placement", "faults_contract", "faults_data", "faults_death", "faults_errors", "faults_parent"),
+    *("cpu_placement", "faults", "faults_data", "faults_death", "faults_errors", "faults_parent"),
     *("faults_races", "faults_restart", "faults_time"),
 )
 

@@ -24,6 +24,7 @@ import pytest
 from collector_envs import arrays, assert_equal, lean
 
 from collector import AsyncDataCollector, SyncDataCollector
+from tests.backends import RAY
 from tests.faulty import counters
 from tests.ledger import Ledger, pids
 from tests.local_ray import FAR, NEAR
@@ -41,6 +42,8 @@ from vecenv import (
 from vecenv.testing import CHECKS, check_vector_env
 
 pytestmark = pytest.mark.local_ray
+QUICK = ("rows", "mixed_rounds", "async", "env_errors")
+"""Checks that `make test` runs on Ray: a second each, in which actors start."""
 CARTPOLE = partial(gym.make, "CartPole-v1")
 
 
@@ -61,7 +64,7 @@ def same_rounds(venv: Any, other: Any, rounds: int = 30) -> None:
         over = got[2] | got[3]
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", [pytest.param(check, marks=[] if check in QUICK else RAY) for check in CHECKS])
 def test_it_keeps_the_contract(check: Any) -> None:
     check_vector_env(partial(RayVectorEnv, num_workers=2, **NEAR), [check])
 
@@ -73,6 +76,7 @@ def test_it_keeps_the_contract_across_nodes(check: Any, options: dict[str, Any])
     check_vector_env(partial(RayVectorEnv, num_workers=2, **options), [check])
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("options", "places"),
     [(NEAR, [True, True]), (FAR, [False, False]), ({}, [False, True])],

@@ -14,19 +14,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 import vecenv.engine.interrupts
 import vecenv.engine.lifetime
+from tests.backends import FULL
 from tests.ctrl_c import interrupt_at_random
 from tests.faulty import Counter, RaisesOnStep, TakesLong, counters
 from tests.ledger import CLOSED
 from vecenv import (
-    ConcurrentCallError,
-    DummyVectorEnv,
     EnvStepError,
     ThreadVectorEnv,
     VectorEnvError,
@@ -105,46 +102,26 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # The thread of an env.
 
 
-class Notes(Counter):
-    """Notes in which thread each operation runs."""
+class Notes:
+    """A counter behind a note of each use and its thread."""
 
     def __init__(self, id: int, notes: dict[int, list[tuple[str, Any]]]) -> None:
-        super().__init__(id)
-        self.notes = notes.setdefault(id, [])
+        vars(self).update(inner=Counter(id), notes=notes.setdefault(id, []))
         self.note("init")
 
     def note(self, what: str) -> None:
         self.notes.append((what, threading.current_thread()))
 
-    def on_reset(self) -> None:
-        self.note("reset")
+    def __getattr__(self, name: str) -> Any:
+        self.note(name)
+        return getattr(self.inner, name)
 
-    def on_step(self) -> None:
-        self.note("step")
-
-    def render(self) -> None:
-        self.note("render")
-
-    def method(self) -> None:
-        self.note("method")
-
-    @property
-    def prop(self) -> int:
-        self.note("prop")
-        return 1
-
-    @prop.setter
-    def prop(self, value: int) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         self.note("set")
-
-    def seed(self, seed: int) -> None:
-        self.note("seed")
-
-    def close(self) -> None:
-        self.note("close")
+        setattr(self.inner, name, value)
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 1}, {"wait_num": 1, "num_workers": 2}])
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 1}])
 def test_an_env_is_made_used_and_closed_in_one_thread(options: dict[str, Any]) -> None:
     notes: dict[int, list[tuple[str, Any]]] = {}
     with ThreadVectorEnv([partial(Notes, i, notes) for i in range(3)], **options) as venv:
@@ -152,39 +129,17 @@ def test_an_env_is_made_used_and_closed_in_one_thread(options: dict[str, Any]) -
         venv.send([0] * 3)
         while venv.waiting_id:
             venv.recv()
-        venv.render()
-        venv.call("method")
-        venv.get_env_attr("prop")
-        venv.set_env_attr("prop", 2)
-        venv.seed(1)
+        venv.call("info")
+        venv.get_env_attr("t")
+        venv.set_env_attr("mark", 2)
         assert all(thread.daemon for thread in block_threads())
-        assert len(block_threads()) == venv.num_workers
-    operations = {"init", "reset", "step", "render", "method", "prop", "set", "seed", "close"}
-    threads = set()
+        assert len(block_threads()) == venv.num_workers == (2 if "num_workers" in options else 3)
     for own in notes.values():
-        assert {what for what, _ in own} == operations
+        assert {what for what, _ in own} >= {"init", "reset", "step", "info", "t", "set", "close"}
         assert len({thread for _, thread in own}) == 1
-        threads.add(own[0][1])
+    threads = {own[0][1] for own in notes.values()}
     assert len(threads) == venv.num_workers
     assert threading.current_thread() not in threads
-
-
-def test_trajectories_are_those_of_dummy() -> None:
-    fns = [partial(gymnasium.make, "CartPole-v1")] * 5
-    actions = np.random.default_rng(0).integers(2, size=(100, 5))
-    rows = []
-    for make in (DummyVectorEnv, ThreadVectorEnv, partial(ThreadVectorEnv, num_workers=3)):
-        with make(fns) as venv:
-            seen = [venv.reset(seed=3)[0], *(leaf for a in actions for leaf in venv.step(a, autoreset=True)[:4])]
-            rows.append([leaf.tobytes() for leaf in seen])
-    assert rows[0] == rows[1] == rows[2]
-
-
-def test_the_default_in_async_mode_is_one_thread_per_env() -> None:
-    with ThreadVectorEnv(counters(5), wait_num=2) as venv:
-        assert venv.num_workers == 5
-    with ThreadVectorEnv(counters(5), timeout=1.0) as venv:
-        assert venv.num_workers == 5
 
 
 # Hung envs.
@@ -203,14 +158,11 @@ def step_until_error(venv: Any) -> None:
         venv.step([0] * len(ready) if ready else None, ready or None)
 
 
-@pytest.mark.parametrize("wait_num", [None, 2])
-def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_go_on(gate: Gate, wait_num: int | None) -> None:
-    with make_hanging(gate, wait_num=wait_num) as venv:
+def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_go_on(gate: Gate) -> None:
+    with make_hanging(gate, wait_num=2) as venv:
         venv.reset()
-        begin = time.monotonic()
         with pytest.raises(WorkerTimeoutError) as caught:
             step_until_error(venv)
-        assert LIMIT <= time.monotonic() - begin < LIMIT + 5
         text = str(caught.value)
         assert f"env 1 has been busy for more than step_timeout={LIMIT} s" in text
         assert "threads cannot be killed" in text
@@ -274,17 +226,6 @@ def test_a_call_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) ->
         assert venv.call("method") == ["new"]
 
 
-def test_a_hang_is_a_truncated_row_with_on_error_restart(gate: Gate) -> None:
-    with make_hanging(gate, on_error="restart") as venv:
-        venv.reset()
-        venv.step([0] * 4)
-        *_, truncated, info = venv.step([0] * 4)
-        assert truncated.tolist() == [True, True, False, False]
-        assert "WorkerTimeoutError" in info[1]["error"]
-        venv.reset([0, 1])
-        assert venv.step([0] * 4)[0][:, 2].tolist() == [1, 1, 3, 3]
-
-
 def test_without_step_timeout_a_warning_shows_the_stack_of_an_env(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     from vecenv.backends.pool import watchdog
 
@@ -330,7 +271,7 @@ def test_a_constructor_that_does_not_return_is_abandoned(gate: Gate) -> None:
     begin = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"envs \[2, 3\] were not constructed within start_timeout=0.3 s"):
         ThreadVectorEnv(fns, start_timeout=0.3, num_workers=2)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < TIMEOUT
     gate.open()
     wait_until(lambda: block_threads() == [])
     assert gate.notes == [("closed",)]  # env 3 was never made
@@ -384,20 +325,8 @@ def test_one_env_behind_two_ids_is_refused() -> None:
 # Errors.
 
 
-def test_an_error_of_an_env_is_the_object_that_it_raised() -> None:
-    error = ValueError("its own")
-    with ThreadVectorEnv([partial(Counter, 0), partial(RaisesOnStep, 1, error=lambda: error)]) as venv:
-        venv.reset()
-        venv.step([0, 0])
-        with pytest.raises(ValueError, match="its own") as caught:
-            venv.step([0, 0])
-        assert caught.value is error
-        assert "on_step" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        assert error.partial.env_id.tolist() == [0]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_exception_that_would_end_the_program_is_the_failure_of_its_env(kind: type[BaseException]) -> None:
+def test_an_exception_that_would_end_the_program_is_the_failure_of_its_env() -> None:
+    kind = KeyboardInterrupt  # the others are in the zoo of `test_faults_errors`
     with ThreadVectorEnv([partial(Counter, 0), partial(RaisesOnStep, 1, error=kind)]) as venv:
         venv.reset()
         venv.step([0, 0])
@@ -449,10 +378,9 @@ def test_an_interrupted_wait_loses_no_env(gate: Gate) -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"wait_num": 2}])
-def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> None:
+def test_interrupts_at_random_moments_lose_no_env() -> None:
     envs = 4
-    with ThreadVectorEnv(counters(envs), **options) as venv:
+    with ThreadVectorEnv(counters(envs), num_workers=2, wait_num=2) as venv:
         venv.reset()
 
         def usable() -> None:
@@ -469,21 +397,6 @@ def test_interrupts_at_random_moments_lose_no_env(options: dict[str, Any]) -> No
             venv.step([0] * len(venv.ready_id), venv.ready_id)
 
         assert interrupt_at_random(step, usable, 100, longest=1e-3) == 100
-
-
-def test_one_call_at_a_time_may_wait(gate: Gate) -> None:
-    with make_hanging(gate, step_timeout=None, wait_num=4) as venv:
-        venv.reset()
-        venv.step([0] * 4)
-        thread = threading.Thread(target=lambda: venv.step([0] * 4))
-        thread.start()
-        assert gate.entered.wait(TIMEOUT)
-        wait_until(lambda: venv.engine.backend.sleeps)
-        assert venv.alive() == [True] * 4
-        with pytest.raises(ConcurrentCallError):
-            venv.recv()
-        gate.open()
-        thread.join(TIMEOUT)
 
 
 # Close.
@@ -509,7 +422,8 @@ def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.Mo
     assert gate.notes[-1] == ("closed", 1, True)
 
 
-def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate) -> None:
+def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 2 * TIMEOUT)
     venv = make_hanging(gate)
     venv.reset()
     venv.step([0] * 4)
@@ -519,9 +433,10 @@ def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         venv.close()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < TIMEOUT
 
 
+@FULL
 def test_a_program_ends_though_an_env_hangs(tmp_path: Any) -> None:
     program = """
 import threading, gymnasium as gym
@@ -558,19 +473,13 @@ def test_envs_that_wait_in_a_shared_thread_are_reported_once() -> None:
 
 
 def test_waiting_envs_wait_at_the_same_time() -> None:
+    everyone = threading.Barrier(32)
+
     class Waits(Counter):
-        observation_space = spaces.Text(10)
-
         def on_step(self) -> None:
-            time.sleep(0.1)
+            everyone.wait(TIMEOUT)
 
-        def observe(self, action: Any) -> Any:
-            return str(self.t)
-
-    with ThreadVectorEnv([partial(Waits, i) for i in range(32)], wait_num=32, timeout=5.0) as venv:
+    with ThreadVectorEnv([partial(Waits, i) for i in range(32)], wait_num=32, timeout=TIMEOUT) as venv:
         assert venv.num_workers == 32
         venv.reset()
-        begin = time.monotonic()
-        obs = venv.step([0] * 32)[0]
-        assert time.monotonic() - begin < 1.6
-        assert obs.tolist() == ["1"] * 32
+        assert venv.step([0] * 32)[0][:, 2].tolist() == [1] * 32

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import vecenv.engine.lifetime
-from tests.backends import BACKENDS, and_ray
+from tests.backends import PROCESS_BACKENDS, and_ray
 from tests.ledger import CLOSED
-from vecenv import ClosedError
+from vecenv import ClosedError, ConcurrentCallError, ThreadVectorEnv
 from vecenv.testing import Gates
 
-waiting_backend = and_ray(BACKENDS[1:])
+waiting_backend = and_ray([ThreadVectorEnv, *PROCESS_BACKENDS])
 
 ACTIONS = [0, 0]
 
@@ -109,7 +109,7 @@ def test_another_thread_may_ask_who_is_alive_and_is_reported_to_wait_for_the_res
             for call in (venv.step, venv.send):
                 with pytest.raises(RuntimeError, match="env 0 is still stepping"):
                     call(ACTIONS)
-            with pytest.raises(RuntimeError, match="another call waits for this vector env"):
+            with pytest.raises(ConcurrentCallError, match="another call waits for this vector env"):
                 venv.recv()
             gates.open(0, 1)
         assert len(outcome[0]) == 5
