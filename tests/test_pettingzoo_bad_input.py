@@ -111,31 +111,31 @@ def test_what_does_not_fit_is_refused_when_it_is_made(env_fns, options, error, m
         ParallelVectorEnv(env_fns, **{"backend": "dummy", **options})
 
 
-def test_an_agent_that_is_not_a_possible_one_is_an_error(backend):
+def test_an_agent_that_is_not_a_possible_one_is_an_error():
     with (
-        ParallelVectorEnv([Nameless], backend, possible_agents=["cow_2", "cow_0"]) as venv,
+        ParallelVectorEnv([Nameless], "dummy", possible_agents=["cow_2", "cow_0"]) as venv,
         pytest.raises(EnvContractError, match="env 0: the agent 'cow_1' is not one of"),
     ):
         venv.reset()
 
 
-def test_an_observation_that_does_not_fit_names_the_env_and_the_agent(backend):
+def test_an_observation_that_does_not_fit_names_the_env_and_the_agent():
     class Wrong(Herd):
         def _see(self, agent):
             return np.zeros(3, np.float32) if agent == "cow_1" else super()._see(agent)
 
-    with ParallelVectorEnv([Herd, Wrong], backend) as venv, pytest.raises(ObservationError, match=r"env 1: .*cow_1"):
+    with ParallelVectorEnv([Herd, Wrong], "dummy") as venv, pytest.raises(ObservationError, match=r"env 1: .*cow_1"):
         venv.reset()
 
 
-def test_an_agent_without_an_observation_is_an_error(backend):
+def test_an_agent_without_an_observation_is_an_error():
     class Shy(Herd):
         def reset(self, seed=None, options=None):
             obs, infos = super().reset(seed, options)
             return {"cow_0": obs["cow_0"]}, infos
 
     with (
-        ParallelVectorEnv([Shy], backend) as venv,
+        ParallelVectorEnv([Shy], "dummy") as venv,
         pytest.raises(EnvContractError, match="env 0: agent 'cow_1' is alive"),
     ):
         venv.reset()

@@ -16,11 +16,11 @@ ZEROS = np.zeros(6, int)
 
 
 def herds(n=2, backend="dummy", own_episodes=False, **options):
-    return flatten_agents(ParallelVectorEnv([Herd] * n, backend, **options), own_episodes=own_episodes)
+    return flatten_agents(ParallelVectorEnv([Herd] * n, "dummy", **options), own_episodes=own_episodes)
 
 
-def test_rows_are_the_agents_of_env_0_then_those_of_env_1(backend):
-    envs = herds(backend=backend)
+def test_rows_are_the_agents_of_env_0_then_those_of_env_1():
+    envs = herds()
     assert (envs.num_envs, envs.single_observation_space.shape, envs.observation_space.shape) == (6, (2,), (6, 2))
     assert (envs.single_action_space, envs.action_space) == (spaces.Discrete(3), spaces.MultiDiscrete([3] * 6))
     obs, infos = envs.reset(seed=[0, 20])
@@ -55,8 +55,8 @@ def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends():
     envs.close()
 
 
-def test_same_step_mode_has_gymnasiums_final_observations(backend):
-    envs = herds(backend=backend, autoreset_mode="SameStep")
+def test_same_step_mode_has_gymnasiums_final_observations():
+    envs = herds(autoreset_mode="SameStep")
     assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     envs.reset(seed=[0, 20])
     for _ in range(3):
@@ -89,8 +89,8 @@ def test_an_agent_may_end_before_its_env_and_the_zeros_after_it_are_an_episode_o
     envs.close()
 
 
-def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(backend):
-    envs = herds(2, backend, autoreset_mode="same_step", own_episodes=True)
+def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs():
+    envs = herds(2, autoreset_mode="same_step", own_episodes=True)
     envs.reset(seed=[0, 20])
     envs.step(ZEROS)
     obs, _, terminated, truncated, infos = envs.step(ZEROS)
@@ -173,8 +173,8 @@ def test_gymnasiums_wrappers_count_one_episode_a_row():
     envs.close()
 
 
-def test_a_reset_mask_resets_whole_envs(backend):
-    envs = herds(backend=backend, autoreset_mode="Disabled")
+def test_a_reset_mask_resets_whole_envs():
+    envs = herds(autoreset_mode="Disabled")
     with pytest.raises(RuntimeError, match="first reset must be of all envs"):
         envs.reset(options={"reset_mask": np.array([True] * 3 + [False] * 3)})
     envs.reset(seed=[0, 20])
@@ -211,8 +211,8 @@ def test_a_wrong_number_of_seeds_is_refused():
     envs.close()
 
 
-def test_sb3_learns_on_the_rows_from_a_seed(backend):
-    envs = herds(backend=backend, autoreset_mode="SameStep")
+def test_sb3_learns_on_the_rows_from_a_seed():
+    envs = herds(autoreset_mode="SameStep")
     assert envs.autoreset_mode is AutoresetMode.SAME_STEP
     model = PPO("MlpPolicy", SB3VecEnv(envs), seed=0, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
     model.learn(48)
@@ -256,9 +256,9 @@ def test_dict_and_tuple_spaces_are_batched():
         assert (obs["x"].shape, obs["y"].tolist()) == ((6, 2), [1] * 6)
 
 
-def test_real_knights_run_with_gymnasiums_wrappers(backend):
+def test_real_knights_run_with_gymnasiums_wrappers():
     venv = ParallelVectorEnv(
-        [lambda: pettingzoo.make("parallel", "butterfly/knights_archers_zombies-v11", max_cycles=20)] * 2, backend
+        [lambda: pettingzoo.make("parallel", "butterfly/knights_archers_zombies-v11", max_cycles=20)] * 2, "dummy"
     )
     envs = gymnasium.wrappers.vector.NormalizeReward(flatten_agents(venv))
     obs, _ = envs.reset(seed=0)
