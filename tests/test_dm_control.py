@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from vecenv import DMControlEnv, ShmemVectorEnv
+from tests.backends import FULL
+from vecenv import DMControlEnv, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
 from vecenv.envs import offscreen_gl
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,11 +60,17 @@ def test_available_envs_is_a_dict_of_domains_on_the_class(suite):
 
 
 @pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # dm_control does not bound what is seen
-@pytest.mark.parametrize("task", [("cartpole", "balance"), ("hopper", "stand"), ("pendulum", "swingup")])
-def test_it_passes_the_check_of_gymnasium(task):
-    env = DMControlEnv(*task)
-    check_env(env, skip_render_check=True)
-    env.close()
+@FULL
+def test_it_passes_the_check_of_gymnasium():
+    for task in (("cartpole", "balance"), ("hopper", "stand"), ("pendulum", "swingup")):
+        env = DMControlEnv(*task)
+        check_env(env, skip_render_check=True)
+        assert {part.dtype.name for part in env.observation_space.values()} == {"float64"}
+        assert (env.action_space.low == -1).all()
+        env.close()
+    walker = DMControlEnv("walker", "walk")  # whose height is a number
+    assert walker.observation_space["height"].shape == walker.reset(seed=0)[0]["height"].shape == (1,)
+    walker.close()
 
 
 def test_it_gives_what_dm_control_gives(suite):
@@ -78,17 +85,6 @@ def test_it_gives_what_dm_control_gives(suite):
         assert (reward, terminated, truncated, info) == (timestep.reward, False, False, {})
         assert type(reward) is float
     env.close()
-
-
-def test_numbers_become_arrays_of_one():
-    env = DMControlEnv("hopper", "stand")
-    walker = DMControlEnv("walker", "walk")
-    assert walker.observation_space["height"].shape == (1,)
-    assert walker.reset(seed=0)[0]["height"].shape == (1,)
-    assert {part.dtype.name for part in env.observation_space.values()} == {"float64"}
-    assert (env.action_space.low == -1).all()
-    env.close()
-    walker.close()
 
 
 def test_observations_are_copies():
@@ -181,47 +177,30 @@ def test_a_step_outside_of_an_episode_is_refused():
 # What is refused.
 
 
-def test_both_names_are_needed():
+@FULL
+def test_an_unknown_task_names_those_that_exist():
+    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'cartpole'; it has \['balance'"):
+        DMControlEnv("cartpole", "fly")
+    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'rocket'; the domains are \['acrobot'"):
+        DMControlEnv("rocket", "fly")
     with pytest.raises(TypeError, match="task"):
         DMControlEnv("cartpole")
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("cartpole", "fly"), r"no task 'fly' in the domain 'cartpole'; it has \['balance'"),
-        (("rocket", "fly"), r"no task 'fly' in the domain 'rocket'; the domains are \['acrobot'"),
-    ],
-)
-def test_an_unknown_task_names_those_that_exist(names, message):
-    with pytest.raises(RuntimeError, match=message):
-        DMControlEnv(*names)
-
-
-@pytest.mark.parametrize("frame_skip", [0, -1, 2.0, True, "2"])
-def test_a_frame_skip_that_is_no_count_is_refused(frame_skip):
-    with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
-        swingup(frame_skip=frame_skip)
-
-
-def test_a_frame_skip_may_be_an_integer_of_numpy():
+@FULL
+def test_arguments_that_do_not_exist_are_refused():
     env = swingup(frame_skip=np.int64(2))
     assert (type(env.frame_skip), env.frame_skip) == (int, 2)
     env.close()
-
-
-@pytest.mark.parametrize("camera_id", ["zz", None, 2, -2, 0.0, True])
-def test_a_camera_that_is_not_there_is_refused_before_anything_is_rendered(camera_id):
-    with pytest.raises(ValueError, match=r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"):
-        swingup(camera_id=camera_id, from_pixels=True)
-
-
-@pytest.mark.parametrize("camera_id", ["lookatcart", 1, np.int64(0), -1])
-def test_cameras_have_names_and_numbers(camera_id):
-    swingup(camera_id=camera_id).close()
-
-
-def test_other_arguments_are_refused():
+    with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
+        swingup(frame_skip=0)
+    for camera_id in ("lookatcart", 1, np.int64(0), -1):  # cameras have names and numbers
+        swingup(camera_id=camera_id).close()
+    for camera_id in ("zz", None, 2, -2, 0.0, True):
+        with pytest.raises(
+            ValueError, match=r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
+        ):
+            swingup(camera_id=camera_id, from_pixels=True)
     with pytest.raises(ValueError, match="render_mode"):
         swingup(render_mode="human")
     env = swingup()
@@ -233,47 +212,29 @@ def test_other_arguments_are_refused():
     env.close()
 
 
-def test_without_dm_control_the_error_says_what_to_install():
-    program = """
-import sys
-sys.modules["dm_control"] = None
-from vecenv import DMControlEnv
-try:
-    DMControlEnv("cartpole", "swingup")
-except ImportError as error:
-    print(error)
-"""
-    assert in_fresh_python(program).endswith("pip install 'vecenv[dm-control]'")
-
-
 # In vector envs.
 
 
-def test_every_backend_gives_the_same_trajectories(backend):
-    with backend([swingup] * 3, num_workers=2) as venv:
+@FULL
+def test_it_works_in_workers_with_wrappers_of_gymnasium_around_it():
+    def make():
+        return gym.wrappers.TimeLimit(gym.wrappers.FlattenObservation(swingup()), 30)
+
+    with ShmemVectorEnv([make] * 3, num_workers=2) as venv:
         obs, _ = venv.reset(seed=5)
-        total = np.zeros(3)
+        total, ends = np.zeros(3), []
         for t in range(30):
-            obs, rew, _, _, _ = venv.step(np.full((3, 1), np.sin(t)))
+            obs, rew, _, truncated, _ = venv.step(np.full((3, 1), np.sin(t)))
             total += rew
-    alone = swingup()
+            ends.append(truncated.all())
+    assert ends == [False] * 29 + [True]
+    alone = make()
     for i in range(3):
         alone.reset(seed=5 + i)
         results = [alone.step([np.sin(t)]) for t in range(30)]
-        np.testing.assert_equal({name: part[i] for name, part in obs.items()}, results[-1][0])
+        np.testing.assert_array_equal(obs[i], results[-1][0])
         assert total[i] == pytest.approx(sum(result[1] for result in results))
     alone.close()
-
-
-def test_wrappers_of_gymnasium_go_around_it():
-    def make():
-        return gym.wrappers.TimeLimit(gym.wrappers.FlattenObservation(swingup()), 3)
-
-    with ShmemVectorEnv([make] * 2) as venv:
-        obs, _ = venv.reset(seed=0)
-        assert obs.shape == (2, 5)
-        ends = [venv.step(np.zeros((2, 1)))[3] for _ in range(3)]
-    np.testing.assert_array_equal(ends, [[False, False], [False, False], [True, True]])
 
 
 # Pixels. Where nothing can render, what must hold is that the error names what to install.
@@ -288,9 +249,11 @@ def renders_or_says_what_to_install(make):
     return None
 
 
-def test_pixels_in_workers_of_every_backend(backend):
-    """Two envs, one a worker where there are workers; the frames are those of the state, on every backend."""
-    venv = renders_or_says_what_to_install(lambda: backend([pixels] * 2, num_workers=2))
+@FULL
+@pytest.mark.parametrize("kind", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
+def test_pixels_in_workers(kind):
+    """Two envs, one a worker where there are workers; the frames are those of the state."""
+    venv = renders_or_says_what_to_install(lambda: kind([pixels] * 2, num_workers=2))
     if venv is not None:
         with venv:
             obs, _ = venv.reset(seed=[1, 1])
@@ -305,6 +268,7 @@ def test_pixels_in_workers_of_every_backend(backend):
             np.testing.assert_array_equal(venv.reset(seed=[1, 1])[0]["pixels"], start)
 
 
+@FULL
 @pytest.mark.parametrize("pixels_only", [True, False])
 def test_pixels_replace_the_state_or_are_added_to_it(pixels_only):
     env = renders_or_says_what_to_install(
@@ -320,6 +284,7 @@ def test_pixels_replace_the_state_or_are_added_to_it(pixels_only):
         env.close()
 
 
+@FULL
 def test_a_frame_larger_than_the_model_allows_is_a_value_error():
     if RENDERS:
         with pytest.raises(ValueError, match="width"):
@@ -328,9 +293,17 @@ def test_a_frame_larger_than_the_model_allows_is_a_value_error():
         renders_or_says_what_to_install(pixels)
 
 
-def test_where_nothing_renders_the_state_is_there_and_the_error_says_what_to_install():
+@FULL
+def test_where_nothing_renders_or_is_installed_the_error_says_what_to_install():
     program = """
+import sys
 from vecenv import DMControlEnv
+sys.modules["dm_control"] = None
+try:
+    DMControlEnv("cartpole", "swingup")
+except ImportError as error:
+    print(error)
+del sys.modules["dm_control"]
 env = DMControlEnv("cartpole", "swingup")
 print(env.reset(seed=0)[0]["position"].shape)
 try:
@@ -338,7 +311,8 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    state, error = in_fresh_python(program, MUJOCO_GL="disabled").splitlines()
+    missing, state, error = in_fresh_python(program, MUJOCO_GL="disabled").splitlines()
+    assert missing.endswith("pip install 'vecenv[dm-control]'")
     assert state == "(3,)"
     assert "apt-get install libegl1" in error
     assert "MUJOCO_GL" in error
@@ -364,6 +338,7 @@ def test_a_display_or_a_choice_of_the_users_own_stays(monkeypatch, name, value):
     assert environment == {name: value}
 
 
+@FULL
 def test_it_is_chosen_before_dm_control_is_imported():
     program = """
 import os, sys
@@ -378,6 +353,7 @@ print(os.environ["MUJOCO_GL"] == _render.BACKEND or _render.BACKEND, os.environ[
     assert same == "True" or chosen == "disabled"
 
 
+@FULL
 def test_rendering_in_a_fork_of_a_process_that_rendered_is_an_error_and_no_hang():
     program = """
 import os, sys
