@@ -12,6 +12,7 @@ from benchmarks.loops import rows, tables
 from benchmarks.measure import Measured
 from benchmarks.sample import Sample
 
+pytestmark = pytest.mark.full
 TINY = ["--rounds", "1", "--seconds", "0.01", "--patience", "0"]
 ROWS = [
     pytest.param(row, marks=[pytest.mark.slow, pytest.mark.timeout(600)] if row != "pauses-cartpole-8" else [])
@@ -90,19 +91,16 @@ def test_of_several_lanes_the_best_is_the_other_side():
     assert tables.judge(target(("slow", "fast"), 2.1, of="p50", at_most=True), one).yardstick.startswith("fast")
 
 
-@pytest.mark.parametrize(
-    ("limit", "options", "reached"),
-    [
+def test_what_counts_as_reached():
+    one = measured(ours=[98], peer=[100])
+    for limit, options, reached in (
         (1.0, {}, False),
         (1.0, {"counts": 0.97}, True),
         (1.02, {"of": "p50", "at_most": True}, False),
         (1.03, {"of": "p50", "at_most": True}, True),
         (1.0, {"of": "learning_rate", "counts": 0.97}, True),
-    ],
-)
-def test_what_counts_as_reached(limit, options, reached):
-    one = measured(ours=[98], peer=[100])
-    assert tables.judge(target(("peer",), limit, **options), one).reached is reached
+    ):
+        assert tables.judge(target(("peer",), limit, **options), one).reached is reached
 
 
 def test_a_lane_that_is_missing_is_named_and_there_is_no_verdict():
@@ -128,10 +126,7 @@ def test_pure_stepping_is_held_against_another_checkout(monkeypatch, tmp_path):
     assert {(each["ratio"], each["reached"]) for each in found} == {("2.00 (2.00-2.00)", True)}
 
 
-# The README.
-
-
-def test_the_table_takes_the_place_between_the_marks(tmp_path):
+def test_the_table_takes_the_place_between_the_marks_which_the_readme_has(tmp_path):
     readme, results = tmp_path / "README.md", tmp_path / "loops.json"
     sample = {"steps": 24_680, "calls": 1, "wall": 2.0, "cpu_main": 0.0, "outside": 1.0, "rate": 12_340.0}
     plain = {**sample, "outside": 0.0}
@@ -153,15 +148,8 @@ def test_the_table_takes_the_place_between_the_marks(tmp_path):
         assert "old" not in text
         assert "medians of 5 interleaved runs, default settings of everything (gymnasium 1.4.0)" in text
         assert "| CleanRL-style PPO, 32 envs of 100 us | - | 24,700 (12,300) | - | gymnasium Sync 12,300 |\n" in text
-
-
-def test_a_readme_without_the_marks_is_refused(tmp_path):
-    readme = tmp_path / "README.md"
     readme.write_text("nothing")
     with pytest.raises(ValueError, match="has no place for the table"):
         tables.write_readme(readme, readme)
-
-
-def test_the_readme_of_the_project_has_a_place_for_the_table():
     text = (loops.ROOT / "README.md").read_text()
     assert text.index(tables.BEGIN) < text.index(tables.END) < text.index("bound(2)")

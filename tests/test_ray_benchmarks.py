@@ -15,6 +15,7 @@ pytest.importorskip("rich")
 
 from benchmarks.ray_soak import Found, Receipts
 
+pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parent.parent
 
 
