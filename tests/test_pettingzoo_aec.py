@@ -9,9 +9,12 @@ from agent_envs import Herd, RandomPlay, Relay, herd_in_turns, play_by_hand
 from gymnasium import spaces
 from pettingzoo.utils import parallel_to_aec
 
+from tests.backends import FULL
 from vecenv import AECVectorEnv, EnvContractError
 
 KNIGHTS = "butterfly/knights_archers_zombies-v11"
+GAMES = ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2", "herd"]
+GAMES += [pytest.param(KNIGHTS, marks=FULL)]
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 
 
@@ -19,7 +22,7 @@ def game(name, **kwargs):
     return pettingzoo.make("aec", name, **kwargs) if "/" in name else herd_in_turns()
 
 
-@pytest.mark.parametrize("name", ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2", "herd", KNIGHTS])
+@pytest.mark.parametrize("name", GAMES)
 def test_turns_are_those_of_pettingzoos_own_loop(name):
     """Movers, observations, masks and returns of one episode, played by two envs alike."""
     make = partial(game, name, **({"max_cycles": 250} if name == KNIGHTS else {}))
@@ -140,25 +143,18 @@ def test_wrong_actions_are_refused_before_anything_is_sent(actions, error, messa
         assert venv.step({"runner_0": [1, 2]})[1][:, 0].tolist() == [1, 2]
 
 
-def test_wrong_batches_of_the_one_action_name_the_env():
-    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy") as venv:
+def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused():
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy", check_legal=True) as venv:
         venv.reset(seed=0)
+        venv.step([4, 0])
         for actions, error, message in (
             ([0, 1, 2], ValueError, r"3 actions for 2 envs \[0, 1\]"),
             ([[0, 1], [1, 2]], ValueError, "envs .0, 1. has the shape .2, 2.,"),
             ([0.5, 1], TypeError, "not whole numbers"),
+            ([0, 0], ValueError, r"'player_2' in env 1 is illegal now.*\[1, 2, 3, 4, 5, 6, 7, 8\]"),
         ):
             with pytest.raises(error, match=message):
                 venv.step(actions)
-        assert not venv.step([0, 0])[4]["done"].any()
-
-
-def test_illegal_actions_are_refused_on_request():
-    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy", check_legal=True) as venv:
-        venv.reset(seed=0)
-        venv.step([4, 0])
-        with pytest.raises(ValueError, match=r"'player_2' in env 1 is illegal now.*\[1, 2, 3, 4, 5, 6, 7, 8\]"):
-            venv.step([0, 0])
         assert not venv.step([0, 1])[4]["done"].any()
     with AECVectorEnv([Relay], "dummy", check_legal=True) as venv:
         venv.reset(seed=0)

@@ -13,7 +13,7 @@ from vecenv.envs.multi_agent.agent_actions import AgentActions
 KINDS = [(ParallelVectorEnv, Herd), (AECVectorEnv, herd_in_turns)]
 
 
-pytestmark = pytest.mark.usefixtures("ctrl_c")
+pytestmark = [pytest.mark.usefixtures("ctrl_c"), pytest.mark.full]
 
 
 def any_actions(venv):

@@ -7,6 +7,7 @@ from agent_envs import Herd, Nameless, Zoo
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from tests.backends import FULL
 from vecenv import ClosedError, ParallelVectorEnv, ShmemVectorEnv, nest
 
 KNIGHTS = "butterfly/knights_archers_zombies-v11"
@@ -42,9 +43,8 @@ def all_do(venv, actions):
 class ByHand:
     """One env as PettingZoo steps it, and what a row of the batch has to be for it."""
 
-    def __init__(self, make, same_step=False):
+    def __init__(self, make):
         self.env = make()
-        self.same_step = same_step
 
     def reset(self, seed=None):
         self.env.reset(seed=seed)
@@ -94,7 +94,9 @@ def assert_row(venv, results, row, want):
             assert infos["action_mask"].get(agent, np.ones((9, 1)))[row].all()
 
 
-@pytest.mark.parametrize(("make", "backend"), [(Zoo, "dummy"), (Zoo, "shmem"), (Herd, "dummy"), (knights, "dummy")])
+@pytest.mark.parametrize(
+    ("make", "backend"), [(Zoo, "dummy"), (Zoo, "shmem"), (Herd, "dummy"), pytest.param(knights, "dummy", marks=FULL)]
+)
 def test_steps_are_those_of_pettingzoos_own_envs(make, backend):
     """Three envs through several episodes, with the autoreset of NEXT_STEP."""
     by_hand = [ByHand(make) for _ in range(2)]
@@ -190,6 +192,13 @@ def test_part_of_the_envs_can_be_stepped_and_reset():
         assert obs["cow_2"].tolist() == [[41, 0], [46, 0]]
         assert venv.get_env_attr("t") == [0, 1, 0, 0]
         assert venv.call("_see", "cow_0", id=[1])[0].tolist() == [11, 1]
+        venv.set_env_attr("t", 3, [0])
+        assert venv.get_env_attr("t", [0]) == [3]
+        before = venv.stats()["steps"]
+        venv.send(all_do(venv, [0]), [1])
+        assert (venv.ready_id, venv.waiting_id, venv.failed_id) == ([0, 2, 3], [1], [])
+        venv.recv()
+        assert (venv.alive(), venv.stats()["steps"]) == ([True] * 4, before + 1)
 
 
 def test_seeds_and_options_reach_the_envs():
@@ -357,23 +366,7 @@ def test_tuples_of_batches_are_the_actions_of_a_tuple_space():
             venv.step({"cow_0": [0, 0], "cow_1": [0, 2], "cow_2": [0, 0]})
 
 
-def test_states_and_counts_are_those_of_the_vector_env_inside():
-    with ParallelVectorEnv([Herd] * 2, "dummy") as venv:
-        venv.reset()
-        venv.send(all_do(venv, [0]), [1])
-        assert (venv.ready_id, venv.waiting_id, venv.failed_id) == ([0], [1], [])
-        venv.recv()
-        assert (venv.alive(), venv.stats()["steps"]) == ([True, True], 1)
-        venv.set_env_attr("t", 3, [0])
-        assert venv.get_env_attr("t") == [3, 1]
-
-
-def test_possible_agents_can_be_given_where_the_env_has_none():
-    with ParallelVectorEnv([Nameless] * 2, "dummy", possible_agents=["cow_2", "cow_0", "cow_1"]) as venv:
-        assert list(venv.reset(seed=0)[0]) == ["cow_2", "cow_0", "cow_1"]
-
-
-def test_agents_may_be_named_by_anything_hashable():
+def test_agents_may_be_given_and_named_by_anything_hashable():
     class Numbered(Herd):
         possible_agents = [("cow", 1), 7]
         _obs = dict.fromkeys(possible_agents, Herd._obs["cow_0"])
@@ -387,6 +380,8 @@ def test_agents_may_be_named_by_anything_hashable():
     with ParallelVectorEnv([Numbered], "dummy") as venv:
         venv.reset(seed=0)
         assert venv.step({7: [2], ("cow", 1): [1]})[1] == {("cow", 1): [1.0], 7: [2.0]}
+    with ParallelVectorEnv([Nameless] * 2, "dummy", possible_agents=["cow_2", "cow_0", "cow_1"]) as venv:
+        assert list(venv.reset(seed=0)[0]) == ["cow_2", "cow_0", "cow_1"]
 
 
 def test_before_the_first_reset_and_after_close_nothing_can_be_stepped():
@@ -402,14 +397,9 @@ def test_before_the_first_reset_and_after_close_nothing_can_be_stepped():
             call()
 
 
-def test_frames_come_from_every_env():
-    with ParallelVectorEnv([Zoo] * 2, "dummy") as venv:
+def test_frames_come_from_every_env_of_a_vector_env_class():
+    with ParallelVectorEnv([Zoo] * 2, ShmemVectorEnv, num_workers=1) as venv:
+        assert type(venv.venv) is ShmemVectorEnv
         venv.reset(options={"t": 2})
         assert venv.render_mode == "rgb_array"
         assert [frame.max() for frame in venv.render()] == [2, 2]
-
-
-def test_a_vector_env_class_is_a_backend_too():
-    with ParallelVectorEnv([Herd] * 2, ShmemVectorEnv, num_workers=1) as venv:
-        assert type(venv.venv) is ShmemVectorEnv
-        assert venv.reset(seed=0)[0]["cow_0"].shape == (2, 2)
