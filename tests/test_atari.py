@@ -140,7 +140,7 @@ def test_a_mask_resets_some_and_a_bad_one_none(make):
 
 
 @FULL
-def test_what_would_be_waited_for_without_an_end_is_an_error(make):
+def test_what_would_be_waited_for_without_an_end_or_comes_too_late_is_an_error(make):
     envs = make("pong", 3, batch_size=2, noop_max=1)
     envs.reset()
     with pytest.raises(NoAsyncCallError, match=r"waits for 2 results, but 1 are on the way; call send\(\) first"):
@@ -149,11 +149,11 @@ def test_what_would_be_waited_for_without_an_end_is_an_error(make):
     envs.recv()
     with pytest.raises(NoAsyncCallError):
         envs.recv()
-
-
-@FULL
-def test_a_step_that_was_begun_is_received_before_anything_else(make):
     envs = make("pong", 2, noop_max=1)
+    with pytest.raises(ResetNeeded):
+        envs.step([0, 0])
+    with pytest.raises(ResetNeeded, match="of all envs"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
     envs.reset()
     envs.send([0, 0])
     for use in (lambda: envs.send([0, 0]), envs.reset):
@@ -161,32 +161,31 @@ def test_a_step_that_was_begun_is_received_before_anything_else(make):
             use()
     assert envs.recv()[4]["episode_frame_number"].tolist() == [5, 5]
     assert envs.reset()[1]["episode_frame_number"].tolist() == [1, 1]
+    envs.send([0, 0])
+    envs.close()
+    envs.close()
+    for use in (lambda: envs.step([0, 0]), envs.reset, envs.recv):
+        with pytest.raises(ClosedEnvironmentError):
+            use()
 
 
 @FULL
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_a_second_reset_of_batches_gives_nothing_of_the_episodes_before(make, batch_size):
+def test_batches_of_some_envs_name_them_and_those_after_a_reset_are_of_new_episodes(make, batch_size):
     envs = make("pong", 3, batch_size=batch_size, noop_max=1)
     for _ in range(3):
-        assert envs.reset()[1]["episode_frame_number"].tolist() == [1] * batch_size
-        for _ in range(5):
-            infos = envs.step([0] * batch_size)[4]
+        infos = envs.reset()[1]
+        assert infos["episode_frame_number"].tolist() == [1] * batch_size
+        seen = set(infos["env_id"].tolist())
+        # The first to be ready are handed out: a thread that the machine keeps waiting is seen late.
+        for step in range(1000):
+            _, rewards, _, _, infos = envs.step([0] * batch_size)
+            assert rewards.shape == (batch_size,)
             assert len(set(infos["env_id"].tolist())) == batch_size
-
-
-@FULL
-def test_batches_of_some_envs_name_them(make):
-    envs = make("pong", 4, batch_size=2)
-    seen = set(envs.reset(seed=0)[1]["env_id"].tolist())
-    # The first two to be ready are handed out: a thread that the machine keeps waiting is seen late.
-    for _ in range(1000):
-        _, rewards, _, _, infos = envs.step([0, 0])
-        assert rewards.shape == (2,)
-        assert len(set(infos["env_id"].tolist())) == 2
-        seen |= set(infos["env_id"].tolist())
-        if len(seen) == 4:
-            break
-    assert seen == {0, 1, 2, 3}
+            seen |= set(infos["env_id"].tolist())
+            if step >= 5 and len(seen) == 3:
+                break
+        assert seen == {0, 1, 2}
 
 
 @FULL
@@ -207,22 +206,6 @@ def test_actions_on_which_ale_would_wait_without_an_end_are_errors(make):
     assert envs.step(np.zeros((2, 3)))[1].shape == (2,)  # cast to the dtype of the space
     with pytest.raises(ValueError, match=r"shape \(2,\), expected \(2, 3\)"):
         envs.step(np.zeros(2))
-
-
-@FULL
-def test_a_step_needs_a_reset_and_an_open_env(make):
-    envs = make("pong", 2)
-    with pytest.raises(ResetNeeded):
-        envs.step([0, 0])
-    with pytest.raises(ResetNeeded, match="of all envs"):
-        envs.reset(options={"reset_mask": np.array([True, False])})
-    envs.reset()
-    envs.send([0, 0])
-    envs.close()
-    envs.close()
-    for use in (lambda: envs.step([0, 0]), envs.reset, envs.recv):
-        with pytest.raises(ClosedEnvironmentError):
-            use()
 
 
 def test_what_ale_cannot_do_is_refused():

@@ -44,13 +44,6 @@ def in_fresh_python(program, **variables):
     return done.stdout.strip()
 
 
-def in_fresh_environment(monkeypatch, **variables):
-    """These environment variables and no others, and dm_control not yet imported."""
-    monkeypatch.setattr(os, "environ", variables)
-    monkeypatch.delitem(sys.modules, "dm_control", raising=False)
-    return variables
-
-
 # What the env is.
 
 
@@ -93,30 +86,18 @@ def test_observations_are_copies():
     kept = {name: part.copy() for name, part in first.items()}
     for _ in range(5):
         env.step(np.ones(2))
-    for name, part in first.items():
-        np.testing.assert_array_equal(part, kept[name])
-        assert part.base is None
-    env.close()
+    np.testing.assert_equal(first, kept)
+    assert all(part.base is None for part in first.values())
 
 
-def test_an_episode_without_a_seed_is_not_the_same_in_every_env():
-    envs = [swingup(), swingup()]
-    starts = [env.reset()[0]["position"] for env in envs]
-    assert not np.array_equal(*starts)
-    for env in envs:
-        env.close()
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 + 5, 2**63 - 1])
-def test_a_seed_decides_the_episode_and_the_model(seed):
+def test_a_seed_decides_the_episode_and_the_model():
     """The model of lqr is drawn when the env is made; seeds may be larger than those numpy's RandomState takes."""
     envs = [DMControlEnv("lqr", "lqr_2_1"), DMControlEnv("lqr", "lqr_2_1")]
-    for env in envs:
-        env.reset(seed=seed)
-    left, right = ([env.step(np.ones(1))[0] for _ in range(5)] for env in envs)
-    np.testing.assert_equal(left, right)
-    for env in envs:
-        env.close()
+    for seed in (0, 2**32 + 5, 2**63 - 1):
+        left, right = ([env.reset(seed=seed)[0], *(env.step(np.ones(1))[0] for _ in range(5))] for env in envs)
+        np.testing.assert_equal(left, right)
+    starts = [env.reset()[0]["position"] for env in (swingup(), swingup())]  # without one they differ
+    assert not np.array_equal(*starts)
 
 
 # How episodes end.
@@ -126,7 +107,6 @@ def test_the_end_of_time_is_a_truncation():
     env = swingup(task_kwargs={"time_limit": 0.05})  # 5 steps of 10 ms
     env.reset(seed=0)
     assert [env.step([0.0])[2:4] for _ in range(5)] == [(False, False)] * 4 + [(False, True)]
-    env.close()
 
 
 def test_an_end_that_the_task_decides_is_a_termination():
@@ -135,7 +115,6 @@ def test_an_end_that_the_task_decides_is_a_termination():
     with env.physics.reset_context():
         env.physics.data.qpos[:] = env.physics.data.qvel[:] = 0  # where lqr ends
     assert env.step([0.0])[2:4] == (True, False)
-    env.close()
 
 
 def test_frame_skip_sums_rewards_and_stops_at_the_end_of_the_episode():
@@ -153,8 +132,6 @@ def test_frame_skip_sums_rewards_and_stops_at_the_end_of_the_episode():
     np.testing.assert_equal(obs, observations[5])
     assert skipping.metadata["render_fps"] == 25
     assert plain.metadata["render_fps"] == 100
-    skipping.close()
-    plain.close()
 
 
 def test_a_step_outside_of_an_episode_is_refused():
@@ -209,7 +186,6 @@ def test_arguments_that_do_not_exist_are_refused():
         env.step([0.0, 0.0])
     with pytest.raises(RuntimeError, match='render_mode="rgb_array"'):
         env.render()
-    env.close()
 
 
 # In vector envs.
@@ -318,24 +294,19 @@ except RuntimeError as error:
     assert "MUJOCO_GL" in error
 
 
-@pytest.mark.parametrize(
-    ("egl", "osmesa", "chosen"), [(True, True, "egl"), (False, True, "osmesa"), (False, False, "disabled")]
-)
-def test_the_renderer_is_one_that_the_machine_has(monkeypatch, egl, osmesa, chosen):
-    environment = in_fresh_environment(monkeypatch)
-    monkeypatch.setattr(offscreen_gl, "_egl_works", lambda: egl)
-    monkeypatch.setattr(offscreen_gl, "_osmesa_works", lambda: osmesa)
-    offscreen_gl.choose_gl()
-    assert environment == {"MUJOCO_GL": chosen}
+def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkeypatch):
+    def chosen(**variables):
+        monkeypatch.setattr(os, "environ", variables)
+        monkeypatch.delitem(sys.modules, "dm_control", raising=False)
+        offscreen_gl.choose_gl()
+        return variables
 
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")]
-)
-def test_a_display_or_a_choice_of_the_users_own_stays(monkeypatch, name, value):
-    environment = in_fresh_environment(monkeypatch, **{name: value})
-    offscreen_gl.choose_gl()
-    assert environment == {name: value}
+    for egl, osmesa, gl in ((True, True, "egl"), (False, True, "osmesa"), (False, False, "disabled")):
+        monkeypatch.setattr(offscreen_gl, "_egl_works", lambda works=egl: works)
+        monkeypatch.setattr(offscreen_gl, "_osmesa_works", lambda works=osmesa: works)
+        assert chosen() == {"MUJOCO_GL": gl}
+    for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
+        assert chosen(**{name: value}) == {name: value}
 
 
 @FULL

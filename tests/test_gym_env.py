@@ -12,7 +12,7 @@ import pytest
 from cases import equal_bits
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env, data_equivalence
-from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, MaxAndSkipObservation, RepeatAction, TimeLimit
+from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, RepeatAction, TimeLimit
 
 from tests.backends import FULL
 from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv
@@ -29,7 +29,6 @@ SKIPPING = {
     "MaxAndSkipObservation": lambda: MaxAndSkipObservation(one_frame_a_step(), 4),
     "RepeatAction": lambda: TimeLimit(RepeatAction(one_frame_a_step(), 4), 99),
     "AtariPreprocessing": lambda: AtariPreprocessing(one_frame_a_step(), frame_skip=4, noop_max=0),
-    "GymEnv": lambda: GymEnv("ALE/Pong-v5", frame_skip=4),
 }
 """Envs of four frames a step."""
 
@@ -241,15 +240,16 @@ class TestPixels:
         assert (env.from_pixels, env.pixels_only) == (True, True)
         env.close()
 
-    def test_pixels_come_beside_the_observation(self):
-        env = GymEnv(CountingEnv(), from_pixels=True, pixels_only=False)
-        obs, _ = env.reset(seed=5)
-        assert obs.keys() == env.observation_space.keys() == {"observation", "pixels"}
-        assert obs["observation"][3] == 5
-
-    def test_pixels_come_beside_the_parts_of_a_dict(self):
-        env = GymEnv(CountingEnv(form="dict"), from_pixels=True, pixels_only=False)
-        assert env.reset()[0].keys() == env.observation_space.keys() == {"who", "when", "pixels"}
+    def test_pixels_come_beside_the_observation_or_its_parts(self):
+        for form, keys in (("array", {"observation", "pixels"}), ("dict", {"who", "when", "pixels"})):
+            env = GymEnv(CountingEnv(form=form), from_pixels=True, pixels_only=False)
+            obs, _ = env.reset(seed=5)
+            assert obs.keys() == env.observation_space.keys() == keys
+            assert form == "dict" or obs["observation"][3] == 5
+            again = GymEnv(env, from_pixels=True)  # an env with a part named pixels stays as it is
+            assert again.from_pixels
+            assert again.observation_space == env.observation_space
+            assert again.reset()[0].keys() == keys
 
     def test_only_the_last_of_the_repeated_frames_is_rendered(self):
         env = GymEnv(Pictures(length=9), from_pixels=True, frame_skip=3)
@@ -273,13 +273,6 @@ class TestPixels:
             assert obs["pixels"].shape == (210, 160, 3)
             assert env.observation_space.contains(obs)
             env.close()
-
-    def test_an_env_with_a_part_named_pixels_stays_as_it_is(self):
-        inner = GymEnv(CountingEnv(), from_pixels=True)
-        env = GymEnv(inner, from_pixels=True)
-        assert env.from_pixels
-        assert env.observation_space == inner.observation_space
-        assert env.reset()[0].keys() == {"pixels"}
 
     def test_an_env_that_shows_nothing_is_refused(self):
         with pytest.raises(ValueError, match='render_mode="rgb_array", got None'):
@@ -316,8 +309,3 @@ class TestInVectorEnvs:
             info = venv.step([0, 2])[4][1]
             assert (info["episode_frame_number"], info["lives"]) == (2, 0)
             assert venv.reset(1)[1][0]["env_id"] == 1
-
-
-def test_wrappers_go_around_it():
-    env = FlattenObservation(GymEnv(CountingEnv(), from_pixels=True))
-    assert env.reset()[0].shape == (2 * 3 * 3,)

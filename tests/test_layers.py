@@ -6,6 +6,7 @@ itself tested, on a small project that breaks it.
 
 import ast
 import fnmatch
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -80,6 +81,7 @@ PRIVATE |= {"_C", "_is_profiler_enabled", "_cuda_endAllocateToPool", "_validate_
 PRIVATE |= {"_reset", "_state_keys"}  # of envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
 
+parse = functools.cache(ast.parse)
 Sources = dict[str, str]  # path below the project's root -> source text
 
 
@@ -102,7 +104,7 @@ def imports_of(path: str, source: str, modules: set[str]) -> Iterator[tuple[int,
 
     The name of `from p import name` is `p.name` where that is a module, else `p`.
     """
-    tree, late = ast.parse(source, path), set[ast.AST]()
+    tree, late = parse(source, path), set[ast.AST]()
     parents = module_of(path).split(".") if path.endswith("__init__.py") else module_of(path).split(".")[:-1]
     for node in ast.walk(tree):  # outer nodes come first
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -123,7 +125,7 @@ def imports_of(path: str, source: str, modules: set[str]) -> Iterator[tuple[int,
 def private_names(path: str, source: str) -> Iterator[tuple[int, str]]:
     """Names with a leading underscore that this file uses and does not define, each with its line."""
     own, used = set(PRIVATE), list[tuple[int, str]]()
-    for node in ast.walk(ast.parse(source, path)):
+    for node in ast.walk(parse(source, path)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             own.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
