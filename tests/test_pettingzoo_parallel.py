@@ -40,81 +40,50 @@ def all_do(venv, actions):
     return dict.fromkeys(venv.agents, actions)
 
 
-class ByHand:
-    """One env as PettingZoo steps it, and what a row of the batch has to be for it."""
-
-    def __init__(self, make):
-        self.env = make()
-
-    def reset(self, seed=None):
-        self.env.reset(seed=seed)
-        return self.env.agents
-
-    def step(self, actions, row):
-        env = self.env
-        if not env.agents:
-            obs, _ = env.reset()
-            return {"obs": obs, "active": [], "alive": list(env.agents), "done": False}
-        active = list(env.agents)
-        acts = {agent: nest.take(actions[agent], row) for agent in active}
-        obs, rewards, terminated, truncated, _ = env.step(acts)
-        return {
-            "obs": obs,
-            "reward": rewards,
-            "terminated": terminated,
-            "truncated": truncated,
-            "active": active,
-            "alive": list(env.agents),
-            "done": not env.agents,
-        }
-
-
-def seen(obs):
-    """An observation without its mask."""
-    return obs["observation"] if isinstance(obs, dict) and "observation" in obs else obs
-
-
-def assert_row(venv, results, row, want):
-    obs, rewards, terminations, truncations, infos = results
-    assert infos["done"][row] == want["done"]
-    for agent in venv.agents:
-        there = agent in want["active"] or agent in want["alive"]
-        assert infos["active"][agent][row] == (agent in want["active"])
-        assert infos["alive"][agent][row] == (agent in want["alive"])
-        assert rewards[agent][row] == (want.get("reward", {}).get(agent, 0) if there else 0)
-        acted = agent in want["active"]
-        assert terminations[agent][row] == (acted and want["terminated"][agent])
-        assert truncations[agent][row] == (acted and want["truncated"][agent])
-        got = list(nest.leaves(nest.take(obs[agent], row)))
-        if there:
-            expected = list(nest.leaves(seen(want["obs"][agent])))
-            assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True)), (agent, got, expected)
-        else:
-            assert not any(np.any(leaf) for leaf in got)
-            assert infos["action_mask"].get(agent, np.ones((9, 1)))[row].all()
-
-
 @pytest.mark.parametrize(
     ("make", "backend"), [(Zoo, "dummy"), (Zoo, "shmem"), (Herd, "dummy"), pytest.param(knights, "dummy", marks=FULL)]
 )
 def test_steps_are_those_of_pettingzoos_own_envs(make, backend):
-    """Three envs through several episodes, with the autoreset of NEXT_STEP."""
-    by_hand = [ByHand(make) for _ in range(2)]
+    """Two envs through several episodes, with the autoreset of NEXT_STEP, beside PettingZoo's own loop."""
+    envs = [make(), make()]
     with ParallelVectorEnv([make] * 2, backend) as venv:
         infos = venv.reset(seed=FATAL_SEED)[1]
-        assert [sorted(one.reset(seed=FATAL_SEED + i)) for i, one in enumerate(by_hand)] == [
-            sorted(agent for agent in venv.agents if infos["alive"][agent][i]) for i in range(2)
-        ]
         assert not any(active.any() for active in infos["active"].values())
+        for row, env in enumerate(envs):
+            env.reset(seed=FATAL_SEED + row)
+            assert set(env.agents) == {agent for agent in venv.agents if infos["alive"][agent][row]}
         episodes, deaths = 0, 0
         for actions in batches(venv, 2, 125 if make is knights else 20):
             results = venv.step(actions)
-            for row, one in enumerate(by_hand):
-                assert_row(venv, results, row, one.step(actions, row))
-            episodes += results[-1]["done"].sum()
+            for row, env in enumerate(envs):
+                active = list(env.agents)
+                acts = {agent: nest.take(actions[agent], row) for agent in active}
+                want = env.step(acts)[:4] if active else (env.reset()[0], {}, {}, {})
+                for agent in venv.agents:
+                    assert_agent(agent, row, results, want, agent in active, agent in env.agents)
+                assert results[4]["done"][row] == (not env.agents)
+            episodes += results[4]["done"].sum()
             deaths += sum(ended.sum() for ended in results[2].values())
     assert episodes >= 2
     assert deaths > 0
+
+
+def assert_agent(agent, row, results, want, acted, alive):
+    """What the batch has of an agent in the env `row` is what PettingZoo's env returned, or nothing."""
+    obs, rewards, terminations, truncations, infos = results
+    assert (infos["active"][agent][row], infos["alive"][agent][row]) == (acted, alive)
+    assert rewards[agent][row] == want[1].get(agent, 0)
+    assert terminations[agent][row] == (acted and want[2][agent])
+    assert truncations[agent][row] == (acted and want[3][agent])
+    got = list(nest.leaves(nest.take(obs[agent], row)))
+    if acted or alive:
+        expected = want[0][agent]
+        if isinstance(expected, dict) and "observation" in expected:  # beside its mask
+            expected = expected["observation"]
+        assert all(np.array_equal(a, b) for a, b in zip(got, nest.leaves(expected), strict=True)), (agent, got)
+    else:
+        assert not any(np.any(leaf) for leaf in got)
+        assert infos["action_mask"].get(agent, np.ones((9, 1)))[row].all()
 
 
 def test_batches_masks_and_infos_of_agents():
