@@ -213,6 +213,20 @@ def herd_in_turns():
     return parallel_to_aec(Herd())
 
 
+class RandomPlay:
+    """Random legal moves, the same ones for each object made around the same game."""
+
+    def __init__(self, env):
+        self.n = env.action_space(env.possible_agents[0]).n
+        self.rng = np.random.default_rng(0)
+
+    def mask(self, obs, info):
+        return obs["action_mask"] if isinstance(obs, dict) else info.get("action_mask", np.ones(self.n))
+
+    def __call__(self, agent, obs, info):
+        return int(self.rng.choice(np.flatnonzero(self.mask(obs, info))))
+
+
 def play_by_hand(env, seed, act):
     """PettingZoo's own loop over one episode: [(agent, observation, info)] of the live turns, and each agent's return.
 

@@ -1,16 +1,19 @@
-"""AtariVectorEnv: ALE's vector env in the form that gymnasium promises, and its games in the other vector envs."""
+"""AtariVectorEnv: ALE's vector env in the form that gymnasium promises."""
 
-import subprocess
+import importlib
 import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from ale_py.roms import get_all_rom_ids
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 
-from vecenv import AtariVectorEnv, GymEnv, ShmemVectorEnv
+from tests.backends import FULL
+from vecenv import AtariVectorEnv
+from vecenv.envs.atari_env import _rom
 
 SHORT = {"max_num_frames_per_episode": 40, "noop_max": 1}
 """Episodes of ten steps."""
@@ -30,6 +33,7 @@ def make():
         envs.close()
 
 
+@FULL
 def test_it_is_a_vector_env_of_gymnasium_with_the_roms_of_ale(make):
     envs = make("breakout", 3)
     assert isinstance(envs, gym.vector.VectorEnv)
@@ -43,17 +47,11 @@ def test_it_is_a_vector_env_of_gymnasium_with_the_roms_of_ale(make):
     assert "final_obs" not in infos
 
 
-@pytest.mark.parametrize("name", ["ms_pacman", "MsPacman", "ALE/MsPacman-v5", "ALE/TicTacToe3D-v5"])
-def test_games_have_the_names_of_roms_and_of_envs(make, name):
-    assert make(name, 1).reset()[0].shape == (1, 4, 84, 84)
-
-
-def test_every_game_of_gymnasium_is_found():
-    from vecenv.envs.atari_env import _rom
-
+def test_every_game_of_gymnasium_is_found_by_the_name_of_its_rom_or_env():
     ids = [name for name in gym.registry if name.startswith("ALE/")]
-    assert len(ids) > 100
-    assert len({_rom(name) for name in ids}) == len(ids)
+    assert len({_rom(name) for name in ids}) == len(ids) > 100
+    assert {_rom(name) for name in ("ms_pacman", "MsPacman", "ALE/MsPacman-v5")} == {"ms_pacman"}
+    assert _rom("ALE/TicTacToe3D-v5") in get_all_rom_ids()
 
 
 def test_it_gives_what_ale_gives(make):
@@ -68,15 +66,10 @@ def test_it_gives_what_ale_gives(make):
     ale.close()
 
 
-def test_its_metadata_is_its_own(make):
-    before = dict(gym.vector.VectorEnv.metadata)
-    modes = [make("pong", 1, autoreset_mode=mode).metadata["autoreset_mode"] for mode in ("NextStep", "SameStep")]
-    assert modes == [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
-    assert gym.vector.VectorEnv.metadata == before
-
-
+@FULL
 def test_next_step_mode_resets_in_the_step_after_the_end(make):
     envs = make("breakout", 2, **SHORT)
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     envs.reset(seed=0)
     ends = [envs.step([0, 0]) for _ in range(10)][-1]
     assert ends[3].tolist() == [True, True]
@@ -86,8 +79,12 @@ def test_next_step_mode_resets_in_the_step_after_the_end(make):
     assert "final_obs" not in infos
 
 
+@FULL
 def test_same_step_mode_gives_the_last_observation_in_the_form_of_gymnasium(make):
+    shared = dict(gym.vector.VectorEnv.metadata)
     envs, plain = (make("breakout", 2, autoreset_mode=mode, **SHORT) for mode in (AutoresetMode.SAME_STEP, "NextStep"))
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert gym.vector.VectorEnv.metadata == shared  # into which ALE writes the mode
     envs.reset(seed=0)
     plain.reset(seed=0)
     for _ in range(5):  # so that one of them ends before the other
@@ -108,26 +105,13 @@ def test_same_step_mode_gives_the_last_observation_in_the_form_of_gymnasium(make
     assert "final_obs" not in envs.step([0, 0])[4]
 
 
-@pytest.mark.parametrize("seed", [3, np.int64(3), [3, 4], (3, 4), np.array([3, 4]), [2**31 + 3, 2**40 + 4]])
-def test_seeds_of_every_form_give_the_same_start(make, seed):
+@FULL
+def test_seeds_of_every_form_give_the_same_start_to_all_or_some(make):
     envs = make("pong", 2, noop_max=30)
     start = envs.reset(seed=3)[0]
-    envs.step([2, 2])
-    np.testing.assert_array_equal(envs.reset(seed=seed)[0], start)
-
-
-def test_a_mask_resets_some_and_leaves_the_others(make):
-    envs = make("pong", 3, noop_max=1)
-    envs.reset(seed=0)
-    envs.step([0, 0, 0])
-    obs = envs.step([0, 0, 0])[0]
-    again, infos = envs.reset(seed=[5, 7, 9], options={"reset_mask": np.array([False, True, False])})
-    np.testing.assert_array_equal(again[[0, 2]], obs[[0, 2]])
-    assert infos["episode_frame_number"].tolist() == [9, 1, 9]
-
-
-def test_a_seed_is_that_of_its_env_in_a_reset_of_some(make):
-    envs = make("pong", 2, noop_max=30)
+    for seed in (3, np.int64(3), [3, 4], (3, 4), np.array([3, 4]), [2**31 + 3, 2**40 + 4]):
+        envs.step([2, 2])
+        np.testing.assert_array_equal(envs.reset(seed=seed)[0], start)
     start = envs.reset(seed=[3, 20])[0]
     envs.step([2, 2])
     for seed in ([3, 20], np.array([99, 20])):
@@ -135,24 +119,28 @@ def test_a_seed_is_that_of_its_env_in_a_reset_of_some(make):
         np.testing.assert_array_equal(again[1], start[1])
 
 
-@pytest.mark.parametrize(
-    ("mask", "error", "message"),
-    [
-        (np.zeros(2, np.bool_), ValueError, "at least one True"),
-        ([True, False], TypeError, "numpy array"),
-        (np.array([1, 0]), TypeError, "bool"),
-        (np.ones(3, np.bool_), ValueError, r"shape `\(2,\)`"),
-    ],
-)
-def test_a_bad_mask_is_refused_as_by_gymnasium(make, mask, error, message):
-    envs = make("pong", 2, noop_max=1)
+@FULL
+def test_a_mask_resets_some_and_a_bad_one_none(make):
+    envs = make("pong", 3, noop_max=1)
     envs.reset(seed=0)
-    with pytest.raises(error, match=message):
-        envs.reset(options={"reset_mask": mask})
-    assert envs.step([0, 0])[4]["episode_frame_number"].tolist() == [5, 5]
+    envs.step([0, 0, 0])
+    obs = envs.step([0, 0, 0])[0]
+    again, infos = envs.reset(seed=[5, 7, 9], options={"reset_mask": np.array([False, True, False])})
+    np.testing.assert_array_equal(again[[0, 2]], obs[[0, 2]])
+    assert infos["episode_frame_number"].tolist() == [9, 1, 9]
+    for mask, error, message in (
+        (np.zeros(3, np.bool_), ValueError, "at least one True"),
+        ([True, False, False], TypeError, "numpy array"),
+        (np.array([1, 0, 0]), TypeError, "bool"),
+        (np.ones(2, np.bool_), ValueError, r"shape `\(3,\)`"),
+    ):
+        with pytest.raises(error, match=message):
+            envs.reset(options={"reset_mask": mask})
+    assert envs.step([0, 0, 0])[4]["episode_frame_number"].tolist() == [13, 5, 13]
 
 
-def test_what_would_be_waited_for_without_an_end_is_an_error(make):
+@FULL
+def test_what_would_be_waited_for_without_an_end_or_comes_too_late_is_an_error(make):
     envs = make("pong", 3, batch_size=2, noop_max=1)
     envs.reset()
     with pytest.raises(NoAsyncCallError, match=r"waits for 2 results, but 1 are on the way; call send\(\) first"):
@@ -161,10 +149,11 @@ def test_what_would_be_waited_for_without_an_end_is_an_error(make):
     envs.recv()
     with pytest.raises(NoAsyncCallError):
         envs.recv()
-
-
-def test_a_step_that_was_begun_is_received_before_anything_else(make):
     envs = make("pong", 2, noop_max=1)
+    with pytest.raises(ResetNeeded):
+        envs.step([0, 0])
+    with pytest.raises(ResetNeeded, match="of all envs"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
     envs.reset()
     envs.send([0, 0])
     for use in (lambda: envs.send([0, 0]), envs.reset):
@@ -172,70 +161,51 @@ def test_a_step_that_was_begun_is_received_before_anything_else(make):
             use()
     assert envs.recv()[4]["episode_frame_number"].tolist() == [5, 5]
     assert envs.reset()[1]["episode_frame_number"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_a_second_reset_of_batches_gives_nothing_of_the_episodes_before(make, batch_size):
-    envs = make("pong", 3, batch_size=batch_size, noop_max=1)
-    for _ in range(3):
-        assert envs.reset()[1]["episode_frame_number"].tolist() == [1] * batch_size
-        for _ in range(5):
-            infos = envs.step([0] * batch_size)[4]
-            assert len(set(infos["env_id"].tolist())) == batch_size
-
-
-def test_batches_of_some_envs_name_them(make):
-    envs = make("pong", 4, batch_size=2)
-    seen = set(envs.reset(seed=0)[1]["env_id"].tolist())
-    # The first two to be ready are handed out: a thread that the machine keeps waiting is seen late.
-    for _ in range(1000):
-        _, rewards, _, _, infos = envs.step([0, 0])
-        assert rewards.shape == (2,)
-        assert len(set(infos["env_id"].tolist())) == 2
-        seen |= set(infos["env_id"].tolist())
-        if len(seen) == 4:
-            break
-    assert seen == {0, 1, 2, 3}
-
-
-def test_continuous_actions_are_cast(make):
-    envs = make("pong", 2, continuous=True)
-    envs.reset(seed=0)
-    assert envs.step(np.zeros((2, 3)))[1].shape == (2,)
-    with pytest.raises(ValueError, match=r"shape \(2,\), expected \(2, 3\)"):
-        envs.step(np.zeros(2))
-
-
-@pytest.mark.parametrize(
-    ("actions", "error", "message"),
-    [
-        ([0, 6], ValueError, r"Discrete\(6\)"),
-        ([-1, 0], ValueError, r"Discrete\(6\)"),
-        ([0], ValueError, r"shape \(1,\), expected \(2,\)"),
-        ([0.0, 1.0], TypeError, "float64, expected integers"),
-    ],
-)
-def test_actions_on_which_ale_would_wait_without_an_end_are_errors(make, actions, error, message):
-    envs = make("pong", 2, noop_max=1)
-    envs.reset(seed=0)
-    with pytest.raises(error, match=message):
-        envs.step(actions)
-    assert envs.step([0, 0])[4]["episode_frame_number"].tolist() == [5, 5]
-
-
-def test_a_step_needs_a_reset_and_an_open_env(make):
-    envs = make("pong", 2)
-    with pytest.raises(ResetNeeded):
-        envs.step([0, 0])
-    with pytest.raises(ResetNeeded, match="of all envs"):
-        envs.reset(options={"reset_mask": np.array([True, False])})
-    envs.reset()
     envs.send([0, 0])
     envs.close()
     envs.close()
     for use in (lambda: envs.step([0, 0]), envs.reset, envs.recv):
         with pytest.raises(ClosedEnvironmentError):
             use()
+
+
+@FULL
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_batches_of_some_envs_name_them_and_those_after_a_reset_are_of_new_episodes(make, batch_size):
+    envs = make("pong", 3, batch_size=batch_size, noop_max=1)
+    for _ in range(3):
+        infos = envs.reset()[1]
+        assert infos["episode_frame_number"].tolist() == [1] * batch_size
+        seen = set(infos["env_id"].tolist())
+        # The first to be ready are handed out: a thread that the machine keeps waiting is seen late.
+        for step in range(1000):
+            _, rewards, _, _, infos = envs.step([0] * batch_size)
+            assert rewards.shape == (batch_size,)
+            assert len(set(infos["env_id"].tolist())) == batch_size
+            seen |= set(infos["env_id"].tolist())
+            if step >= 5 and len(seen) == 3:
+                break
+        assert seen == {0, 1, 2}
+
+
+@FULL
+def test_actions_on_which_ale_would_wait_without_an_end_are_errors(make):
+    envs = make("pong", 2, noop_max=1)
+    envs.reset(seed=0)
+    for actions, error, message in (
+        ([0, 6], ValueError, r"Discrete\(6\)"),
+        ([-1, 0], ValueError, r"Discrete\(6\)"),
+        ([0], ValueError, r"shape \(1,\), expected \(2,\)"),
+        ([0.0, 1.0], TypeError, "float64, expected integers"),
+    ):
+        with pytest.raises(error, match=message):
+            envs.step(actions)
+    assert envs.step([0, 0])[4]["episode_frame_number"].tolist() == [5, 5]
+    envs = make("pong", 2, continuous=True)
+    envs.reset(seed=0)
+    assert envs.step(np.zeros((2, 3)))[1].shape == (2,)  # cast to the dtype of the space
+    with pytest.raises(ValueError, match=r"shape \(2,\), expected \(2, 3\)"):
+        envs.step(np.zeros(2))
 
 
 def test_what_ale_cannot_do_is_refused():
@@ -247,31 +217,15 @@ def test_what_ale_cannot_do_is_refused():
         AtariVectorEnv(None, 2)
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1.5, None, True])
 @pytest.mark.parametrize("name", ["num_envs", "batch_size", "stack_num", "img_height", "img_width", "frameskip"])
-def test_a_count_that_ale_would_crash_or_hang_on_is_refused(name, bad):
-    if name == "batch_size" and bad == 0:
-        bad = 3  # 0 means all
-    with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
-        AtariVectorEnv(**{"game": "pong", "num_envs": 2, name: bad})
+def test_a_count_that_ale_would_crash_or_hang_on_is_refused(name):
+    for bad in (3 if name == "batch_size" else 0, -1, 1.5, None, True):  # a batch_size of 0 means all
+        with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
+            AtariVectorEnv(**{"game": "pong", "num_envs": 2, name: bad})
 
 
-def test_without_ale_the_error_says_what_to_install():
-    program = """
-import sys
-sys.modules["ale_py"] = None
-try:
-    from vecenv import AtariVectorEnv
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip().endswith("pip install 'vecenv[atari]'")
-
-
-def test_games_in_workers_are_those_of_gymnasium_and_reset_by_id():
-    with ShmemVectorEnv([lambda: GymEnv("ALE/Pong-v5", frame_skip=4, repeat_action_probability=0.0)] * 2) as venv:
-        obs, _ = venv.reset(seed=1)
-        assert obs["pixels"].shape == (2, 210, 160, 3)
-        assert venv.step([0, 2])[4][1]["lives"] == 0
-        assert venv.reset(1)[1][0]["env_id"] == 1
+def test_without_ale_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "vecenv.envs.atari_env")
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(ImportError, match=r"pip install 'vecenv\[atari\]'$"):
+        importlib.import_module("vecenv.envs.atari_env")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 from collector_envs import arrays, assert_equal
 from tuned_envs import CrashesWhenMade, Draws, HangsOnStep, ImportsForLong, Logged, NeverMade, OnlyIn, RaisesOnStep
 
 from collector import AsyncDataCollector, SyncDataCollector
+from tests.backends import FULL
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
@@ -26,7 +26,7 @@ from vecenv import (
     make_vec,
 )
 from vecenv.tuning import auto_backend
-from vecenv.tuning.auto_backend import auto_vector_env, choose_backend, predict
+from vecenv.tuning.auto_backend import arguments_for, auto_vector_env, choose_backend, predict
 from vecenv.tuning.env_cost import EnvCost, time_steps
 
 CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
@@ -44,6 +44,10 @@ def _registered() -> Any:
     gymnasium.register("Heavy-v0", HEAVY, disable_env_checker=True)
     yield
     del gymnasium.registry["Cheap-v0"], gymnasium.registry["Heavy-v0"]
+
+
+THEIR_DEFAULTS: dict[str, Any] = {"num_workers": None, "step_timeout": None, "affinity": False, "on_error": "raise"}
+THEIR_DEFAULTS |= {"context": None, "wait_num": None, "strict": True}
 
 
 def noted(log: Path) -> list[str]:
@@ -81,44 +85,25 @@ class TestTheChoice:
         monkeypatch.setattr(auto_backend, "default_num_workers", lambda n, eager: min(n, cpus))
         assert predict(cost, n, cpus)[:2] == (backend, num_workers)
 
-    @pytest.mark.parametrize(("env_fn", "kind"), [(CHEAP, DummyVectorEnv), (HEAVY, ShmemVectorEnv)])
+    @pytest.mark.parametrize(
+        ("env_fn", "kind"), [(CHEAP, DummyVectorEnv), pytest.param(HEAVY, ShmemVectorEnv, marks=FULL)]
+    )
     def test_it_is_made_and_logged(self, env_fn: Any, kind: type, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level(logging.INFO, "vecenv"), auto_vector_env([env_fn] * 4, strict=True) as venv:
+        with caplog.at_level(logging.INFO, "vecenv"), auto_vector_env([env_fn] * 4, **THEIR_DEFAULTS) as venv:
             assert type(venv) is kind
             assert len(venv.reset(seed=0)[0]) == 4
         (record,) = caplog.records
         assert "backend='auto' takes" in record.getMessage()
         assert "for 4 envs: a step takes" in record.getMessage()
 
-    def test_envs_that_wait_get_a_worker_each(self) -> None:
-        with auto_vector_env([partial(Draws, sleep=4e-3)] * 4) as venv:
-            assert (type(venv), venv.num_workers) == (ShmemVectorEnv, 4)
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("num_workers", 1),
-            ("context", "fork"),
-            ("start_timeout", 30.0),
-            ("step_timeout", 30.0),
-            ("affinity", True),
-            ("wait_num", 1),
-            ("timeout", 0.5),
-            ("on_error", "restart"),
-        ],
-    )
-    def test_arguments_that_ask_for_processes_get_them_without_a_measurement(
-        self, name: str, value: Any, tmp_path: Path
-    ) -> None:
-        log = tmp_path / "log"
-        with auto_vector_env([partial(Logged, log)] * 2, **{name: value}) as venv:
-            assert type(venv) is ShmemVectorEnv
-            assert noted(log) == ["made"] * 2
-
-    def test_their_defaults_do_not_ask(self) -> None:
-        options: dict[str, Any] = {"num_workers": None, "step_timeout": None, "affinity": False, "on_error": "raise"}
-        with auto_vector_env([CHEAP] * 2, **options, context=None, wait_num=None) as venv:
-            assert type(venv) is DummyVectorEnv
+    def test_arguments_that_ask_for_processes_get_them_without_a_measurement(self, tmp_path: Path) -> None:
+        asking = {"num_workers": 1, "context": "fork", "start_timeout": 30.0, "step_timeout": 30.0, "affinity": True}
+        asking |= {"wait_num": 1, "timeout": 0.5, "on_error": "restart"}
+        for name, value in asking.items():
+            choice = choose_backend([partial(Logged, tmp_path / "log")] * 2, {name: value})
+            assert choice == ("shmem", None, f"{name}= asks for processes")
+            assert arguments_for(choice, {name: value}) == {name: value}
+        assert not (tmp_path / "log").exists()
 
     def test_wrong_arguments_are_refused_as_elsewhere(self) -> None:
         with pytest.raises(ValueError, match="env_fns is empty"):
@@ -129,6 +114,7 @@ class TestTheChoice:
             auto_vector_env([CHEAP], nonsense=1)
 
 
+@FULL
 class TestTheMeasurement:
     @pytest.mark.parametrize(("n", "extra"), [(1, 0), (4, 1)])
     def test_it_makes_one_env_more_at_most_in_a_worker_and_closes_it(self, n: int, extra: int, tmp_path: Path) -> None:
@@ -170,9 +156,9 @@ class TestTheMeasurement:
         """A worker imports for seconds what the program may have imported already (torch, by the Monitor of SB3)."""
         assert choose_backend([ImportsForLong, CHEAP], {}).backend == "dummy"
 
-    def test_an_env_that_cannot_be_sent_works_in_this_process(self) -> None:
-        with auto_vector_env([partial(lock_holder, threading.Lock())] * 2) as venv:
-            assert type(venv) is DummyVectorEnv
+    def test_envs_that_wait_get_a_worker_each(self) -> None:
+        with auto_vector_env([partial(Draws, sleep=4e-3)] * 4) as venv:
+            assert (type(venv), venv.num_workers) == (ShmemVectorEnv, 4)
 
     def test_the_first_steps_may_be_slow(self) -> None:
         cost = time_steps(Draws(slow_steps=20), 0.05)
@@ -194,6 +180,7 @@ class TestTheMeasurement:
         assert time_steps(Draws(**options), 0.1).waits == waits
 
 
+@FULL
 @pytest.mark.usefixtures("_registered")
 class TestMakeVec:
     @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", AsyncVectorEnv)])
@@ -205,35 +192,17 @@ class TestMakeVec:
         assert repr(envs) == f"{facade.__name__}({env_id}, num_envs=4)"
         envs.close()
 
-    @pytest.mark.parametrize(
-        ("options", "engine", "workers"),
-        [
+    def test_arguments_that_only_processes_have_get_them(self) -> None:
+        for options, engine, workers in (
             ({"max_concurrency": 1}, ShmemVectorEnv, 1),
-            ({"step_timeout": 30.0, "num_workers": 2}, ShmemVectorEnv, 2),
-            ({"shared_memory": False, "num_workers": 1}, SubprocVectorEnv, 1),
-        ],
-    )
-    def test_arguments_that_only_processes_have_get_them(self, options: Any, engine: type, workers: int) -> None:
-        envs = make_vec("Cheap-v0", 2, backend="auto", vector_kwargs=options)
-        assert (type(envs.venv), envs.venv.num_workers) == (engine, workers)
-        envs.close()
-
-    def test_results_do_not_depend_on_the_choice(self) -> None:
-        def trajectory(env_id: str, backend: str) -> list[Any]:
-            envs = make_vec(env_id, 3, backend=backend, vector_kwargs={"autoreset_mode": "SameStep"})
-            rows = [envs.reset(seed=5)[0]]
-            for t in range(10):
-                obs, rewards, terminations, _, _ = envs.step(np.full(3, t % 3))
-                rows += [obs, rewards, terminations]
+            ({"shared_memory": False, "step_timeout": 30.0, "num_workers": 2}, SubprocVectorEnv, 2),
+        ):
+            envs = make_vec("Cheap-v0", 2, backend="auto", vector_kwargs=options)
+            assert (type(envs.venv), envs.venv.num_workers) == (engine, workers)
             envs.close()
-            return rows
-
-        cheap, heavy = trajectory("Cheap-v0", "auto"), trajectory("Heavy-v0", "auto")  # one on each backend
-        for rows in (heavy, trajectory("Heavy-v0", "dummy"), trajectory("Cheap-v0", "shmem")):
-            for row, expected in zip(rows, cheap, strict=True):
-                np.testing.assert_array_equal(row, expected)
 
 
+@FULL
 class TestCollectors:
     def test_batches_do_not_depend_on_the_choice(self) -> None:
         batches, kinds = [], []
@@ -246,19 +215,16 @@ class TestCollectors:
         for batch in batches[1:]:
             assert_equal(batch, batches[0])
 
-    @pytest.mark.parametrize(
-        ("options", "kind"),
-        [
+    def test_async_collectors_choose_too(self) -> None:
+        for options, kind in (
             ({}, ShmemVectorEnv),
             ({"backend": "auto"}, DummyVectorEnv),
             ({"backend": "auto", "wait_num": 1}, ShmemVectorEnv),
             ({"backend": "subproc", "num_workers": 1}, SubprocVectorEnv),
-        ],
-    )
-    def test_async_collectors_choose_too(self, options: Any, kind: type) -> None:
-        with AsyncDataCollector([CHEAP] * 2, frames_per_batch=20, **options) as collector:
-            assert type(collector.env) is kind
-            assert collector.rollout().frames == 20
+        ):
+            with AsyncDataCollector([CHEAP] * 2, frames_per_batch=20, **options) as collector:
+                assert type(collector.env) is kind
+                assert collector.rollout().frames == 20
 
     @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
     def test_a_backend_is_for_envs_that_are_not_yet_made(self, kind: Any) -> None:

@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import gpu  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 
 def test_every_part_runs_on_the_cpu(tmp_path, capsys):
     target = tmp_path / "gpu.json"

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from vecenv import DMControlEnv, ShmemVectorEnv
+from tests.backends import FULL
+from vecenv import DMControlEnv, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
 from vecenv.envs import offscreen_gl
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,13 +44,6 @@ def in_fresh_python(program, **variables):
     return done.stdout.strip()
 
 
-def in_fresh_environment(monkeypatch, **variables):
-    """These environment variables and no others, and dm_control not yet imported."""
-    monkeypatch.setattr(os, "environ", variables)
-    monkeypatch.delitem(sys.modules, "dm_control", raising=False)
-    return variables
-
-
 # What the env is.
 
 
@@ -59,11 +53,17 @@ def test_available_envs_is_a_dict_of_domains_on_the_class(suite):
 
 
 @pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # dm_control does not bound what is seen
-@pytest.mark.parametrize("task", [("cartpole", "balance"), ("hopper", "stand"), ("pendulum", "swingup")])
-def test_it_passes_the_check_of_gymnasium(task):
-    env = DMControlEnv(*task)
-    check_env(env, skip_render_check=True)
-    env.close()
+@FULL
+def test_it_passes_the_check_of_gymnasium():
+    for task in (("cartpole", "balance"), ("hopper", "stand"), ("pendulum", "swingup")):
+        env = DMControlEnv(*task)
+        check_env(env, skip_render_check=True)
+        assert {part.dtype.name for part in env.observation_space.values()} == {"float64"}
+        assert (env.action_space.low == -1).all()
+        env.close()
+    walker = DMControlEnv("walker", "walk")  # whose height is a number
+    assert walker.observation_space["height"].shape == walker.reset(seed=0)[0]["height"].shape == (1,)
+    walker.close()
 
 
 def test_it_gives_what_dm_control_gives(suite):
@@ -80,47 +80,24 @@ def test_it_gives_what_dm_control_gives(suite):
     env.close()
 
 
-def test_numbers_become_arrays_of_one():
-    env = DMControlEnv("hopper", "stand")
-    walker = DMControlEnv("walker", "walk")
-    assert walker.observation_space["height"].shape == (1,)
-    assert walker.reset(seed=0)[0]["height"].shape == (1,)
-    assert {part.dtype.name for part in env.observation_space.values()} == {"float64"}
-    assert (env.action_space.low == -1).all()
-    env.close()
-    walker.close()
-
-
 def test_observations_are_copies():
     env = DMControlEnv("point_mass", "easy")
     first, _ = env.reset(seed=0)
     kept = {name: part.copy() for name, part in first.items()}
     for _ in range(5):
         env.step(np.ones(2))
-    for name, part in first.items():
-        np.testing.assert_array_equal(part, kept[name])
-        assert part.base is None
-    env.close()
+    np.testing.assert_equal(first, kept)
+    assert all(part.base is None for part in first.values())
 
 
-def test_an_episode_without_a_seed_is_not_the_same_in_every_env():
-    envs = [swingup(), swingup()]
-    starts = [env.reset()[0]["position"] for env in envs]
-    assert not np.array_equal(*starts)
-    for env in envs:
-        env.close()
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 + 5, 2**63 - 1])
-def test_a_seed_decides_the_episode_and_the_model(seed):
+def test_a_seed_decides_the_episode_and_the_model():
     """The model of lqr is drawn when the env is made; seeds may be larger than those numpy's RandomState takes."""
     envs = [DMControlEnv("lqr", "lqr_2_1"), DMControlEnv("lqr", "lqr_2_1")]
-    for env in envs:
-        env.reset(seed=seed)
-    left, right = ([env.step(np.ones(1))[0] for _ in range(5)] for env in envs)
-    np.testing.assert_equal(left, right)
-    for env in envs:
-        env.close()
+    for seed in (0, 2**32 + 5, 2**63 - 1):
+        left, right = ([env.reset(seed=seed)[0], *(env.step(np.ones(1))[0] for _ in range(5))] for env in envs)
+        np.testing.assert_equal(left, right)
+    starts = [env.reset()[0]["position"] for env in (swingup(), swingup())]  # without one they differ
+    assert not np.array_equal(*starts)
 
 
 # How episodes end.
@@ -130,7 +107,6 @@ def test_the_end_of_time_is_a_truncation():
     env = swingup(task_kwargs={"time_limit": 0.05})  # 5 steps of 10 ms
     env.reset(seed=0)
     assert [env.step([0.0])[2:4] for _ in range(5)] == [(False, False)] * 4 + [(False, True)]
-    env.close()
 
 
 def test_an_end_that_the_task_decides_is_a_termination():
@@ -139,7 +115,6 @@ def test_an_end_that_the_task_decides_is_a_termination():
     with env.physics.reset_context():
         env.physics.data.qpos[:] = env.physics.data.qvel[:] = 0  # where lqr ends
     assert env.step([0.0])[2:4] == (True, False)
-    env.close()
 
 
 def test_frame_skip_sums_rewards_and_stops_at_the_end_of_the_episode():
@@ -157,8 +132,6 @@ def test_frame_skip_sums_rewards_and_stops_at_the_end_of_the_episode():
     np.testing.assert_equal(obs, observations[5])
     assert skipping.metadata["render_fps"] == 25
     assert plain.metadata["render_fps"] == 100
-    skipping.close()
-    plain.close()
 
 
 def test_a_step_outside_of_an_episode_is_refused():
@@ -181,47 +154,30 @@ def test_a_step_outside_of_an_episode_is_refused():
 # What is refused.
 
 
-def test_both_names_are_needed():
+@FULL
+def test_an_unknown_task_names_those_that_exist():
+    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'cartpole'; it has \['balance'"):
+        DMControlEnv("cartpole", "fly")
+    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'rocket'; the domains are \['acrobot'"):
+        DMControlEnv("rocket", "fly")
     with pytest.raises(TypeError, match="task"):
         DMControlEnv("cartpole")
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("cartpole", "fly"), r"no task 'fly' in the domain 'cartpole'; it has \['balance'"),
-        (("rocket", "fly"), r"no task 'fly' in the domain 'rocket'; the domains are \['acrobot'"),
-    ],
-)
-def test_an_unknown_task_names_those_that_exist(names, message):
-    with pytest.raises(RuntimeError, match=message):
-        DMControlEnv(*names)
-
-
-@pytest.mark.parametrize("frame_skip", [0, -1, 2.0, True, "2"])
-def test_a_frame_skip_that_is_no_count_is_refused(frame_skip):
-    with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
-        swingup(frame_skip=frame_skip)
-
-
-def test_a_frame_skip_may_be_an_integer_of_numpy():
+@FULL
+def test_arguments_that_do_not_exist_are_refused():
     env = swingup(frame_skip=np.int64(2))
     assert (type(env.frame_skip), env.frame_skip) == (int, 2)
     env.close()
-
-
-@pytest.mark.parametrize("camera_id", ["zz", None, 2, -2, 0.0, True])
-def test_a_camera_that_is_not_there_is_refused_before_anything_is_rendered(camera_id):
-    with pytest.raises(ValueError, match=r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"):
-        swingup(camera_id=camera_id, from_pixels=True)
-
-
-@pytest.mark.parametrize("camera_id", ["lookatcart", 1, np.int64(0), -1])
-def test_cameras_have_names_and_numbers(camera_id):
-    swingup(camera_id=camera_id).close()
-
-
-def test_other_arguments_are_refused():
+    with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
+        swingup(frame_skip=0)
+    for camera_id in ("lookatcart", 1, np.int64(0), -1):  # cameras have names and numbers
+        swingup(camera_id=camera_id).close()
+    for camera_id in ("zz", None, 2, -2, 0.0, True):
+        with pytest.raises(
+            ValueError, match=r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
+        ):
+            swingup(camera_id=camera_id, from_pixels=True)
     with pytest.raises(ValueError, match="render_mode"):
         swingup(render_mode="human")
     env = swingup()
@@ -230,50 +186,31 @@ def test_other_arguments_are_refused():
         env.step([0.0, 0.0])
     with pytest.raises(RuntimeError, match='render_mode="rgb_array"'):
         env.render()
-    env.close()
-
-
-def test_without_dm_control_the_error_says_what_to_install():
-    program = """
-import sys
-sys.modules["dm_control"] = None
-from vecenv import DMControlEnv
-try:
-    DMControlEnv("cartpole", "swingup")
-except ImportError as error:
-    print(error)
-"""
-    assert in_fresh_python(program).endswith("pip install 'vecenv[dm-control]'")
 
 
 # In vector envs.
 
 
-def test_every_backend_gives_the_same_trajectories(backend):
-    with backend([swingup] * 3, num_workers=2) as venv:
+@FULL
+def test_it_works_in_workers_with_wrappers_of_gymnasium_around_it():
+    def make():
+        return gym.wrappers.TimeLimit(gym.wrappers.FlattenObservation(swingup()), 30)
+
+    with ShmemVectorEnv([make] * 3, num_workers=2) as venv:
         obs, _ = venv.reset(seed=5)
-        total = np.zeros(3)
+        total, ends = np.zeros(3), []
         for t in range(30):
-            obs, rew, _, _, _ = venv.step(np.full((3, 1), np.sin(t)))
+            obs, rew, _, truncated, _ = venv.step(np.full((3, 1), np.sin(t)))
             total += rew
-    alone = swingup()
+            ends.append(truncated.all())
+    assert ends == [False] * 29 + [True]
+    alone = make()
     for i in range(3):
         alone.reset(seed=5 + i)
         results = [alone.step([np.sin(t)]) for t in range(30)]
-        np.testing.assert_equal({name: part[i] for name, part in obs.items()}, results[-1][0])
+        np.testing.assert_array_equal(obs[i], results[-1][0])
         assert total[i] == pytest.approx(sum(result[1] for result in results))
     alone.close()
-
-
-def test_wrappers_of_gymnasium_go_around_it():
-    def make():
-        return gym.wrappers.TimeLimit(gym.wrappers.FlattenObservation(swingup()), 3)
-
-    with ShmemVectorEnv([make] * 2) as venv:
-        obs, _ = venv.reset(seed=0)
-        assert obs.shape == (2, 5)
-        ends = [venv.step(np.zeros((2, 1)))[3] for _ in range(3)]
-    np.testing.assert_array_equal(ends, [[False, False], [False, False], [True, True]])
 
 
 # Pixels. Where nothing can render, what must hold is that the error names what to install.
@@ -288,9 +225,11 @@ def renders_or_says_what_to_install(make):
     return None
 
 
-def test_pixels_in_workers_of_every_backend(backend):
-    """Two envs, one a worker where there are workers; the frames are those of the state, on every backend."""
-    venv = renders_or_says_what_to_install(lambda: backend([pixels] * 2, num_workers=2))
+@FULL
+@pytest.mark.parametrize("kind", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
+def test_pixels_in_workers(kind):
+    """Two envs, one a worker where there are workers; the frames are those of the state."""
+    venv = renders_or_says_what_to_install(lambda: kind([pixels] * 2, num_workers=2))
     if venv is not None:
         with venv:
             obs, _ = venv.reset(seed=[1, 1])
@@ -305,6 +244,7 @@ def test_pixels_in_workers_of_every_backend(backend):
             np.testing.assert_array_equal(venv.reset(seed=[1, 1])[0]["pixels"], start)
 
 
+@FULL
 @pytest.mark.parametrize("pixels_only", [True, False])
 def test_pixels_replace_the_state_or_are_added_to_it(pixels_only):
     env = renders_or_says_what_to_install(
@@ -320,6 +260,7 @@ def test_pixels_replace_the_state_or_are_added_to_it(pixels_only):
         env.close()
 
 
+@FULL
 def test_a_frame_larger_than_the_model_allows_is_a_value_error():
     if RENDERS:
         with pytest.raises(ValueError, match="width"):
@@ -328,9 +269,17 @@ def test_a_frame_larger_than_the_model_allows_is_a_value_error():
         renders_or_says_what_to_install(pixels)
 
 
-def test_where_nothing_renders_the_state_is_there_and_the_error_says_what_to_install():
+@FULL
+def test_where_nothing_renders_or_is_installed_the_error_says_what_to_install():
     program = """
+import sys
 from vecenv import DMControlEnv
+sys.modules["dm_control"] = None
+try:
+    DMControlEnv("cartpole", "swingup")
+except ImportError as error:
+    print(error)
+del sys.modules["dm_control"]
 env = DMControlEnv("cartpole", "swingup")
 print(env.reset(seed=0)[0]["position"].shape)
 try:
@@ -338,32 +287,29 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    state, error = in_fresh_python(program, MUJOCO_GL="disabled").splitlines()
+    missing, state, error = in_fresh_python(program, MUJOCO_GL="disabled").splitlines()
+    assert missing.endswith("pip install 'vecenv[dm-control]'")
     assert state == "(3,)"
     assert "apt-get install libegl1" in error
     assert "MUJOCO_GL" in error
 
 
-@pytest.mark.parametrize(
-    ("egl", "osmesa", "chosen"), [(True, True, "egl"), (False, True, "osmesa"), (False, False, "disabled")]
-)
-def test_the_renderer_is_one_that_the_machine_has(monkeypatch, egl, osmesa, chosen):
-    environment = in_fresh_environment(monkeypatch)
-    monkeypatch.setattr(offscreen_gl, "_egl_works", lambda: egl)
-    monkeypatch.setattr(offscreen_gl, "_osmesa_works", lambda: osmesa)
-    offscreen_gl.choose_gl()
-    assert environment == {"MUJOCO_GL": chosen}
+def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkeypatch):
+    def chosen(**variables):
+        monkeypatch.setattr(os, "environ", variables)
+        monkeypatch.delitem(sys.modules, "dm_control", raising=False)
+        offscreen_gl.choose_gl()
+        return variables
+
+    for egl, osmesa, gl in ((True, True, "egl"), (False, True, "osmesa"), (False, False, "disabled")):
+        monkeypatch.setattr(offscreen_gl, "_egl_works", lambda works=egl: works)
+        monkeypatch.setattr(offscreen_gl, "_osmesa_works", lambda works=osmesa: works)
+        assert chosen() == {"MUJOCO_GL": gl}
+    for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
+        assert chosen(**{name: value}) == {name: value}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")]
-)
-def test_a_display_or_a_choice_of_the_users_own_stays(monkeypatch, name, value):
-    environment = in_fresh_environment(monkeypatch, **{name: value})
-    offscreen_gl.choose_gl()
-    assert environment == {name: value}
-
-
+@FULL
 def test_it_is_chosen_before_dm_control_is_imported():
     program = """
 import os, sys
@@ -378,6 +324,7 @@ print(os.environ["MUJOCO_GL"] == _render.BACKEND or _render.BACKEND, os.environ[
     assert same == "True" or chosen == "disabled"
 
 
+@FULL
 def test_rendering_in_a_fork_of_a_process_that_rendered_is_an_error_and_no_hang():
     program = """
 import os, sys

@@ -7,7 +7,7 @@ from cases import Records, equal_bits
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from vecenv import ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated
+from vecenv import ContinuousToDiscrete, DummyVectorEnv, MultiDiscreteToDiscrete, TruncatedAsTerminated
 from vecenv.testing import CountingEnv
 
 PLANE = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 3], np.float32))
@@ -20,12 +20,8 @@ class TestContinuousToDiscrete:
         assert [values.tolist() for values in env.mesh] == [[-1, 0, 1], [0, 1, 2, 3]]
         env.step(np.array([2, 1]))
         assert equal_bits(env.unwrapped.actions[0], np.array([1, 1], np.float32))
-
-    def test_a_batch_of_actions_is_one_of_rows(self):
-        env = ContinuousToDiscrete(Records(PLANE), 2)
-        assert equal_bits(
-            env.action(np.array([[0, 0], [1, 1], [0, 1]])), np.array([[-1, 0], [1, 3], [-1, 3]], np.float32)
-        )
+        batch = np.array([[0, 0], [2, 3], [0, 3]])  # one of rows
+        assert equal_bits(env.action(batch), np.array([[-1, 0], [1, 3], [-1, 3]], np.float32))
 
     def test_every_choice_is_an_action_of_the_env(self):
         env = ContinuousToDiscrete(gym.make("Pendulum-v1"), 7)
@@ -63,10 +59,7 @@ class TestMultiDiscreteToDiscrete:
         for number in range(6):
             env.step(number)
         assert [action.tolist() for action in env.unwrapped.actions] == [[i, j] for i in range(2) for j in range(3)]
-
-    def test_a_batch_of_actions_is_one_of_rows(self):
-        env = MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([2, 3])))
-        assert env.action(np.array([0, 5])).tolist() == [[0, 0], [1, 2]]
+        assert env.action(np.array([0, 5])).tolist() == [[0, 0], [1, 2]]  # a batch is one of rows
 
     def test_actions_have_the_start_and_dtype_of_the_space(self):
         space = spaces.MultiDiscrete(np.array([2, 3]), dtype=np.int32, start=np.array([10, 20]))
@@ -104,25 +97,17 @@ class TestTruncatedAsTerminated:
             TruncatedAsTerminated(object())
 
 
-def test_wrapped_envs_step_in_vector_envs(backend):
+def test_wrapped_envs_step_in_vector_envs_and_their_spec_makes_them_again():
     def make():
-        return TruncatedAsTerminated(
-            MultiDiscreteToDiscrete(
-                ContinuousToDiscrete(gym.make("Pendulum-v1", max_episode_steps=2), action_per_dim=5)
-            )
-        )
+        env = ContinuousToDiscrete(gym.make("Pendulum-v1", max_episode_steps=2), action_per_dim=5)
+        return TruncatedAsTerminated(MultiDiscreteToDiscrete(env))
 
-    with backend([make] * 3) as venv:
+    with DummyVectorEnv([make] * 3) as venv:
         assert venv.action_space == [spaces.Discrete(5)] * 3
         venv.reset(seed=0)
         venv.step([0, 2, 4])
         assert venv.get_env_attr("last_u") == [-2, 0, 2]
         assert venv.step([0, 2, 4])[2].tolist() == [True] * 3
-
-
-def test_the_spec_of_a_wrapped_env_makes_it_again():
-    env = TruncatedAsTerminated(
-        MultiDiscreteToDiscrete(ContinuousToDiscrete(gym.make("Pendulum-v1"), action_per_dim=[3]))
-    )
+    env = make()
     assert str(gym.make(env.spec)) == str(env)
-    assert gym.make(env.spec).action_space == spaces.Discrete(3)
+    assert gym.make(env.spec).action_space == spaces.Discrete(5)

@@ -10,142 +10,143 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends import FULL
+
 ROOT = Path(__file__).resolve().parent.parent
 HEADLESS = {**os.environ, "SDL_VIDEODRIVER": "dummy"}  # else pygame complains where there is no display
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
-BLOCKS = [
-    pytest.param(block, id=f"{page}-{number}", marks=[pytest.mark.ray] if page == "docs/ray.md" else [])
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S))
-]
+BLOCKS = {page: re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S) for page in PAGES}
 
 
-def run(*arguments: str, cwd: Path, program: str | None = None) -> str:
-    """What a fresh interpreter prints, with warnings as errors; it must end well and say nothing on stderr."""
+def run(*arguments: str, cwd: Path, program: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter with warnings as errors."""
     command = [sys.executable, "-W", "error", *arguments]
-    done = subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=100, env=HEADLESS)
+    env = {**HEADLESS, **env}
+    return subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=110, env=env)
+
+
+def printed(*arguments: str, cwd: Path, program: str | None = None) -> str:
+    """What it prints; it must end well and say nothing on stderr."""
+    done = run(*arguments, cwd=cwd, program=program)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
+SHORTEST = 8
+"""An episode that CartPole's dynamics allow is no shorter; its reward is 1 a step."""
+
+# What each program prints, `#` being an integer and `~` a number with decimals, and what holds for these numbers.
+PROGRAMS = {
+    "sync": (
+        "# steps, # episodes, mean return ~\n",
+        lambda steps, episodes, mean: steps == 8 * 200 and episodes * mean <= steps and mean > SHORTEST,
+    ),
+    "async_wait_num": (
+        "# steps in # calls, each environment between # and #\n",
+        lambda steps, calls, fewest, most: 2 * calls <= steps <= 8 * calls and 1 <= fewest <= steps / 8 <= most,
+    ),
+    "waiting_envs": (
+        "ThreadVectorEnv # steps/s, ShmemVectorEnv # steps/s\n",
+        lambda *rates: min(rates) > 0,
+    ),
+    "pettingzoo_game": (
+        "# games: # won by the middle, # at random\n",
+        lambda games, middle, at_random: games >= 40 and games >= middle + at_random and middle > 2 * at_random,
+    ),
+    "sb3_ppo": (
+        "# steps, then a mean return of ~ over 8 episodes (deviation ~)\n",
+        lambda steps, mean, _: steps == 512 and mean > SHORTEST,
+    ),
+    "sb3_vecnormalize": (
+        "512 steps, then a mean return of -~ over 8 episodes (deviation ~)\n",
+        lambda mean, _: 100 < mean < 1900,  # true returns, not normalised ones; the worst of Pendulum is near -1,900
+    ),
+    "gymnasium_wrappers": (
+        None,
+        lambda episodes, mean, rewards, deviation: (
+            episodes >= 8
+            and mean > 300  # pushing to where the pole falls keeps it up
+            and rewards <= 600 * 8 * 0.5
+            and 0.5 < deviation < 2  # normalised
+        ),
+    ),
+    "collect": (
+        "CollectStats(# steps, 20 episodes, returns ~ +- ~)\n",
+        lambda steps, mean, _: steps == pytest.approx(20 * mean, rel=1e-3),
+    ),
+    "ppo_cleanrl": (
+        "# steps, # episodes, mean return of the last 20: ~\n",
+        lambda steps, episodes, mean: steps == 2 * 8 * 64 and episodes * 8 <= steps and mean > SHORTEST,
+    ),
+    "tianshou_dqn": ("1 epochs, test return ~ +- ~\n", lambda mean, _: mean > SHORTEST),
+    "lstm_policy": (
+        "20 batches, then right in #% of 64 episodes\n",
+        lambda percent: 20 < percent <= 100,  # a guess is right in half of them
+    ),
+    "record_agents": ("# episodes of # rounds, mean return -?~\n", lambda episodes, *_: episodes >= 8),
+    "ray_rollouts": (
+        "# steps of 2 actors, mean return of the last 20: ~\n",
+        lambda steps, mean: steps == 2 * 1024 and mean > SHORTEST,
+    ),
+}
+TIERS = {"sync": [], "collect": [], "sb3_ppo": [], "sb3_vecnormalize": [pytest.mark.slow]}
+TIERS["ray_rollouts"] = [pytest.mark.ray]
+"""The marks of those that are not in the full tier."""
 
 
-def test_sync(tmp_path):
-    output = run(str(ROOT / "examples/sync.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"\d+ steps, \d+ episodes, mean return \d+\.\d\n", output)
-    steps, episodes, mean_return = numbers(output)
-    assert steps == 8 * 200
-    assert episodes * mean_return <= steps  # CartPole rewards 1 a step, and some episodes are not over
-    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, FULL)) for name in PROGRAMS])
+def test_program(name, tmp_path):
+    output = printed(str(ROOT / f"examples/{name}.py"), "--fast", cwd=tmp_path)
+    form, holds = PROGRAMS[name]
+    if form is None:
+        numbers = re.findall(r"\d+(?:\.\d+)?", output)
+    else:
+        pattern = re.sub(r"[().+]", r"\\\g<0>", form).replace("#", r"(\d+)").replace("~", r"(\d+\.\d+)")
+        found = re.fullmatch(pattern, output)
+        assert found, output
+        numbers = found.groups()
+    assert holds(*map(float, numbers)), output
 
 
-def test_async_wait_num(tmp_path):
-    output = run(str(ROOT / "examples/async_wait_num.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"\d+ steps in \d+ calls, each environment between \d+ and \d+\n", output)
-    steps, calls, fewest, most = numbers(output)
-    assert 2 * calls <= steps <= 8 * calls
-    assert 1 <= fewest <= steps / 8 <= most
+@FULL
+def test_crashing_envs(tmp_path):
+    lines = printed(str(ROOT / "examples/crashing_envs.py"), cwd=tmp_path).splitlines()
+    kinds = {1: "ZeroDivisionError", 2: "WorkerTimeoutError", 3: "WorkerDiedError"}
+    others = {i: [j for j in range(4) if j != i] for i in kinds}
+    assert len(lines) == 2 * len([line for line in lines if line.startswith("restarted")]) == 10
+    assert set(lines) == {f"restarted env {i}: {kind}" for i, kind in kinds.items()} | {
+        f"caught {kind}, kept the rows of envs {others[i]}" for i, kind in kinds.items()
+    }
 
 
-def test_waiting_envs(tmp_path):
-    output = run(str(ROOT / "examples/waiting_envs.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"ThreadVectorEnv \d+ steps/s, ShmemVectorEnv \d+ steps/s\n", output)
-    assert all(rate > 20 for rate in numbers(output))
+@FULL
+def test_dict_text_spaces(tmp_path):
+    errands, shapes = printed(str(ROOT / "examples/dict_text_spaces.py"), cwd=tmp_path).splitlines()
+    found = re.fullmatch(r"(\d+) errands in 50 rounds", errands)
+    assert 4 * 50 / 5 - 4 <= int(found[1]) <= 4 * 50 / 3  # each takes 3 or 5 steps
+    assert re.fullmatch(r"position \(4, 10, 1\), order \(4, 10\), the first of them '[24] to the (left|right)'", shapes)
 
 
-def test_pettingzoo_game(tmp_path):
-    output = run(str(ROOT / "examples/pettingzoo_game.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"\d+ games: \d+ won by the middle, \d+ at random\n", output)
-    games, middle, at_random = numbers(output)
-    assert games >= 40
-    assert games >= middle + at_random
-    assert middle > 2 * at_random
-
-
-def test_sb3_ppo(tmp_path):
-    output = run(str(ROOT / "examples/sb3_ppo.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"\d+ steps, then a mean return of \d+\.\d over 8 episodes \(deviation \d+\.\d\)\n", output)
-    steps, mean_return, _, _ = numbers(output)
-    assert steps == 512
-    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
-
-
-def test_gymnasium_wrappers(tmp_path):
-    output = run(str(ROOT / "examples/gymnasium_wrappers.py"), "--fast", cwd=tmp_path)
-    episodes, mean_return, rewards, deviation = numbers(output)
-    assert episodes >= 8
-    assert mean_return > 300  # pushing to where the pole falls keeps it up
-    assert rewards <= 600 * 8 * 0.5
-    assert 0.5 < deviation < 2  # normalised
-
-
-def test_collect(tmp_path):
-    output = run(str(ROOT / "examples/collect.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"CollectStats\(\d+ steps, 20 episodes, returns \S+ \+- \S+\)\n", output)
-    steps, episodes, mean_return, _ = numbers(output)
-    assert steps == pytest.approx(episodes * mean_return, rel=1e-3)  # CartPole rewards 1 a step
-
-
-def test_ppo_cleanrl(tmp_path):
-    output = run(str(ROOT / "examples/ppo_cleanrl.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"\d+ steps, \d+ episodes, mean return of the last 20: \d+\.\d\n", output)
-    steps, episodes, _, mean_return = numbers(output)
-    assert steps == 2 * 8 * 64
-    assert episodes * 8 <= steps
-    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
+@FULL
+def test_dm_control_pixels(tmp_path):
+    """Where the machine has no OpenGL it ends with what to install."""
+    done = run(str(ROOT / "examples/dm_control_pixels.py"), "--fast", cwd=tmp_path)
+    if done.returncode:
+        assert re.fullmatch(r"no pixels: .*apt-get install libegl1.*\n", done.stderr)
+    else:
+        pattern = r"\d+ frames a second of uint8 \(48, 64, 3\), (\d+\.\d)% of the pixels changed\n"
+        assert float(re.fullmatch(pattern, done.stdout)[1]) > 0
 
 
 @pytest.mark.slow
 def test_ppo_halfcheetah(tmp_path):
     """MuJoCo itself warns of gymnasium's models on stderr."""
-    command = [sys.executable, "-W", "error", str(ROOT / "examples/ppo_halfcheetah.py"), "--fast"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = run(str(ROOT / "examples/ppo_halfcheetah.py"), "--fast", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"8192 steps, 8 episodes, mean return of the last 8: -?\d+\.\d\n", done.stdout)
-    assert abs(numbers(done.stdout)[-1]) < 1000  # random actions: about -300
-
-
-@pytest.mark.slow
-def test_sb3_vecnormalize(tmp_path):
-    output = run(str(ROOT / "examples/sb3_vecnormalize.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"512 steps, then a mean return of -\d+\.\d over 8 episodes \(deviation \d+\.\d\)\n", output)
-    mean_return = numbers(output)[1]
-    assert 100 < mean_return < 1900  # true returns, not normalised ones; the worst of Pendulum is near -1,900
-
-
-def test_tianshou_dqn(tmp_path):
-    output = run(str(ROOT / "examples/tianshou_dqn.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"1 epochs, test return \d+\.\d \+- \d+\.\d\n", output)
-    assert numbers(output)[1] > 8  # the shortest episode that CartPole's dynamics allow
-
-
-def test_crashing_envs(tmp_path):
-    lines = run(str(ROOT / "examples/crashing_envs.py"), cwd=tmp_path).splitlines()
-    kinds = {1: "ZeroDivisionError", 2: "WorkerTimeoutError", 3: "WorkerDiedError"}
-    restarted = [line for line in lines if line.startswith("restarted")]
-    assert set(restarted) == {f"restarted env {i}: {kind}" for i, kind in kinds.items()}
-    others = {i: [j for j in range(4) if j != i] for i in kinds}
-    assert set(lines) - set(restarted) == {
-        f"caught {kind}, kept the rows of envs {others[i]}" for i, kind in kinds.items()
-    }
-    assert len(lines) == 2 * len(restarted) == 10
-
-
-def test_dict_text_spaces(tmp_path):
-    errands, shapes = run(str(ROOT / "examples/dict_text_spaces.py"), cwd=tmp_path).splitlines()
-    assert re.fullmatch(r"\d+ errands in 50 rounds", errands)
-    assert 4 * 50 / 5 - 4 <= numbers(errands)[0] <= 4 * 50 / 3  # each takes 3 or 5 steps
-    assert re.fullmatch(r"position \(4, 10, 1\), order \(4, 10\), the first of them '[24] to the (left|right)'", shapes)
-
-
-def test_lstm_policy(tmp_path):
-    output = run(str(ROOT / "examples/lstm_policy.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"20 batches, then right in \d+% of 64 episodes\n", output)
-    assert 20 < numbers(output)[1] <= 100  # a guess is right in half of them
+    found = re.fullmatch(r"8192 steps, 8 episodes, mean return of the last 8: (-?\d+\.\d)\n", done.stdout)
+    assert abs(float(found[1])) < 1000  # random actions: about -300
 
 
 @pytest.mark.slow
@@ -167,50 +168,48 @@ def test_notebook(tmp_path):
     assert re.match(r"out of fuel\b.*\n$", error)
 
 
-def test_dm_control_pixels(tmp_path):
-    """Where the machine has no OpenGL it ends with what to install."""
-    command = [sys.executable, "-W", "error", str(ROOT / "examples/dm_control_pixels.py"), "--fast"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        assert re.fullmatch(r"no pixels: .*apt-get install libegl1.*\n", done.stderr)
-    else:
-        assert re.fullmatch(
-            r"\d+ frames a second of uint8 \(48, 64, 3\), \d+\.\d% of the pixels changed\n", done.stdout
-        )
-        assert numbers(done.stdout)[-1] > 0
+@pytest.mark.slow
+def test_tutorial(tmp_path):
+    output = printed(str(ROOT / "examples/tutorial.py"), "pictures", cwd=tmp_path)
+    titles = re.findall(r"^## (.+)$", (ROOT / "docs/tutorial.md").read_text("utf-8"), re.M)
+    assert output.splitlines() == [*titles, "pictures: frames.png returns.png timeline.png"]
+    pictures = list((tmp_path / "pictures").iterdir())
+    assert {path.name for path in (ROOT / "docs/images").iterdir()} == {path.name for path in pictures}
+    for picture in pictures:
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert 1000 < picture.stat().st_size < 40_000
 
 
-def test_record_agents(tmp_path):
-    output = run(str(ROOT / "examples/record_agents.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"\d+ episodes of \d+ rounds, mean return -?\d+\.\d+\n", output)
-    assert numbers(output)[0] >= 8
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_rllib_ppo(tmp_path):
+    """RLlib itself warns of much."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "examples/rllib_ppo.py"), "--fast"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    ours = "vecenv.AsyncVectorEnv and vecenv.AsyncVectorEnv"
+    found = re.search(rf"^(\d+) steps by {ours}, mean return (\d+\.\d)$", done.stdout, re.M)
+    assert found, done.stdout
+    assert int(found[1]) >= 2 * 2048
+    assert float(found[2]) > SHORTEST
 
 
 JOBS = {
-    "cartpole": ["steps=200", "num_envs=2", "device=cpu"],
-    "atari": ["episodes=2", "num_envs=2", "max_episode_steps=40"],
-    "dm_control_pixels": ["steps=20", "num_envs=2", "max_episode_steps=10"],
-    "ray": ["episodes=4"],
+    "cartpole": (["steps=200", "num_envs=2", "device=cpu"], FULL),
+    "atari": (["episodes=2", "num_envs=2", "max_episode_steps=40"], pytest.mark.slow),
+    "dm_control_pixels": (["steps=20", "num_envs=2", "max_episode_steps=10"], pytest.mark.slow),
+    "ray": (["episodes=4"], pytest.mark.ray),
 }
-MARKS = {"atari": [pytest.mark.slow], "dm_control_pixels": [pytest.mark.slow], "ray": [pytest.mark.ray]}
 
 
-@pytest.mark.parametrize("job", [pytest.param(job, marks=MARKS.get(job, [])) for job in JOBS])
+@pytest.mark.parametrize("job", [pytest.param(job, marks=mark) for job, (_, mark) in JOBS.items()])
 def test_job(job, tmp_path, request):
     """With small numbers. Where the machine has no OpenGL, that of dm_control ends with what to install."""
-    settings = [f"--set={setting}" for setting in JOBS[job]]
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "collector",
-        "run",
-        str(ROOT / f"examples/jobs/{job}.toml"),
-        *settings,
-        *([f"--cluster={request.getfixturevalue('ray_address')}", "--cluster-actors=1"] if job == "ray" else []),
-    ]
-    done = subprocess.run([*command, "--no-plot"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    settings = [f"--set={setting}" for setting in JOBS[job][0]]
+    if job == "ray":
+        settings += [f"--cluster={request.getfixturevalue('ray_address')}", "--cluster-actors=1"]
+    file = str(ROOT / f"examples/jobs/{job}.toml")
+    done = run("-m", "collector", "run", file, *settings, "--no-plot", cwd=tmp_path)
     if job == "dm_control_pixels" and done.returncode:
         assert "libegl1" in done.stderr
         return
@@ -230,16 +229,8 @@ def test_the_commands_of_the_page_on_jobs(tmp_path):
     commands = [shlex.split(block or inline, comments=True) for block, inline in commands]
     commands = [command for command in commands if "--cluster" not in command]
     assert len(commands) >= blocks.count("python -m collector") - blocks.count("--cluster") + 3
-    assert {command[3] for command in commands} >= {
-        "run",
-        "resume",
-        "info",
-        "plot",
-        "video",
-        "verify",
-        "export",
-        "tune",
-    }
+    used = {command[3] for command in commands}
+    assert used >= {"run", "resume", "info", "plot", "video", "verify", "export", "tune"}
     environment = {**HEADLESS, "MINARI_DATASETS_PATH": str(tmp_path / "minari")}
     for command in commands:
         done = subprocess.run(
@@ -248,55 +239,14 @@ def test_the_commands_of_the_page_on_jobs(tmp_path):
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
-def test_every_job_has_a_test():
-    assert {path.stem for path in (ROOT / "examples/jobs").iterdir()} == set(JOBS)
-
-
-@pytest.mark.slow  # the default tier runs each block of the page by itself
-def test_tutorial(tmp_path):
-    output = run(str(ROOT / "examples/tutorial.py"), "pictures", cwd=tmp_path)
-    titles = re.findall(r"^## (.+)$", (ROOT / "docs/tutorial.md").read_text("utf-8"), re.M)
-    assert output.splitlines() == [*titles, "pictures: frames.png returns.png timeline.png"]
-    for picture in (tmp_path / "pictures").iterdir():
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert 1000 < picture.stat().st_size < 40_000
-    assert {path.name for path in (ROOT / "docs/images").iterdir()} == {
-        p.name for p in (tmp_path / "pictures").iterdir()
-    }
-
-
-@pytest.mark.ray
-def test_ray_rollouts(tmp_path):
-    output = run(str(ROOT / "examples/ray_rollouts.py"), "--fast", cwd=tmp_path)
-    assert re.fullmatch(r"\d+ steps of 2 actors, mean return of the last 20: \d+\.\d\n", output)
-    assert numbers(output)[0] == 2 * 1024
-    assert numbers(output)[-1] > 8  # the shortest episode that CartPole's dynamics allow
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_rllib_ppo(tmp_path):
-    """RLlib itself warns of much."""
-    command = [sys.executable, "-W", "ignore", str(ROOT / "examples/rllib_ppo.py"), "--fast"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    ours = "vecenv.AsyncVectorEnv and vecenv.AsyncVectorEnv"
-    assert re.search(rf"^\d+ steps by {ours}, mean return \d+\.\d$", done.stdout, re.M), done.stdout
-    steps, mean_return = numbers(done.stdout.splitlines()[-1])
-    assert steps >= 2 * 2048
-    assert mean_return > 8  # the shortest episode that CartPole's dynamics allow
-
-
 def test_every_example_has_a_test_and_is_short():
-    assert {f"test_{path.stem}" for path in [*EXAMPLES, *NOTEBOOKS]} <= set(globals())
+    assert {path.stem for path in [*EXAMPLES, *NOTEBOOKS]} <= {name[5:] for name in globals()} | PROGRAMS.keys()
+    assert {path.stem for path in (ROOT / "examples/jobs").iterdir()} == set(JOBS)
     assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_short_and_have_no_outputs(path):
-    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
-    assert sum(len(cell["source"]) for cell in cells) <= 60
-    assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
+    for path in NOTEBOOKS:
+        cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+        assert sum(len(cell["source"]) for cell in cells) <= 60
+        assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
 
 
 def test_the_programs_to_start_from_are_run_by_tests():
@@ -312,18 +262,31 @@ def test_the_programs_to_start_from_are_run_by_tests():
             assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
 
 
-def test_the_pages_have_python_blocks():
-    assert {"README.md-0", "docs/migrate.md-0"} <= {block.id for block in BLOCKS}
+RUN_BLOCKS = """
+import sys, types
+for number, block in enumerate({blocks!r}):
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    exec(compile(block, "{page}, block %d" % number, "exec"), vars(main))
+"""
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_block(block, tmp_path):
-    """From standard input, so that it also shows that no `__main__` file or guard is needed."""
-    assert run("-", program=block, cwd=tmp_path) == ""
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks={"README.md": [], "docs/ray.md": pytest.mark.ray}.get(page, FULL))
+        for page, blocks in BLOCKS.items()
+        if blocks
+    ],
+)
+def test_blocks(page, tmp_path):
+    """Each in a `__main__` of its own, which has no file and needs no guard."""
+    assert printed("-", program=RUN_BLOCKS.format(page=page, blocks=BLOCKS[page]), cwd=tmp_path) == ""
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_between_pages_lead_somewhere(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
-    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+def test_links_between_pages_lead_somewhere():
+    assert len(BLOCKS["README.md"]) >= 3
+    assert BLOCKS["docs/migrate.md"]
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+        assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == [], page

@@ -1,8 +1,10 @@
 """GymEnv: names, repeated actions, and observations in pixels, alone and in workers."""
 
+import contextlib
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import ale_py
 import gymnasium as gym
@@ -12,10 +14,11 @@ import pytest
 from cases import equal_bits
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env, data_equivalence
-from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, MaxAndSkipObservation, RepeatAction, TimeLimit
+from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, RepeatAction, TimeLimit
 from pygame import gfxdraw
 
-from vecenv import GymEnv, ThreadVectorEnv
+from tests.backends import FULL
+from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv
 from vecenv.backends.host.env_calls import render_in_turn
 from vecenv.testing import CountingEnv
 
@@ -25,11 +28,11 @@ def one_frame_a_step():
 
 
 SKIPPING = {
+    "of its own": lambda: gym.make("ALE/Pong-v5", frameskip=4),
     "no spec": lambda: ale_py.AtariEnv(game="pong", frameskip=4),
     "MaxAndSkipObservation": lambda: MaxAndSkipObservation(one_frame_a_step(), 4),
     "RepeatAction": lambda: TimeLimit(RepeatAction(one_frame_a_step(), 4), 99),
     "AtariPreprocessing": lambda: AtariPreprocessing(one_frame_a_step(), frame_skip=4, noop_max=0),
-    "GymEnv": lambda: GymEnv("ALE/Pong-v5", frame_skip=4),
 }
 """Envs of four frames a step."""
 
@@ -78,7 +81,15 @@ class Meets(CountingEnv):
 def printed_by(program):
     """What a fresh Python prints."""
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+
+
+def frames_a_step(env):
+    env.reset(seed=0)
+    first, second, third = (env.step(0)[4]["episode_frame_number"] for _ in range(3))
+    env.close()
+    assert second - first == third - second
+    return third - second
 
 
 class TestNames:
@@ -105,29 +116,25 @@ class TestNames:
         finally:
             del gym.registry["MyOwn-v0"]
 
-    def test_atari_envs_are_found_without_an_import(self):
+    @FULL
+    def test_atari_envs_are_found_without_an_import_or_the_error_says_what_to_install(self):
         program = (
-            "from vecenv import GymEnv; import gymnasium\n"
+            "import sys, gymnasium; from vecenv import GymEnv; sys.modules['ale_py'] = None\n"
+            "try: GymEnv('ALE/Pong-v5')\n"
+            "except ImportError as error: print(error)\n"
+            "del sys.modules['ale_py']\n"
             "assert 'ALE/Pong-v5' not in gymnasium.registry\n"
             "env = GymEnv('ALE/Pong-v5'); print(env.from_pixels, list(env.reset(seed=0)[0]), env.spec.id)\n"
         )
-        assert printed_by(program) == "True ['pixels'] ALE/Pong-v5\n"
+        missing = "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
+        assert printed_by(program) == missing + "True ['pixels'] ALE/Pong-v5\n"
 
-    def test_without_ale_py_the_error_says_what_to_install(self):
-        program = (
-            "import sys; sys.modules['ale_py'] = None\n"
-            "from vecenv import GymEnv\n"
-            "try: GymEnv('ALE/Pong-v5')\n"
-            "except ImportError as error: print(error)\n"
-        )
-        assert printed_by(program) == "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
-
-    @pytest.mark.parametrize("name", ["RepeatAction", "MaxAndSkipObservation", "AtariPreprocessing"])
-    def test_a_gymnasium_without_a_wrapper_that_skips_is_good_enough(self, name):
+    @FULL
+    def test_a_gymnasium_without_the_wrappers_that_skip_is_good_enough(self):
         """RepeatAction is not in all that setup.cfg allows."""
         program = (
-            f"import gymnasium.wrappers; del gymnasium.wrappers.{name}\n"
-            "import vecenv\n"
+            "from gymnasium import wrappers; del wrappers.RepeatAction, wrappers.MaxAndSkipObservation\n"
+            "del wrappers.AtariPreprocessing; import vecenv\n"
             "env = vecenv.GymEnv('Pendulum-v1', frame_skip=4); env.reset(); print(env.step([0.0])[2])\n"
             "envs = vecenv.make_vec('CartPole-v1', 2, backend='dummy'); envs.reset(); print(envs.step([0, 1])[1])\n"
             "envs.close()\n"
@@ -158,7 +165,7 @@ class TestSpec:
         [
             ("CartPole-v1", {"frame_skip": np.int64(3)}),
             ("CartPole-v1", {"from_pixels": True, "pixels_only": False}),
-            ("ALE/Pong-v5", {"frame_skip": 2, "repeat_action_probability": 0.0}),
+            pytest.param("ALE/Pong-v5", {"frame_skip": 2, "repeat_action_probability": 0.0}, marks=FULL),
         ],
     )
     def test_its_spec_makes_the_same_again(self, name, options):
@@ -200,41 +207,6 @@ class TestFrameSkip:
         ends = [env.step(np.zeros(1, np.float32))[3] for _ in range(4)]
         assert ends == [False, False, False, True]
 
-    def test_an_env_that_skips_by_itself_skips_once(self):
-        env = GymEnv("ALE/Pong-v5", frame_skip=3, repeat_action_probability=0.0)
-        env.reset(seed=0)
-        frames = [env.step(0)[4]["episode_frame_number"] for _ in range(3)]
-        assert np.diff(frames).tolist() == [3, 3]
-        assert env.frame_skip == 3
-        env.close()
-
-    def test_without_frame_skip_an_env_that_skips_by_itself_keeps_its_own(self):
-        env = GymEnv("ALE/Pong-v5")
-        env.reset(seed=0)
-        assert env.step(0)[4]["episode_frame_number"] == 4
-        env.close()
-
-    def test_a_given_env_that_skips_by_itself_skips_once(self):
-        made = gym.make("ALE/Pong-v5", frameskip=4)
-        env = GymEnv(made, frame_skip=4)
-        env.reset(seed=0)
-        assert env.step(0)[4]["episode_frame_number"] == 4
-        with pytest.raises(ValueError, match="skips frames by itself: 4 a step; pass frame_skip=None"):
-            GymEnv(made, frame_skip=2)
-        with pytest.raises(ValueError, match="contradicts frameskip=2"):
-            GymEnv("ALE/Pong-v5", frame_skip=4, frameskip=2)
-        made.close()
-
-    @pytest.mark.parametrize("kind", SKIPPING)
-    def test_an_env_whose_skipping_is_known_skips_once(self, kind):
-        env = GymEnv(SKIPPING[kind](), frame_skip=4)
-        env.reset(seed=0)
-        frames = [env.step(0)[4]["episode_frame_number"] for _ in range(3)]
-        assert np.diff(frames).tolist() == [4, 4]
-        with pytest.raises(ValueError, match="skips frames by itself: 4 a step"):
-            GymEnv(env, frame_skip=2)
-        env.close()
-
     def test_a_gym_env_in_another_skips_once(self):
         inner = GymEnv(CountingEnv(length=9), frame_skip=4)
         env = GymEnv(inner, frame_skip=4)
@@ -243,22 +215,29 @@ class TestFrameSkip:
         with pytest.raises(ValueError, match="skips frames by itself: 4 a step"):
             GymEnv(inner, frame_skip=2)
 
-    def test_skips_of_wrappers_and_env_multiply(self):
-        with pytest.raises(ValueError, match="skips frames by itself: 2 times 4 a step"):
-            GymEnv(RepeatAction(gym.make("ALE/Pong-v5"), 2), frame_skip=4)
-        env = GymEnv(RepeatAction(gym.make("ALE/Pong-v5"), 2), frame_skip=8)
-        env.reset(seed=0)
-        assert env.step(0)[4]["episode_frame_number"] == 8
-        env.close()
+    @FULL
+    @pytest.mark.parametrize("kind", SKIPPING)
+    def test_an_env_that_skips_by_itself_skips_once(self, kind):
+        made = SKIPPING[kind]()
+        with pytest.raises(ValueError, match="skips frames by itself: 4 a step; pass frame_skip=None"):
+            GymEnv(made, frame_skip=2)
+        assert frames_a_step(GymEnv(made, frame_skip=4)) == 4
+
+    @FULL
+    def test_skips_of_an_id_its_arguments_and_of_wrappers(self):
+        env = GymEnv("ALE/Pong-v5", frame_skip=3, repeat_action_probability=0.0)
+        assert (frames_a_step(env), env.frame_skip) == (3, 3)
+        assert frames_a_step(GymEnv("ALE/Pong-v5")) == 4
+        with pytest.warns(UserWarning, match="latest versioned environment `ALE/Pong-v5`"):
+            assert frames_a_step(GymEnv("ALE/Pong", frame_skip=3)) == 3
+        with pytest.raises(ValueError, match="contradicts frameskip=2"):
+            GymEnv("ALE/Pong-v5", frame_skip=4, frameskip=2)
         with pytest.raises(ValueError, match=r"skips frames by itself: \(2, 5\) a step"):
             GymEnv(gym.make("ALE/Pong-v5", frameskip=(2, 5)), frame_skip=4)
-
-    def test_an_id_without_a_version_is_that_of_the_latest(self):
-        with pytest.warns(UserWarning, match="latest versioned environment `ALE/Pong-v5`"):
-            env = GymEnv("ALE/Pong", frame_skip=3)
-        env.reset(seed=0)
-        assert env.step(0)[4]["episode_frame_number"] == 3
-        env.close()
+        twice = RepeatAction(gym.make("ALE/Pong-v5"), 2)
+        with pytest.raises(ValueError, match="skips frames by itself: 2 times 4 a step"):
+            GymEnv(twice, frame_skip=4)
+        assert frames_a_step(GymEnv(twice, frame_skip=8)) == 8
 
     def test_a_frameskip_among_the_arguments_is_the_envs_own(self):
         class TakesAnything(CountingEnv):
@@ -294,15 +273,16 @@ class TestPixels:
         assert (env.from_pixels, env.pixels_only) == (True, True)
         env.close()
 
-    def test_pixels_come_beside_the_observation(self):
-        env = GymEnv(CountingEnv(), from_pixels=True, pixels_only=False)
-        obs, _ = env.reset(seed=5)
-        assert obs.keys() == env.observation_space.keys() == {"observation", "pixels"}
-        assert obs["observation"][3] == 5
-
-    def test_pixels_come_beside_the_parts_of_a_dict(self):
-        env = GymEnv(CountingEnv(form="dict"), from_pixels=True, pixels_only=False)
-        assert env.reset()[0].keys() == env.observation_space.keys() == {"who", "when", "pixels"}
+    def test_pixels_come_beside_the_observation_or_its_parts(self):
+        for form, keys in (("array", {"observation", "pixels"}), ("dict", {"who", "when", "pixels"})):
+            env = GymEnv(CountingEnv(form=form), from_pixels=True, pixels_only=False)
+            obs, _ = env.reset(seed=5)
+            assert obs.keys() == env.observation_space.keys() == keys
+            assert form == "dict" or obs["observation"][3] == 5
+            again = GymEnv(env, from_pixels=True)  # an env with a part named pixels stays as it is
+            assert again.from_pixels
+            assert again.observation_space == env.observation_space
+            assert again.reset()[0].keys() == keys
 
     def test_only_the_last_of_the_repeated_frames_is_rendered(self):
         env = GymEnv(Pictures(length=9), from_pixels=True, frame_skip=3)
@@ -316,22 +296,16 @@ class TestPixels:
         with pytest.raises(TypeError, match=r"'camera'.*arguments of the constructor"):
             GymEnv(Pictures(), from_pixels=True, render_kwargs={"camera": 1})
 
-    @pytest.mark.parametrize("from_pixels", [True, False])
-    def test_an_env_that_observes_pictures_gives_them_as_pixels(self, from_pixels):
-        env = GymEnv("ALE/Pong-v5", from_pixels=from_pixels)
-        assert env.from_pixels
-        obs, _ = env.reset(seed=0)
-        assert obs.keys() == {"pixels"}
-        assert obs["pixels"].shape == (210, 160, 3)
-        assert env.observation_space.contains(obs)
-        env.close()
-
-    def test_an_env_with_a_part_named_pixels_stays_as_it_is(self):
-        inner = GymEnv(CountingEnv(), from_pixels=True)
-        env = GymEnv(inner, from_pixels=True)
-        assert env.from_pixels
-        assert env.observation_space == inner.observation_space
-        assert env.reset()[0].keys() == {"pixels"}
+    @FULL
+    def test_an_env_that_observes_pictures_gives_them_as_pixels(self):
+        for from_pixels in (True, False):
+            env = GymEnv("ALE/Pong-v5", from_pixels=from_pixels)
+            assert env.from_pixels
+            obs, _ = env.reset(seed=0)
+            assert obs.keys() == {"pixels"}
+            assert obs["pixels"].shape == (210, 160, 3)
+            assert env.observation_space.contains(obs)
+            env.close()
 
     def test_an_env_that_shows_nothing_is_refused(self):
         with pytest.raises(ValueError, match='render_mode="rgb_array", got None'):
@@ -397,10 +371,12 @@ class TestInThreads:
         hangs.join()
 
 
+@FULL
 class TestInVectorEnvs:
-    def test_pixels_in_workers_are_those_of_one_env(self, backend):
-        with backend([lambda: GymEnv("CartPole-v1", from_pixels=True, pixels_only=False, frame_skip=2)] * 2) as venv:
-            env = GymEnv("CartPole-v1", from_pixels=True, pixels_only=False, frame_skip=2)
+    @pytest.mark.parametrize("kind", [ShmemVectorEnv, ThreadVectorEnv])
+    def test_pixels_in_workers_are_those_of_one_env(self, kind):
+        make = partial(GymEnv, "CartPole-v1", from_pixels=True, pixels_only=False, frame_skip=2)
+        with kind([make] * 2) as venv, contextlib.closing(make()) as env:
             obs, _ = venv.reset(seed=4)
             want, _ = env.reset(seed=5)
             assert obs["pixels"].shape == (2, 400, 600, 3)
@@ -411,14 +387,11 @@ class TestInVectorEnvs:
                 want, reward, *_ = env.step(0)
                 assert rew[1] == reward == 2
             assert venv.get_env_attr("frame_skip") == [2, 2]
-            env.close()
 
-    def test_atari_in_workers(self, process_backend):
-        with process_backend([lambda: GymEnv("ALE/Pong-v5", frame_skip=2)] * 2) as venv:
+    def test_atari_in_workers_is_reset_by_id(self):
+        with ShmemVectorEnv([lambda: GymEnv("ALE/Pong-v5", frame_skip=2)] * 2) as venv:
             obs, _ = venv.reset(seed=0)
             assert obs["pixels"].shape == (2, 210, 160, 3)
-            assert venv.step([0, 0])[4][1]["episode_frame_number"] == 2
-
-    def test_wrappers_go_around_it(self):
-        env = FlattenObservation(GymEnv(CountingEnv(), from_pixels=True))
-        assert env.reset()[0].shape == (2 * 3 * 3,)
+            info = venv.step([0, 2])[4][1]
+            assert (info["episode_frame_number"], info["lives"]) == (2, 0)
+            assert venv.reset(1)[1][0]["env_id"] == 1

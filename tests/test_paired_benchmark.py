@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import paired
 
+pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["--pairs", "1", "--seconds", "0.01"]
 

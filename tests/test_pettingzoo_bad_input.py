@@ -22,12 +22,7 @@ def all_do(venv, actions):
         ({"cow_0": [0], "cow_1": [0]}, [1], ValueError, "'cow_2'.*env 1"),
         ({"cow_0": [0, 0], "cow_1": [0, 0], "cow_2": [0]}, None, ValueError, r"'cow_2'.*\[0, 1\]"),
         ({"cow_0": [0, 0], "cow_1": [0, [1, 2]], "cow_2": [0, 0]}, None, ValueError, "'cow_1'.* for env 1 has"),
-        (
-            {"cow_0": [[0, 1], [0, 1]], "cow_1": [0, 0], "cow_2": [0, 0]},
-            None,
-            ValueError,
-            r"'cow_0'.*shape \(2, 2\), expected \(2,\)",
-        ),
+        ({"cow_0": [[0, 1]] * 2, "cow_1": [0, 0], "cow_2": [0, 0]}, None, ValueError, r"'cow_0'.*shape \(2, 2\), exp"),
         ({"cow_0": [0.5, 0], "cow_1": [0, 0], "cow_2": [0, 0]}, None, TypeError, "'cow_0'.*not whole"),
         ({"cow_0": ["a", 0], "cow_1": [0, 0], "cow_2": [0, 0]}, None, TypeError, "'cow_0'"),
         ({"cow_0": 0, "cow_1": [0, 0], "cow_2": [0, 0]}, None, ValueError, "'cow_0'.*single action"),
@@ -44,19 +39,16 @@ def test_wrong_actions_are_refused_before_anything_is_sent(actions, id, error, m
         assert venv.step(all_do(venv, [0, 0]))[0]["cow_0"].tolist() == [[1, 1], [2, 1]]
 
 
-@pytest.mark.parametrize(
-    ("cat", "message"),
-    [
-        ({"paw": np.zeros((1, 2))}, r"'cat'.*\['paw', 'purr'\]"),
-        (np.zeros((1, 2)), "'cat'.*a dict"),
-        ({"paw": np.zeros((1, 3)), "purr": [0]}, r"'cat'\['paw'\].*shape \(1, 3\), expected \(1, 2\)"),
-    ],
-)
-def test_wrong_parts_of_a_dict_action_are_refused(cat, message):
+def test_wrong_parts_of_a_dict_action_are_refused():
     with ParallelVectorEnv([Zoo], "dummy") as venv:
         venv.reset(seed=0)
-        with pytest.raises(ValueError, match=message):
-            venv.step({"cat": cat, "ant": [0], "bee": [0]})
+        for cat, message in (
+            ({"paw": np.zeros((1, 2))}, r"'cat'.*\['paw', 'purr'\]"),
+            (np.zeros((1, 2)), "'cat'.*a dict"),
+            ({"paw": np.zeros((1, 3)), "purr": [0]}, r"'cat'\['paw'\].*shape \(1, 3\), expected \(1, 2\)"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                venv.step({"cat": cat, "ant": [0], "bee": [0]})
 
 
 def test_illegal_actions_are_refused_on_request():
@@ -111,33 +103,27 @@ def test_what_does_not_fit_is_refused_when_it_is_made(env_fns, options, error, m
         ParallelVectorEnv(env_fns, **{"backend": "dummy", **options})
 
 
-def test_an_agent_that_is_not_a_possible_one_is_an_error(backend):
-    with (
-        ParallelVectorEnv([Nameless], backend, possible_agents=["cow_2", "cow_0"]) as venv,
-        pytest.raises(EnvContractError, match="env 0: the agent 'cow_1' is not one of"),
-    ):
-        venv.reset()
+class Wrong(Herd):
+    def _see(self, agent):
+        return np.zeros(3, np.float32) if agent == "cow_1" else super()._see(agent)
 
 
-def test_an_observation_that_does_not_fit_names_the_env_and_the_agent(backend):
-    class Wrong(Herd):
-        def _see(self, agent):
-            return np.zeros(3, np.float32) if agent == "cow_1" else super()._see(agent)
-
-    with ParallelVectorEnv([Herd, Wrong], backend) as venv, pytest.raises(ObservationError, match=r"env 1: .*cow_1"):
-        venv.reset()
+class Shy(Herd):
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        return {"cow_0": obs["cow_0"]}, infos
 
 
-def test_an_agent_without_an_observation_is_an_error(backend):
-    class Shy(Herd):
-        def reset(self, seed=None, options=None):
-            obs, infos = super().reset(seed, options)
-            return {"cow_0": obs["cow_0"]}, infos
-
-    with (
-        ParallelVectorEnv([Shy], backend) as venv,
-        pytest.raises(EnvContractError, match="env 0: agent 'cow_1' is alive"),
-    ):
+@pytest.mark.parametrize(
+    ("env_fns", "options", "error", "message"),
+    [
+        ([Nameless], {"possible_agents": ["cow_2", "cow_0"]}, EnvContractError, "0: the agent 'cow_1' is not one of"),
+        ([Herd, Wrong], {}, ObservationError, "env 1: .*cow_1"),
+        ([Shy], {}, EnvContractError, "env 0: agent 'cow_1' is alive"),
+    ],
+)
+def test_what_an_env_gives_against_its_contract_names_the_env_and_the_agent(env_fns, options, error, message):
+    with ParallelVectorEnv(env_fns, "dummy", **options) as venv, pytest.raises(error, match=message):
         venv.reset()
 
 

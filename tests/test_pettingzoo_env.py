@@ -1,35 +1,26 @@
 """PettingZooEnv: turn-based games in the form of tianshou's PettingZooEnv, in every vector env."""
 
 import sys
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
-from agent_envs import Herd, Nameless, Relay, Zoo, herd_in_turns, play_by_hand
+from agent_envs import Herd, Nameless, RandomPlay, Relay, Zoo, herd_in_turns, play_by_hand
 
-from vecenv import PettingZooEnv
+from tests.backends import FULL
+from vecenv import DummyVectorEnv, PettingZooEnv, ShmemVectorEnv
 
-GAMES = ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2"]
 KNIGHTS = "butterfly/knights_archers_zombies-v11"
+GAMES = ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2", "herd"]
+GAMES = [GAMES[0], *(pytest.param(name, marks=FULL) for name in [*GAMES[1:], KNIGHTS])]
 
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 
 
-def game(name):
-    return pettingzoo.make("aec", name) if "/" in name else herd_in_turns()
-
-
-def first_legal(mask, turn):
-    """A legal action that depends on nothing but the mask and the turn."""
-    legal = np.flatnonzero(mask)
-    return int(legal[(7 * turn) % len(legal)])
-
-
-def mask_of(obs, info, n):
-    if isinstance(obs, dict) and "action_mask" in obs:
-        return obs["action_mask"]
-    return info.get("action_mask", np.ones(n))
+def game(name, **kwargs):
+    return pettingzoo.make("aec", name, **kwargs) if "/" in name else herd_in_turns()
 
 
 def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
@@ -38,74 +29,39 @@ def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
         PettingZooEnv("classic/rps-v2")
 
 
-@pytest.mark.parametrize("make", [Relay, herd_in_turns])
 @pytest.mark.filterwarnings("ignore:(Agents have|Observations are) different:UserWarning")
-def test_the_envs_of_these_tests_pass_pettingzoos_api_test(make):
-    from pettingzoo.test import api_test
+def test_the_envs_of_these_tests_pass_pettingzoos_api_test():
+    from pettingzoo.test import api_test, parallel_api_test
 
-    assert api_test(make(), num_cycles=20) is None
-
-
-@pytest.mark.parametrize("make", [Zoo, Herd])
-def test_the_parallel_envs_of_these_tests_pass_pettingzoos_api_test(make):
-    from pettingzoo.test import parallel_api_test
-
-    assert parallel_api_test(make(), num_cycles=50) is None
+    for make in (Relay, herd_in_turns):
+        assert api_test(make(), num_cycles=20) is None
+    for make in (Zoo, Herd):
+        assert parallel_api_test(make(), num_cycles=50) is None
 
 
-@pytest.mark.parametrize("name", [*GAMES, "herd"])
-def test_turns_are_those_of_pettingzoos_own_loop(backend, name):
+@pytest.mark.parametrize("name", GAMES)
+def test_turns_are_those_of_pettingzoos_own_loop(name):
     """Agents, observations, masks and the sums of the rewards of one episode, for two envs that play alike."""
-    n = game(name).action_space(game(name).possible_agents[0]).n
-    count = iter(range(1000))
-    turns, returns = play_by_hand(
-        game(name), 3, lambda agent, obs, info: first_legal(mask_of(obs, info, n), next(count))
-    )
-    with backend([lambda: PettingZooEnv(game(name))] * 2) as venv:
-        obs, _ = venv.reset(seed=[3, 3])
+    make = partial(game, name, **({"max_cycles": 250} if name == KNIGHTS else {}))
+    turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
+    play = RandomPlay(make())
+    with ShmemVectorEnv([lambda: PettingZooEnv(make())] * 2, num_workers=1) as venv:
+        obs, _ = venv.reset(seed=[2, 2])
         total = 0
         for t, (agent, seen, info) in enumerate(turns):
             assert obs["agent_id"].tolist() == [agent, agent]
             assert np.array_equal(obs["obs"][1], seen["observation"] if isinstance(seen, dict) else seen)
-            assert np.array_equal(obs["mask"][1], mask_of(seen, info, n))
-            obs, rew, terminated, truncated, _ = venv.step([first_legal(mask, t) for mask in obs["mask"]])
+            assert np.array_equal(obs["mask"][1], play.mask(seen, info))
+            obs, rew, terminated, truncated, _ = venv.step([play(agent, seen, info)] * 2)
             total = total + rew
             assert (terminated | truncated).tolist() == [t == len(turns) - 1] * 2
     assert total.tolist() == [list(returns.values())] * 2
+    counts = [[agent for agent, _, _ in turns].count(agent) for agent in returns]
+    assert name != KNIGHTS or min(counts) < max(counts) - 1  # an agent died in mid-episode
 
 
-def test_dead_knights_have_no_turn_and_the_game_ends_with_the_last_one(backend):
-    rng = np.random.default_rng(0)
-    acts = rng.integers(6, size=3000).tolist()
-    by_hand = iter(acts)
-    turns, returns = play_by_hand(pettingzoo.make("aec", KNIGHTS, max_cycles=250), 2, lambda *_: next(by_hand))
-    with backend([lambda: PettingZooEnv(pettingzoo.make("aec", KNIGHTS, max_cycles=250))]) as venv:
-        obs, _ = venv.reset(seed=2)
-        movers, total, over, t = [], 0, False, 0
-        while not over:
-            movers.append(obs["agent_id"][0])
-            obs, rew, terminated, truncated, _ = venv.step([acts[t]])
-            total, over, t = total + rew[0], terminated[0] or truncated[0], t + 1
-    assert movers == [agent for agent, _, _ in turns]
-    assert total.tolist() == list(returns.values())
-    counts = [movers.count(agent) for agent in returns]
-    assert min(counts) < max(counts) - 1  # an agent died in mid-episode
-
-
-def test_an_illegal_move_ends_the_game_and_the_offender_pays(backend):
-    with backend([lambda: PettingZooEnv("classic/tictactoe-v3")] * 2) as venv:
-        venv.reset(seed=0)
-        venv.step([4, 4])
-        _, rew, terminated, _, _ = venv.step([4, 0])
-        assert rew.tolist() == [[0, -1], [0, 0]]
-        assert terminated.tolist() == [True, False]
-        obs, _ = venv.reset([0])
-        assert obs["agent_id"].tolist() == ["player_1"]
-        assert venv.step([0], [0])[1].tolist() == [[0, 0]]  # nothing is left of the last episode
-
-
-def test_a_step_after_the_end_is_an_error_that_names_the_env(backend):
-    with backend([lambda: PettingZooEnv("classic/rps-v2")] * 2) as venv:
+def test_a_step_after_the_end_is_an_error_that_names_the_env():
+    with DummyVectorEnv([lambda: PettingZooEnv("classic/rps-v2")] * 2) as venv:
         with pytest.raises(RuntimeError, match=r"reset\(\)") as caught:
             venv.step([0, 0])
         assert "env 0" in "".join(caught.value.__notes__)
@@ -128,17 +84,14 @@ def test_it_is_a_gymnasium_env_whose_observations_are_in_its_space():
     assert env.step(3)[0] in env.observation_space
     assert (obs["mask"].dtype, info) == (np.bool_, {})
     env.close()
-
-
-def test_its_space_has_the_names_that_code_for_tianshou_looks_for():
-    space = PettingZooEnv("classic/connect_four-v3").observation_space
+    space = env.observation_space  # with the names that code for tianshou looks for
     assert space["observation"] == space["obs"]
     assert space["observation"].shape == (6, 7, 2)
     assert space["action_mask"] == space["mask"]
 
 
-def test_without_stacking_every_row_is_the_dict_that_tianshou_has(backend):
-    with backend([lambda: PettingZooEnv("classic/rps-v2")] * 2, stack_obs=False) as venv:
+def test_without_stacking_every_row_is_the_dict_that_tianshou_has():
+    with DummyVectorEnv([lambda: PettingZooEnv("classic/rps-v2")] * 2, stack_obs=False) as venv:
         obs, _ = venv.reset(seed=0)
         assert (obs.shape, obs.dtype) == ((2,), object)
         assert {key: np.asarray(value).tolist() for key, value in obs[1].items()} == {

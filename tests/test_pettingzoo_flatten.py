@@ -1,5 +1,7 @@
 """flatten_agents: the agents of a ParallelVectorEnv as rows of a gymnasium vector env."""
 
+import contextlib
+
 import gymnasium
 import numpy as np
 import pettingzoo
@@ -9,33 +11,46 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 
+from tests.backends import FULL
 from vecenv import AECVectorEnv, ParallelVectorEnv, SB3VecEnv, flatten_agents
 from vecenv.sb3 import AgentMonitor, AgentRolloutBuffer
 
 ZEROS = np.zeros(6, int)
 
 
-def herds(n=2, backend="dummy", own_episodes=False, **options):
-    return flatten_agents(ParallelVectorEnv([Herd] * n, backend, **options), own_episodes=own_episodes)
+@pytest.fixture
+def herds():
+    """Makes envs that are closed after the test."""
+    with contextlib.ExitStack() as made:
+
+        def make(n=2, own_episodes=False, **options):
+            venv = made.enter_context(ParallelVectorEnv([Herd] * n, "dummy", **options))
+            return flatten_agents(venv, own_episodes=own_episodes)
+
+        yield make
 
 
-def test_rows_are_the_agents_of_env_0_then_those_of_env_1(backend):
-    envs = herds(backend=backend)
+def test_rows_are_the_agents_of_env_0_then_those_of_env_1(herds):
+    envs = herds()
     assert (envs.num_envs, envs.single_observation_space.shape, envs.observation_space.shape) == (6, (2,), (6, 2))
     assert (envs.single_action_space, envs.action_space) == (spaces.Discrete(3), spaces.MultiDiscrete([3] * 6))
-    obs, infos = envs.reset(seed=[0, 20])
-    assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
-    assert obs in envs.observation_space
-    assert (infos["alive"].all(), infos["active"].any(), infos["action_mask"].shape) == (True, False, (6, 3))
-    obs, rewards, _, _, infos = envs.step(np.array([0, 1, 2, 2, 1, 0]))
-    assert rewards.tolist() == [1, 2, 3, 3, 2, 1]
-    assert infos["active"].tolist() == [True] * 6
-    assert (infos["t"].tolist(), infos["_t"].tolist()) == ([1, 0, 0] * 2, [True, False, False] * 2)
+    for form in (tuple, list, np.array):
+        obs, infos = envs.reset(seed=[0, 20])
+        assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
+        assert obs in envs.observation_space
+        assert (infos["alive"].all(), infos["active"].any(), infos["action_mask"].shape) == (True, False, (6, 3))
+        obs, rewards, _, _, infos = envs.step(form([0, 1, 2, 2, 1, 0]))
+        assert rewards.tolist() == [1, 2, 3, 3, 2, 1]
+        assert infos["active"].tolist() == [True] * 6
+        assert (infos["t"].tolist(), infos["_t"].tolist()) == ([1, 0, 0] * 2, [True, False, False] * 2)
+    with pytest.raises(ValueError, match=r"shape \(2,\) for 6 rows"):
+        envs.step(np.zeros(2, int))
+    assert envs.env.get_env_attr("t") == [1, 1]
     envs.close()
     assert envs.env.is_closed
 
 
-def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends():
+def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends(herds):
     """The first agent is terminated in step 2, the second in step 3, the last is truncated in step 4."""
     envs = herds(1)
     envs.reset(seed=0)
@@ -52,11 +67,10 @@ def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends():
     assert [(terminated | truncated).any() for _, _, terminated, truncated, _ in steps] == [False] * 3 + [True, False]
     assert steps[3][2].tolist() == [True, True, False]
     assert steps[3][3].tolist() == [False, False, True]
-    envs.close()
 
 
-def test_same_step_mode_has_gymnasiums_final_observations(backend):
-    envs = herds(backend=backend, autoreset_mode="SameStep")
+def test_same_step_mode_has_gymnasiums_final_observations(herds):
+    envs = herds(autoreset_mode="SameStep")
     assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     envs.reset(seed=[0, 20])
     for _ in range(3):
@@ -68,10 +82,9 @@ def test_same_step_mode_has_gymnasiums_final_observations(backend):
     assert [row.tolist() for row in infos["final_obs"]] == [[0, 0], [0, 0], [1, 4], [0, 0], [0, 0], [21, 4]]
     assert infos["_final_info"].all()
     assert infos["alive"].all()
-    envs.close()
 
 
-def test_an_agent_may_end_before_its_env_and_the_zeros_after_it_are_an_episode_of_their_own():
+def test_an_agent_may_end_before_its_env_and_the_zeros_after_it_are_an_episode_of_their_own(herds):
     """As above: the agents end in the steps 2, 3 and 4, the last one with the env."""
     envs = herds(1, own_episodes=True)
     envs.reset(seed=0)
@@ -86,11 +99,10 @@ def test_an_agent_may_end_before_its_env_and_the_zeros_after_it_are_an_episode_o
     assert [truncated.any() for *_, truncated, _ in steps] == [False, False, False, True, False]
     assert [obs[0].tolist() for obs, *_ in steps] == [[1, 1], [1, 2], [0, 0], [0, 0], [2, 0]]
     assert [infos["active"].tolist() for *_, infos in steps[1:3]] == [[True, True, True], [False, True, True]]
-    envs.close()
 
 
-def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(backend):
-    envs = herds(2, backend, autoreset_mode="same_step", own_episodes=True)
+def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(herds):
+    envs = herds(2, autoreset_mode="same_step", own_episodes=True)
     envs.reset(seed=[0, 20])
     envs.step(ZEROS)
     obs, _, terminated, truncated, infos = envs.step(ZEROS)
@@ -108,15 +120,10 @@ def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(backen
     assert obs.tolist() == [[2, 0]] * 3 + [[22, 0]] * 3
     assert [row.tolist() for row in infos["final_obs"]][:3] == [[0, 0], [0, 0], [1, 4]]
     assert infos["final_info"]["active"].tolist() == [False, False, True] * 2
-    envs.close()
 
 
-def test_agents_cannot_end_alone_where_the_caller_resets():
-    with pytest.raises(ValueError, match="not DISABLED"):
-        herds(autoreset_mode="disabled", own_episodes=True)
-
-
-def test_sb3_counts_and_learns_from_the_steps_of_agents_alone():
+@FULL
+def test_sb3_counts_and_learns_from_the_steps_of_agents_alone(herds):
     """Agent i of a herd makes 2, 3 and 4 steps of an episode."""
     envs = AgentMonitor(SB3VecEnv(herds(2, autoreset_mode="same_step", own_episodes=True)))
     envs.seed(0)
@@ -145,36 +152,18 @@ def test_sb3_counts_and_learns_from_the_steps_of_agents_alone():
     assert active[:4].sum(0).tolist() == [2, 3, 4] * 2
     last = model.rollout_buffer.episode_starts[2, [0, 3]]
     assert last.tolist() == [1, 1]  # no value is taken from the zeros
-    envs.close()
 
 
-def test_a_buffer_needs_the_monitor():
-    envs = herds(1, autoreset_mode="same_step", own_episodes=True)
-    with pytest.raises(TypeError, match="takes the AgentMonitor around the envs as monitor="):
-        AgentRolloutBuffer(
-            4, envs.single_observation_space, envs.single_action_space, n_envs=3, monitor=SB3VecEnv(envs)
-        )
-    envs.close()
-
-
-def test_sb3_refuses_another_mode_and_says_where_to_set_it():
-    envs = herds(1)
-    with pytest.raises(ValueError, match=r"flatten_agents\(ParallelVectorEnv\(3 agents.*autoreset_mode=AutoresetMode"):
-        SB3VecEnv(envs)
-    envs.close()
-
-
-def test_gymnasiums_wrappers_count_one_episode_a_row():
+def test_gymnasiums_wrappers_count_one_episode_a_row(herds):
     envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(herds())
     envs.reset(seed=0)
     found = [envs.step(np.array([1, 1, 1, 0, 0, 0]))[-1] for _ in range(4)][-1]["episode"]
     assert found["r"].tolist() == [4, 6, 8, 2, 3, 4]
     assert found["l"].tolist() == [4] * 6
-    envs.close()
 
 
-def test_a_reset_mask_resets_whole_envs(backend):
-    envs = herds(backend=backend, autoreset_mode="Disabled")
+def test_a_reset_mask_resets_whole_envs(herds):
+    envs = herds(autoreset_mode="Disabled")
     with pytest.raises(RuntimeError, match="first reset must be of all envs"):
         envs.reset(options={"reset_mask": np.array([True] * 3 + [False] * 3)})
     envs.reset(seed=[0, 20])
@@ -192,39 +181,30 @@ def test_a_reset_mask_resets_whole_envs(backend):
         with pytest.raises(error, match=message):
             envs.reset(options={"reset_mask": mask})
     assert envs.env.get_env_attr("t") == [1, 0]
-    envs.close()
 
 
-@pytest.mark.parametrize("seed", [[0, 20], [0, 1, 2, 20, 21, 22], (0, 0, 0, 20, 0, 0), np.array([0, 1, 2, 20, 21, 22])])
-def test_seeds_are_one_for_each_env_or_one_for_each_row(seed):
+def test_seeds_are_one_for_each_env_or_one_for_each_row(herds):
     envs = herds()
-    assert envs.reset(seed=seed)[0].tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
-    obs, _ = envs.reset(seed=seed, options={"reset_mask": np.array([False] * 3 + [True] * 3)})
-    assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
-    envs.close()
-
-
-def test_a_wrong_number_of_seeds_is_refused():
-    envs = herds()
+    for seed in ([0, 20], [0, 1, 2, 20, 21, 22], (0, 0, 0, 20, 0, 0), np.array([0, 1, 2, 20, 21, 22])):
+        assert envs.reset(seed=seed)[0].tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
+        obs, _ = envs.reset(seed=seed, options={"reset_mask": np.array([False] * 3 + [True] * 3)})
+        assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
     with pytest.raises(ValueError, match=r"got 4 seeds, expected 6, one for each row, or 2"):
         envs.reset(seed=[0, 1, 2, 3])
-    envs.close()
 
 
-def test_sb3_learns_on_the_rows_from_a_seed(backend):
-    envs = herds(backend=backend, autoreset_mode="SameStep")
+@FULL
+def test_sb3_learns_on_the_rows_from_a_seed(herds):
+    envs = herds(autoreset_mode="SameStep")
     assert envs.autoreset_mode is AutoresetMode.SAME_STEP
     model = PPO("MlpPolicy", SB3VecEnv(envs), seed=0, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
     model.learn(48)
     assert model.num_timesteps == 48
-    assert envs.env.get_env_attr("seed_used") == [
-        2,
-        5,
-    ]  # rows 0 and 3 were seeded 0 and 3, two episodes have begun since
-    envs.close()
+    # Rows 0 and 3 were seeded 0 and 3, two episodes have begun since.
+    assert envs.env.get_env_attr("seed_used") == [2, 5]
 
 
-def test_what_was_returned_does_not_change_later():
+def test_what_was_returned_does_not_change_later(herds):
     envs = herds()
     obs, infos = envs.reset(seed=0)
     kept = [obs, infos["alive"], infos["action_mask"]]
@@ -233,7 +213,6 @@ def test_what_was_returned_does_not_change_later():
         envs.step(ZEROS)
         envs.reset(options={"reset_mask": np.array([False] * 3 + [True] * 3)})
     assert all(np.array_equal(a, b) for a, b in zip(kept, before, strict=True))
-    envs.close()
 
 
 def test_dict_and_tuple_spaces_are_batched():
@@ -256,9 +235,9 @@ def test_dict_and_tuple_spaces_are_batched():
         assert (obs["x"].shape, obs["y"].tolist()) == ((6, 2), [1] * 6)
 
 
-def test_real_knights_run_with_gymnasiums_wrappers(backend):
+def test_real_knights_run_with_gymnasiums_wrappers():
     venv = ParallelVectorEnv(
-        [lambda: pettingzoo.make("parallel", "butterfly/knights_archers_zombies-v11", max_cycles=20)] * 2, backend
+        [lambda: pettingzoo.make("parallel", "butterfly/knights_archers_zombies-v11", max_cycles=20)] * 2, "dummy"
     )
     envs = gymnasium.wrappers.vector.NormalizeReward(flatten_agents(venv))
     obs, _ = envs.reset(seed=0)
@@ -271,33 +250,19 @@ def test_real_knights_run_with_gymnasiums_wrappers(backend):
     envs.close()
 
 
-def test_what_cannot_be_rows_is_refused():
-    with (
-        ParallelVectorEnv([Zoo], "dummy") as venv,
-        pytest.raises(ValueError, match=r"observation space; rows need one.*ant"),
+def test_what_does_not_fit_is_refused(herds):
+    for kind, env_fns, options, error, message in (
+        (ParallelVectorEnv, [Zoo], {}, ValueError, r"observation space; rows need one.*ant"),
+        (ParallelVectorEnv, [Herd] * 2, {"wait_num": 1}, ValueError, "without wait_num"),
+        (AECVectorEnv, ["classic/rps-v2"], {}, TypeError, "takes a ParallelVectorEnv"),
     ):
-        flatten_agents(venv)
-    with AECVectorEnv(["classic/rps-v2"], "dummy") as venv, pytest.raises(TypeError, match="takes a ParallelVectorEnv"):
-        flatten_agents(venv)
-    with (
-        ParallelVectorEnv([Herd] * 2, "dummy", wait_num=1) as venv,
-        pytest.raises(ValueError, match="without wait_num"),
-    ):
-        flatten_agents(venv)
-
-
-@pytest.mark.parametrize("form", [tuple, list, np.array])
-def test_a_batch_of_actions_has_any_form(form):
-    envs = herds()
-    envs.reset(seed=0)
-    assert envs.step(form([0, 1, 2, 2, 1, 0]))[1].tolist() == [1, 2, 3, 3, 2, 1]
-    envs.close()
-
-
-def test_a_wrong_number_of_actions_is_refused():
-    envs = herds()
-    envs.reset(seed=0)
-    with pytest.raises(ValueError, match=r"shape \(2,\) for 6 rows"):
-        envs.step(np.zeros(2, int))
-    assert envs.env.get_env_attr("t") == [0, 0]
-    envs.close()
+        with kind(env_fns, "dummy", **options) as venv, pytest.raises(error, match=message):
+            flatten_agents(venv)
+    with pytest.raises(ValueError, match="not DISABLED"):
+        herds(autoreset_mode="disabled", own_episodes=True)
+    with pytest.raises(ValueError, match=r"flatten_agents\(ParallelVectorEnv\(3 agents.*autoreset_mode=AutoresetMode"):
+        SB3VecEnv(herds())
+    envs = herds(1, autoreset_mode="same_step", own_episodes=True)
+    space, action_space = envs.single_observation_space, envs.single_action_space
+    with pytest.raises(TypeError, match="takes the AgentMonitor around the envs as monitor="):
+        AgentRolloutBuffer(4, space, action_space, n_envs=3, monitor=SB3VecEnv(envs))

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 from agent_envs import Herd, herd_in_turns
-from gymnasium.vector import AutoresetMode
 
 from tests.ctrl_c import interrupt_at_random, interrupted
 from vecenv import AECVectorEnv, ParallelVectorEnv, VectorEnvError
@@ -14,7 +13,7 @@ from vecenv.envs.multi_agent.agent_actions import AgentActions
 KINDS = [(ParallelVectorEnv, Herd), (AECVectorEnv, herd_in_turns)]
 
 
-pytestmark = pytest.mark.usefixtures("ctrl_c")
+pytestmark = [pytest.mark.usefixtures("ctrl_c"), pytest.mark.full]
 
 
 def any_actions(venv):
@@ -35,10 +34,9 @@ def usable(venv):
 
 
 @pytest.mark.parametrize("moment", ["wait", "note"])
-@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 @pytest.mark.parametrize(("kind", "make"), KINDS)
-def test_after_an_interrupted_step_the_envs_accept_only_a_reset(kind, make, mode, moment, backend, monkeypatch):
-    with kind([make] * 2, backend, autoreset_mode=mode, num_workers=2) as venv:
+def test_after_an_interrupted_step_the_envs_accept_only_a_reset(kind, make, moment, monkeypatch):
+    with kind([make] * 2, "shmem", num_workers=2) as venv:
         venv.reset()
         for _ in range(2):
             owner = AgentActions if moment == "note" else venv.venv.engine.backend
@@ -53,8 +51,8 @@ def test_after_an_interrupted_step_the_envs_accept_only_a_reset(kind, make, mode
 
 
 @pytest.mark.parametrize("moment", ["send", "wait", "take", "note"])
-def test_an_interrupted_step_of_one_env_leaves_the_other_as_it_is(moment, backend, monkeypatch):
-    with ParallelVectorEnv([Herd] * 2, backend) as venv:
+def test_an_interrupted_step_of_one_env_leaves_the_other_as_it_is(moment, monkeypatch):
+    with ParallelVectorEnv([Herd] * 2, "shmem") as venv:
         venv.reset(seed=0)
         one = dict.fromkeys(venv.agents, (0,))
         owner = AgentActions if moment == "note" else venv.venv.engine.backend
@@ -67,8 +65,8 @@ def test_an_interrupted_step_of_one_env_leaves_the_other_as_it_is(moment, backen
         usable(venv)
 
 
-def test_an_interrupt_while_the_next_episodes_begin_in_same_step_mode(backend, monkeypatch):
-    with ParallelVectorEnv([Herd] * 2, backend, autoreset_mode="SameStep") as venv:
+def test_an_interrupt_while_the_next_episodes_begin_in_same_step_mode(monkeypatch):
+    with ParallelVectorEnv([Herd] * 2, "dummy", autoreset_mode="SameStep") as venv:
         venv.reset()
         for _ in range(3):
             venv.step(any_actions(venv))

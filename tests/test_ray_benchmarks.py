@@ -15,6 +15,7 @@ pytest.importorskip("rich")
 
 from benchmarks.ray_soak import Found, Receipts
 
+pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -23,7 +24,7 @@ def signed(pid: int, number: int, *steps: int) -> np.ndarray:
     return np.array([[[pid, number, step] for step in steps]])
 
 
-def test_receipts_see_frames_that_come_twice_and_frames_that_are_missing() -> None:
+def test_receipts_see_frames_that_come_twice_are_missing_or_were_never_stepped(tmp_path: Path) -> None:
     receipts = Receipts()
     receipts.add(np.concatenate([signed(7, 0, 0, 1, 2), signed(7, 1, 0, 1, 2)]))
     receipts.add(signed(7, 0, 3, 4))
@@ -32,9 +33,6 @@ def test_receipts_see_frames_that_come_twice_and_frames_that_are_missing() -> No
     receipts.add(signed(7, 0, 6, 7))
     receipts.add(signed(8, 0, 1, 2))
     assert len(receipts.wrong) == 3
-
-
-def test_receipts_are_held_against_what_envs_have_stepped(tmp_path: Path) -> None:
     receipts = Receipts()
     receipts.add(signed(7, 0, 0, 1, 2))
     (tmp_path / "7-0").write_bytes(struct.pack("q", 5))

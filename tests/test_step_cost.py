@@ -24,6 +24,8 @@ from gymnasium import spaces
 
 from vecenv import AsyncVectorEnv, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, TransformedVectorEnv
 
+pytestmark = pytest.mark.full
+
 # Measured so on CPython 3.11.7 with the versions of constraints.txt, at commit 535bc85: 485 bytecodes in 16 calls of
 # Python functions, 1,547 in 52, 580 in 22 and 1,425 in 25. Of the last, 64 are the steps of the envs.
 # (Counted from a lambda, which adds 6, and with a second look for the answers, the first three are 526, 1,611 and 621.)

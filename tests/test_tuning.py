@@ -16,7 +16,9 @@ import pytest
 from tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep
 
 import vecenv
-from vecenv import DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv, TuneResult, TuneRow
+from tests.backends import FULL
+from vecenv import ShmemVectorEnv, TuneResult, TuneRow
+from vecenv.__main__ import main
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
 from vecenv.tuning import tune as tuning
 from vecenv.tuning.tune import compute, draw_actions, tune
@@ -40,6 +42,7 @@ def lock_holder(lock: Any, env: type[Draws] = Draws) -> Draws:
     return env()
 
 
+@FULL
 class TestTheTable:
     def test_every_candidate_is_a_row_with_its_rate_and_the_fastest_is_first(self) -> None:
         result = tune([CHEAP] * 4, **QUICK)
@@ -70,40 +73,6 @@ class TestTheTable:
         assert fastest is not None
         assert fastest > 2 / 0.005  # the rate if they were slow for ever, with a CPU for each env
 
-    def test_it_prints_a_bar_a_row_and_the_line_to_write(self) -> None:
-        rows = [
-            TuneRow("thread", 2, 4000.0, "envs must be thread-safe"),
-            TuneRow("dummy", None, 1000.0, ""),
-            TuneRow("shmem", 2, None, "OverflowError: the env broke"),
-        ]
-        text = str(TuneResult([CHEAP] * 4, 3e-4, rows, rows[0]))
-        header, first, second, third, line, other = text.split("\n")
-        assert header.startswith("4 envs, 0.3 ms of the caller's work in each round, ")
-        assert first.split()[:5] == ["ThreadVectorEnv,", "2", "threads", "4,000", "#" * 40]
-        assert first.endswith("#  best, envs must be thread-safe")
-        assert second.split() == ["DummyVectorEnv", "1,000", "#" * 10]
-        assert third.split() == ["ShmemVectorEnv,", "2", "workers", "-", "OverflowError:", "the", "env", "broke"]
-        assert line == "write: venv = vecenv.ThreadVectorEnv(env_fns, num_workers=2)  # envs must be thread-safe"
-        assert other == "   or: venv = vecenv.DummyVectorEnv(env_fns)"
-
-    @pytest.mark.parametrize(
-        ("row", "kind", "workers"),
-        [
-            (TuneRow("dummy", None, 1.0, ""), DummyVectorEnv, 1),
-            (TuneRow("shmem", 1, 1.0, ""), ShmemVectorEnv, 1),
-            (TuneRow("thread", 3, 1.0, ""), ThreadVectorEnv, 3),
-        ],
-    )
-    def test_make_and_the_line_make_a_new_vector_env_of_the_best_arguments(
-        self, row: TuneRow, kind: type, workers: int
-    ) -> None:
-        result = TuneResult([CHEAP] * 3, 0.0, [row], row)
-        written = eval(row.line, {"vecenv": vecenv, "env_fns": result.env_fns})
-        for venv in (result.make(strict=True), written):
-            with venv:
-                assert (type(venv), venv.num_workers, venv.env_num) == (kind, workers, 3)
-                assert venv.reset(seed=0)[0].shape == (3, 3)
-
 
 class TestTheChoice:
     @pytest.mark.parametrize(
@@ -119,23 +88,43 @@ class TestTheChoice:
             ({"dummy": [100, 100, 100], "thread": [120, 120, 120]}, "thread"),
         ],
     )
-    def test_the_simplest_that_is_as_fast_as_the_fastest(
-        self, rates: dict[str, list[float]], best: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_simplest_that_is_as_fast_as_the_fastest(self, rates: dict[str, list[float]], best: str) -> None:
         """The rates of the slices are given; some are noisy."""
-        backends = [(name, None if name == "dummy" else 2) for name in rates]
-        monkeypatch.setattr(tuning, "candidates", lambda cost, n: backends)
-        monkeypatch.setattr(tuning, "PASSES", len(rates["dummy"]))
-        monkeypatch.setattr(tuning, "BEHIND", 0.0)
-        left = {name: iter(values) for name, values in rates.items()}
+        loops = [tuning._Loop(name, None if name == "dummy" else 2, None, 2) for name in rates]
+        for loop in loops:
+            loop.rates = rates[loop.backend]
+        rows, found = tuning._rank(loops)
+        assert found is not None
+        assert (found.backend, len(rows)) == (best, len(rates))
 
-        def measure(loop: Any, seconds: float, pause: float) -> None:
-            loop.rates.append(next(left[loop.backend]))
+    def test_a_bar_a_row_and_the_line_to_write_are_printed(self) -> None:
+        rows = [
+            TuneRow("thread", 2, 4000.0, "envs must be thread-safe"),
+            TuneRow("dummy", None, 1000.0, ""),
+            TuneRow("shmem", 2, None, "OverflowError: the env broke"),
+        ]
+        text = str(TuneResult([CHEAP] * 4, 3e-4, rows, rows[0]))
+        header, first, second, third, line, other = text.split("\n")
+        assert header.startswith("4 envs, 0.3 ms of the caller's work in each round, ")
+        assert first.split()[:5] == ["ThreadVectorEnv,", "2", "threads", "4,000", "#" * 40]
+        assert first.endswith("#  best, envs must be thread-safe")
+        assert second.split() == ["DummyVectorEnv", "1,000", "#" * 10]
+        assert third.split() == ["ShmemVectorEnv,", "2", "workers", "-", "OverflowError:", "the", "env", "broke"]
+        assert line == "write: venv = vecenv.ThreadVectorEnv(env_fns, num_workers=2)  # envs must be thread-safe"
+        assert other == "   or: venv = vecenv.DummyVectorEnv(env_fns)"
 
-        monkeypatch.setattr("vecenv.tuning.tune._Loop.measure", measure)
-        assert tune([CHEAP] * 2, seconds=0.1).best.backend == best
+    def test_the_best_arguments_make_a_vector_env(self) -> None:
+        row = TuneRow("shmem", 1, 1.0, "")
+        result = TuneResult([CHEAP] * 3, 0.0, [row], row)
+        written = eval(row.line, {"vecenv": vecenv, "env_fns": result.env_fns})
+        for venv in (result.make(strict=True), written):
+            with venv:
+                assert (type(venv), venv.num_workers, venv.env_num) == (ShmemVectorEnv, 1, 3)
+                assert venv.reset(seed=0)[0].shape == (3, 3)
+        assert TuneRow("dummy", None, 1.0, "").line == "vecenv.DummyVectorEnv(env_fns)"
 
 
+@FULL
 class TestWhatFails:
     def test_all_envs_are_closed(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
@@ -169,25 +158,22 @@ class TestWhatFails:
         assert "ShmemVectorEnv, 2 workers: WorkerTimeoutError" in str(caught.value)
         assert "DummyVectorEnv: not measured: an env failed with WorkerTimeoutError" in str(caught.value)
 
-    def test_envs_without_an_action_space_are_named(self) -> None:
-        with pytest.raises(ValueError, match="env 1 has no action_space"):
-            draw_actions([gymnasium.spaces.Discrete(2), None])
 
-    @pytest.mark.parametrize(
-        ("arguments", "error", "message"),
-        [
-            ({"env_fns": []}, ValueError, "env_fns is empty"),
-            ({"env_fns": "CartPole-v1"}, TypeError, "env_fns must be a sequence of callables"),
-            ({"pause": -1e-3}, ValueError, "pause must be a number of seconds from 0 to 60, got -0.001"),
-            ({"pause": float("nan")}, ValueError, "pause must be a number of seconds from 0 to 60, got nan"),
-            ({"pause": "1"}, ValueError, "pause must be a number of seconds from 0 to 60, got '1'"),
-            ({"seconds": 0}, ValueError, "seconds must be a positive number of seconds"),
-            ({"seconds": None}, ValueError, "seconds must be a positive number of seconds"),
-        ],
-    )
-    def test_wrong_arguments_are_named(self, arguments: Any, error: Any, message: str) -> None:
-        with pytest.raises(error, match=message):
-            tune(**{"env_fns": [CHEAP], **arguments})
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"env_fns": []}, ValueError, "env_fns is empty"),
+        ({"env_fns": "CartPole-v1"}, TypeError, "env_fns must be a sequence of callables"),
+        ({"pause": -1e-3}, ValueError, "pause must be a number of seconds from 0 to 60, got -0.001"),
+        ({"pause": float("nan")}, ValueError, "pause must be a number of seconds from 0 to 60, got nan"),
+        ({"pause": "1"}, ValueError, "pause must be a number of seconds from 0 to 60, got '1'"),
+        ({"seconds": 0}, ValueError, "seconds must be a positive number of seconds"),
+        ({"seconds": None}, ValueError, "seconds must be a positive number of seconds"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        tune(**{"env_fns": [CHEAP], **arguments})
 
 
 def test_the_callers_work_uses_the_cpu() -> None:
@@ -196,50 +182,50 @@ def test_the_callers_work_uses_the_cpu() -> None:
     assert 0.01 <= time.thread_time() - begin < 0.02
 
 
-@pytest.mark.parametrize(
-    ("space", "row"),
-    [
+def test_the_same_random_actions_are_drawn_each_time() -> None:
+    for space, shape in (
         (gymnasium.spaces.Discrete(3), (2,)),
         (gymnasium.spaces.Box(-1, 1, (4,)), (2, 4)),
         (gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(3)}), None),
+    ):
+        first, second = draw_actions([space] * 2), draw_actions([space] * 2)
+        assert str(first) == str(second)
+        assert getattr(first[0], "shape", None) == shape
+    with pytest.raises(ValueError, match="env 1 has no action_space"):
+        draw_actions([gymnasium.spaces.Discrete(2), None])
+
+
+@FULL
+def test_the_command_line_prints_the_table_and_lines_that_work() -> None:
+    command = [sys.executable, "-W", "error", "-m", "vecenv", "tune", "CartPole-v1"]
+    command += ["--num-envs", "3", "--policy-ms", "0.2", "--seconds", "0.3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("3 envs, 0.2 ms of the caller's work in each round, ")
+    rows = [line for line in done.stdout.splitlines() if re.match(r"  \w+VectorEnv", line)]
+    assert len(rows) >= 3
+    assert any("#" * 40 in row for row in rows)
+    written = re.search(r"envs = (vecenv\.make_vec\(.*\))", done.stdout)
+    assert written
+    envs = eval(written[1], {"vecenv": vecenv})
+    assert envs.reset(seed=0)[0].shape == (3, 4)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["tune"], "required: ENV_ID"),
+        (["tune", "CartPoll-v1"], "Environment `CartPoll` doesn't exist"),
+        (["tune", "CartPole-v1", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
+        (["tune", "CartPole-v1", "--policy-ms", "-1"], "pause must be a number of seconds"),
     ],
 )
-def test_the_same_random_actions_are_drawn_each_time(space: Any, row: Any) -> None:
-    first, second = draw_actions([space] * 2), draw_actions([space] * 2)
-    assert str(first) == str(second)
-    assert getattr(first[0], "shape", None) == row
-
-
-class TestCommandLine:
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "error", "-m", "vecenv", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-
-    def test_it_prints_the_table_and_lines_that_work(self) -> None:
-        done = self.run("tune", "CartPole-v1", "--num-envs", "3", "--policy-ms", "0.2", "--seconds", "0.3")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("3 envs, 0.2 ms of the caller's work in each round, ")
-        rows = [line for line in done.stdout.splitlines() if re.match(r"  \w+VectorEnv", line)]
-        assert len(rows) >= 3
-        assert any("#" * 40 in row for row in rows)
-        written = re.search(r"envs = (vecenv\.make_vec\(.*\))", done.stdout)
-        assert written
-        envs = eval(written[1], {"vecenv": vecenv})
-        assert envs.reset(seed=0)[0].shape == (3, 4)
-        envs.close()
-
-    @pytest.mark.parametrize(
-        ("arguments", "code", "message"),
-        [
-            ([], 2, "required: COMMAND"),
-            (["tune"], 2, "required: ENV_ID"),
-            (["tune", "CartPoll-v1"], 2, "Environment `CartPoll` doesn't exist"),
-            (["tune", "CartPole-v1", "--num-envs", "0"], 2, "--num-envs must be at least 1, got 0"),
-            (["tune", "CartPole-v1", "--policy-ms", "-1"], 2, "pause must be a number of seconds"),
-        ],
-    )
-    def test_wrong_arguments_end_it_with_a_message(self, arguments: list[str], code: int, message: str) -> None:
-        done = self.run(*arguments)
-        assert done.returncode == code
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+def test_wrong_arguments_end_the_command_with_a_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

@@ -39,9 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("setup.py", "setup.cfg", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source" / name)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(
-        *pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder
-    )  # brings setuptools
+    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -52,19 +50,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
     folder = tmp_path_factory.mktemp("env")
     venv.create(folder, with_pip=False)
     interpreter = folder / "bin" / "python"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        interpreter,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        wheel,
-        cwd=folder,
-    )
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet"]
+    run(*pip, "--no-deps", "--no-index", wheel, cwd=folder)
     packages = next(folder.glob("lib/python*/site-packages"))
     # A .pth file in a folder that is named here is not read, so an editable install in it is not found.
     (packages / "libraries.pth").write_text("".join(f"{path}\n" for path in sys.path if "site-packages" in path))
@@ -78,21 +65,15 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
 def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    sources = {
-        path.relative_to(ROOT).as_posix()
-        for package in ("vecenv", "collector")
-        for path in (ROOT / package).rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
-    }
-    assert names == sources
+    files = [path for package in ("vecenv", "collector") for path in (ROOT / package).rglob("*")]
+    assert names == {f.relative_to(ROOT).as_posix() for f in files if f.suffix == ".py" or f.name == "py.typed"}
 
 
 def test_the_environment_has_it_from_the_wheel(python: Python) -> None:
-    where = python(
+    *places, prefix = python(
         "-c", "import vecenv, collector, sys; print(vecenv.__file__, collector.__file__, sys.prefix)"
     ).split()
-    assert where[0].startswith(where[2])
-    assert where[1].startswith(where[2])
+    assert all(place.startswith(prefix) for place in places)
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
