@@ -24,6 +24,9 @@ class Tensor:
     def __init__(self, values):
         self.values = values
 
+    def __repr__(self):
+        return f"Tensor({self.values!r})"
+
     def detach(self):
         return self
 
