@@ -60,6 +60,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_collection_finish() -> None:
+    """All modules are imported: the garbage collector need not look at them again, with which it spends most time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints what tests have recorded for it, from other processes of the run too."""
     for report in terminalreporter.getreports("passed"):
