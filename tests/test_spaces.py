@@ -50,6 +50,9 @@ FUNDAMENTAL = [
 class Odd(spaces.Space):
     """A space of a user's own."""
 
+    def __repr__(self):
+        return "Odd()"
+
     def sample(self, mask=None):
         return {"any": "thing"}
 
