@@ -92,7 +92,7 @@ def sent(space, batch):
 
 
 class TestConversion:
-    @pytest.mark.parametrize(("space", "batch", "want"), CONVERTED, ids=lambda value: repr(value)[:40])
+    @pytest.mark.parametrize(("space", "batch", "want"), CONVERTED)
     def test_a_batch_has_the_dtype_and_shape_of_the_space(self, space, batch, want):
         got = sent(space, batch)
         assert type(got) is type(want)
