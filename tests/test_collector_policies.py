@@ -12,7 +12,7 @@ from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean, pe
 from countdown import Countdown, DictObs
 from gymnasium import spaces
 
-from collector import AsyncDataCollector, ExplorationType, RandomPolicy, Rollout, SyncDataCollector
+from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector
 from collector.policy.random_policy import draw
 from vecenv import DummyVectorEnv
 
@@ -122,7 +122,7 @@ class TestTorchPolicies:
             np.testing.assert_array_equal(tensor.numpy(), array)
         assert batch.frames == 200
 
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     @pytest.mark.parametrize("wanted", [ExplorationType.MEAN, ExplorationType.MODE])
     def test_what_a_distribution_stands_for_depends_on_the_exploration_type(self, kind: type, wanted: Any) -> None:
         torch = self.torch
@@ -289,7 +289,7 @@ class TestRecurrentPolicies:
         for batch in batches:
             np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + getattr(policy, "first", 0))
 
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     def test_zeros_at_first(self, kind: type) -> None:
         def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
             state = np.zeros((len(obs), 1), np.int64) if state is None else state
@@ -297,7 +297,7 @@ class TestRecurrentPolicies:
 
         self.check(count, kind)
 
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     def test_none_shows_the_shape_and_all_that_is_recorded_began_with_zeros(self, kind: type) -> None:
         torch = pytest.importorskip("torch")
         seen: list[Any] = []
@@ -368,7 +368,7 @@ class TestRecurrentPolicies:
             collector.rollout()
         assert not np.concatenate(seen).any()
 
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     def test_a_module_with_an_initial_state(self, kind: type) -> None:
         torch = pytest.importorskip("torch")
 
@@ -427,7 +427,7 @@ class TestWhatDoesNotFit:
             self.collect(lambda obs: action, fns)
 
     @pytest.mark.parametrize("rows", [1, 3])
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     def test_extras_of_a_later_round_are_looked_at_too(self, kind: type, rows: int) -> None:
         calls = []
 
