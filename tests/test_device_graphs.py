@@ -26,12 +26,13 @@ from torch.distributions import (  # noqa: E402
     TransformedDistribution,
 )
 
-from collector.policy.cuda_graphs import CudaCapture, GraphedPolicy, no_collection, unchecked_distributions  # noqa: E402
+from collector.policy.cuda_graphs import CudaCapture, GraphedPolicy, unchecked_distributions  # noqa: E402
 from collector.policy.exploration import ExplorationType, choose  # noqa: E402
 from collector.policy.mlp import MLPPolicy  # noqa: E402
 from collector.policy.padding import PaddedPolicy, batch_sizes  # noqa: E402
 from collector.policy.prepare import prepare_policy  # noqa: E402
 from collector.policy.torch_policy import TorchPolicy  # noqa: E402
+from tests.backends import FULL  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -98,25 +99,10 @@ class TestSameAnswers:
         assert outputs["ids"].tolist() == [10, 12, 14]
         torch.testing.assert_close(outputs["state"]["h"], obs(3) * 3)
 
-    def test_a_tuple_of_action_and_state(self, make: Make) -> None:
-        action, state = make(lambda x, state: (Normal(x, 1), state + 1), exploration=MEAN)(obs(3), state=obs(3, 1))
-        torch.testing.assert_close(action, obs(3))
-        torch.testing.assert_close(state, obs(3, 1) + 1)
-
     @pytest.mark.parametrize("exploration", [MODE, MEAN])
     def test_what_a_distribution_stands_for_is_chosen_inside(self, make: Make, exploration: Any) -> None:
         action = make(lambda x: {"action": Normal(x, 1)}, exploration=exploration)(obs(5))["action"]
         torch.testing.assert_close(action, obs(5))
-
-    def test_rows_that_fill_up_are_rows_that_the_policy_knows(self, make: Make) -> None:
-        def allowed(x: torch.Tensor, mask: torch.Tensor) -> Any:
-            logits = x.masked_fill(~mask, -torch.inf)
-            return Categorical(logits=logits, validate_args=False)
-
-        mask = torch.tensor([[False, True, False, False]] * 3)
-        assert make(allowed)(obs(3), mask).tolist() == [1, 1, 1]
-        numbers = MLPPolicy(spaces.Discrete(4, start=5), spaces.Discrete(2))
-        assert make(numbers)(torch.tensor([5, 8, 6])).shape == (3,)
 
     def test_samples_differ_from_call_to_call(self, make: Make) -> None:
         policy = make(lambda x: Categorical(logits=torch.zeros(len(x), 1000)))
@@ -139,16 +125,13 @@ class TestSameAnswers:
         assert make(torch.sin)(obs(2)).shape == (2, 4)  # which has no signature
 
 
+@FULL
 @both
 class TestBadInput:
-    @pytest.mark.parametrize("given", [np.zeros((3, 4)), [1.0], torch.tensor(1.0), 3])
+    @pytest.mark.parametrize("given", [np.zeros((3, 4)), torch.tensor(1.0)])
     def test_what_is_no_row_tensor_is_refused(self, make: Make, given: Any) -> None:
         with pytest.raises(TypeError, match="takes tensors with a row for each observation"):
             make(lambda obs: obs)(given)
-
-    def test_no_tensor_at_all_is_refused(self, make: Make) -> None:
-        with pytest.raises(TypeError, match="at least one tensor"):
-            make(lambda obs=None: obs)(None)
 
     def test_more_rows_than_prepared_for_are_refused(self, make: Make) -> None:
         with pytest.raises(ValueError, match="at most 8 rows, got 9"):
@@ -181,22 +164,6 @@ class TestGraphs:
         policy(obs(8), state=obs(8))
         assert policy._capture.captures == 4
 
-    def test_outputs_are_in_the_same_memory_until_the_next_call(self) -> None:
-        policy = graphed(nn.Linear(4, 2))
-        first = policy(obs(8))
-        before = first.clone()
-        second = policy(obs(8, 1))
-        assert first.data_ptr() == second.data_ptr()
-        assert not torch.equal(first, before)
-
-    def test_weights_changed_in_place_take_effect_without_a_capture(self) -> None:
-        module = nn.Linear(4, 2)
-        policy = graphed(module)
-        policy(obs(8))
-        module.load_state_dict({"weight": torch.zeros(2, 4), "bias": torch.full((2,), 5.0)})
-        torch.testing.assert_close(policy(obs(8)), torch.full((8, 2), 5.0))
-        assert policy._capture.captures == 1
-
     @pytest.mark.parametrize("bound", [False, True])
     def test_weights_that_moved_are_captured_anew(self, bound: bool) -> None:
         module = nn.Linear(4, 2)
@@ -207,18 +174,6 @@ class TestGraphs:
         policy(obs(8))
         assert policy._capture.captures == 2
 
-    def test_training_mode_is_captured_apart(self) -> None:
-        policy = graphed(nn.Dropout(1.0).eval())
-        torch.testing.assert_close(policy(obs(8)), obs(8))
-        policy.policy.train()
-        assert (policy(obs(8)) == 0).all()
-        policy.policy.eval()
-        torch.testing.assert_close(policy(obs(8)), obs(8))
-        assert policy._capture.captures == 2
-
-    def test_outputs_carry_no_gradient(self) -> None:
-        assert not graphed(nn.Linear(4, 2))(obs(8)).requires_grad
-
     @pytest.mark.usefixtures("checked_distributions")
     def test_distributions_do_not_check_their_arguments_while_they_are_recorded(self) -> None:
         with unchecked_distributions():
@@ -226,34 +181,8 @@ class TestGraphs:
         with pytest.raises(ValueError, match="scale"):
             Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
 
-    @pytest.mark.usefixtures("checked_distributions")
-    def test_they_check_again_once_the_last_of_two_threads_has_recorded(self) -> None:
-        first, second = unchecked_distributions(), unchecked_distributions()
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
-        second.__exit__(None, None, None)
-        with pytest.raises(ValueError, match="scale"):
-            Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
 
-    def test_garbage_is_collected_again_once_the_last_of_two_threads_has_recorded(self) -> None:
-        first, second = no_collection(), no_collection()
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert not gc.isenabled()
-        second.__exit__(None, None, None)
-        assert gc.isenabled()
-
-    def test_a_lazy_module_can_be_trained_afterwards(self) -> None:
-        module = nn.LazyLinear(2)
-        actions = graphed(module)(obs(3))
-        torch.testing.assert_close(actions, module(obs(3)).detach())
-        module(obs(3)).sum().backward()
-        assert module.weight.grad is not None
-
-
+@FULL
 class TestCapture:
     """The calls of the real capture, with CUDA's objects replaced."""
 
@@ -265,10 +194,12 @@ class TestCapture:
     def test_it_warms_up_on_a_side_stream_and_then_records(self, streams: FakeStreams) -> None:
         def run() -> torch.Tensor:
             streams.log.append(f"run on {streams.current.name}")
+            assert gc.isenabled() == (streams.current.name == "side 1"), "no garbage is collected while it records"
             return torch.ones(3)
 
         generator = torch.Generator().manual_seed(3)
         replay = CudaCapture([generator], warmup=2)(run)
+        assert gc.isenabled()
         assert streams.log == [
             "side 1 waits for caller's",
             "fork",
@@ -284,28 +215,6 @@ class TestCapture:
         assert streams.current.name == "caller's"
         assert replay() is replay()
         assert streams.log[-2:] == ["replay", "replay"]
-
-    def test_generators_are_where_they_were(self, streams: FakeStreams) -> None:
-        drawn, untouched = (torch.Generator().manual_seed(3) for _ in range(2))
-
-        def draws() -> torch.Tensor:
-            return torch.rand(2, generator=drawn) if not streams.log[-1].startswith("capture on") else torch.ones(2)
-
-        CudaCapture([drawn], warmup=2)(draws)
-        assert torch.equal(torch.rand(2, generator=drawn), torch.rand(2, generator=untouched))
-
-    def test_memory_is_shared_with_graphs_that_are_still_there(self, streams: FakeStreams) -> None:
-        capture = CudaCapture()
-        one = capture(lambda: torch.ones(3))
-        two = capture(lambda: torch.ones(3))
-        del one
-        three = capture(lambda: torch.ones(3))
-        assert [entry for entry in streams.log if "pool" in entry][1:] == [
-            "capture on side 2, pool of graph 1, thread_local"
-        ] * 2
-        del two, three
-        capture(lambda: torch.ones(3))
-        assert streams.log[-2] == "capture on side 2, pool new, thread_local"
 
     def test_what_cannot_be_recorded_is_an_error_and_the_stream_is_the_callers_again(
         self, streams: FakeStreams
@@ -325,26 +234,6 @@ class TestCapture:
         assert streams.log[-7:] == [*begun, "reset", *begun]
         assert streams.current.name == "caller's"
 
-    def test_no_garbage_is_collected_while_it_records(self, streams: FakeStreams) -> None:
-        collects = []
-        CudaCapture(warmup=1)(lambda: collects.append(gc.isenabled()))
-        assert (collects, gc.isenabled()) == ([True, False], True)
-        gc.disable()
-        try:
-            CudaCapture()(lambda: torch.ones(3))
-            assert not gc.isenabled()
-        finally:
-            gc.enable()
-
-    def test_no_memory_for_it_is_an_error_of_its_own(self, streams: FakeStreams) -> None:
-        def run() -> Any:
-            if streams.log[-1].startswith("capture on"):
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-            return torch.ones(3)
-
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory$"):
-            CudaCapture()(run)
-
     def test_what_the_policy_raises_before_is_raised_as_it_is(self, streams: FakeStreams) -> None:
         def run() -> Any:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -358,17 +247,15 @@ class Clipped(Normal):
         return super().sample(torch.Size(sample_shape)).clamp(-0.1, 0.1)
 
 
+@FULL
 class TestDraws:
     @pytest.mark.parametrize(
         "make",
         [
-            Normal,
             LogNormal,
-            lambda loc, scale: Independent(Normal(loc, scale), 1),
             lambda loc, scale: TransformedDistribution(Independent(Normal(loc, scale), 1), [TanhTransform()]),
             lambda loc, scale: MultivariateNormal(loc, torch.diag(scale[0])),
             lambda loc, scale: Categorical(logits=loc),
-            Clipped,
             lambda loc, scale: Independent(Clipped(loc, scale), 1),
         ],
     )
@@ -380,7 +267,7 @@ class TestDraws:
         assert torch.equal(drawn, distribution.sample())
         assert not drawn.requires_grad
 
-    @pytest.mark.parametrize("make", [Normal, LogNormal, lambda loc, scale: Independent(Normal(loc, scale), 1)])
+    @pytest.mark.parametrize("make", [LogNormal, lambda loc, scale: Independent(Normal(loc, scale), 1)])
     def test_drawing_from_a_normal_looks_at_no_value(self, make: Make) -> None:
         """On a device, that would be a wait for it, and the end of a recording."""
         distribution = make(obs(8), torch.ones(8, 4))
@@ -402,26 +289,7 @@ class TestPrepare:
         with pytest.raises(ValueError, match="needs the policy on a CUDA device, and it is on cpu: pass policy_device"):
             prepare_policy(nn.Linear(4, 2), "cpu", cudagraph=option, rows=8)
 
-    def test_a_compiled_policy_gives_the_same(self) -> None:
-        module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-        policy = prepare_policy(module, "cpu", compile={"backend": "eager"}, rows=8)
-        for k in (8, 3, 5, 1):
-            torch.testing.assert_close(policy(obs(k)), module(obs(k)))
-
-    @pytest.mark.usefixtures("checked_distributions")
-    def test_its_distributions_are_compiled_and_those_of_others_checked_as_before(self) -> None:
-        graphs = []
-
-        def backend(graph: Any, inputs: Any) -> Any:
-            graphs.append(graph)
-            return graph.forward
-
-        policy = prepare_policy(lambda x: Categorical(logits=x), "cpu", compile={"backend": backend}, rows=8)
-        assert policy(obs(8)).shape == (8,)
-        assert len(graphs) == 1
-        with pytest.raises(ValueError, match="scale"):
-            Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))
-
+    @FULL
     def test_it_is_compiled_once_for_each_size(self) -> None:
         shapes = []
 
@@ -434,6 +302,7 @@ class TestPrepare:
             policy(obs(k))
         assert sorted(shapes) == [(1, 4), (2, 4), (4, 4), (8, 4)]
 
+    @FULL
     def test_the_module_keeps_the_names_of_its_weights(self) -> None:
         module = nn.Linear(4, 2)
         asked = TorchPolicy(module, "cpu", 8, RANDOM, compile={"backend": "eager"})
@@ -459,19 +328,6 @@ class TestPrepare:
         with pytest.raises(ValueError, match="makes CUDA graphs by itself"):
             prepare_policy(nn.Linear(4, 2), "cuda", True, options, rows=8)
 
-    def test_both_together_record_the_compiled_policy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("collector.policy.prepare.resolve_device", lambda device: torch.device("cuda", 0))
-        graphs, compiled = FakeGraphs(), []
-
-        def backend(graph: Any, inputs: Any) -> Any:
-            compiled.append(1)
-            return graph.forward
-
-        module = nn.Linear(4, 2)
-        policy = prepare_policy(module, "cuda", {"capture": graphs}, {"backend": backend}, rows=8)
-        torch.testing.assert_close(policy(obs(8)), module(obs(8)))
-        assert (graphs.captures, compiled) == (1, [1])
-
     def test_policies_on_tensordicts_are_refused(self) -> None:
         tensordict_nn = pytest.importorskip("tensordict.nn")
         policy = tensordict_nn.TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
@@ -493,14 +349,6 @@ class Draws(nn.Module):
 
 @needs_cuda
 class TestCudaGraphs:
-    def test_the_same_answers_as_without(self) -> None:
-        module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).cuda()
-        policy = prepare_policy(module, "cuda", cudagraph=True, rows=8)
-        with torch.inference_mode():
-            for seed, k in enumerate([8, 1, 3, 5, 8, 7]):
-                given = obs(k, seed).cuda()
-                torch.testing.assert_close(policy(given), module(given))
-
     @pytest.mark.parametrize("own", [False, True])
     def test_random_streams_go_on_and_are_the_same_as_without(self, own: bool) -> None:
         generator = torch.Generator("cuda") if own else None
@@ -521,45 +369,6 @@ class TestCudaGraphs:
         assert (replayed.std(0) > 0.3).all()
         torch.testing.assert_close(replayed, plain)
 
-    def test_weights_that_moved_are_recorded_again_while_outputs_are_still_held(self) -> None:
-        module, given = nn.Linear(4, 2).cuda(), obs(8).cuda()
-        policy = GraphedPolicy(module, 8)
-        held = [policy(given), policy(given[:3])]
-        module.weight.data = torch.zeros(2, 4, device="cuda")
-        torch.testing.assert_close(policy(given), module.bias.detach().expand(8, 2))
-        assert len(held) == 2
-
-    @pytest.mark.parametrize("squash", [False, True])
-    def test_a_normal_is_sampled_inside(self, squash: bool) -> None:
-        def act(x: Any) -> Any:
-            normal = Independent(Normal(x, torch.ones_like(x)), 1)
-            return TransformedDistribution(normal, [TanhTransform()]) if squash else normal
-
-        policy = GraphedPolicy(act, 8)
-        drawn = torch.stack([policy(torch.zeros(8, 4, device="cuda")).clone() for _ in range(50)])
-        assert (drawn.std(0) > 0.3).all()
-
-    def test_a_recording_under_autocast_is_not_used_without(self) -> None:
-        module, given = nn.Linear(4, 2).cuda(), obs(8).cuda()
-        policy = GraphedPolicy(module, 8)
-        with torch.autocast("cuda", torch.bfloat16):
-            assert policy(given).dtype is torch.bfloat16
-        torch.testing.assert_close(policy(given), module(given).detach())
-
-    def test_a_categorical_is_sampled_inside(self) -> None:
-        policy = GraphedPolicy(lambda x: Categorical(logits=x), 8)
-        drawn = torch.stack([policy(torch.zeros(8, 100, device="cuda")).clone() for _ in range(50)])
-        assert len(drawn.unique()) > 50
-
-    def test_weights_changed_in_place_take_effect(self) -> None:
-        module, given = nn.Linear(4, 2).cuda(), obs(8).cuda()
-        policy = GraphedPolicy(module, 8)
-        policy(given)
-        with torch.no_grad():
-            module.weight.zero_()
-            module.bias.fill_(5)
-        torch.testing.assert_close(policy(given), torch.full((8, 2), 5.0, device="cuda"))
-
     def test_what_cannot_be_recorded_is_an_error_and_leaves_the_stream_alone(self) -> None:
         policy, stream = GraphedPolicy(lambda x: x * x.sum().item(), 8), torch.cuda.current_stream()
         with pytest.raises(RuntimeError, match="cannot be recorded as a CUDA graph"):
@@ -573,7 +382,6 @@ class TestCudaGraphs:
     @loud_compiler
     @pytest.mark.parametrize("options", [{"cudagraph": True}, {"cudagraph": True, "compile": True}])
     def test_the_mlp_acts(self, options: Any) -> None:
-        from gymnasium import spaces
 
         module = MLPPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(4))
         asked = TorchPolicy(module, "cuda", 8, RANDOM, **options)

@@ -51,15 +51,6 @@ def nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_blocks")
 class TestRound:
-    def test_it_is_one_copy_a_leaf_each_way_and_one_wait(self) -> None:
-        staging, copier = late()
-        for seed in range(3):
-            copier.log.clear()
-            tensors = staging.to_device({"a": rows(8, seed=seed), "b": (rows(8, np.uint8),)})
-            copier.kernel()
-            staging.to_numpy({"action": tensors["a"] + 1, "value": tensors["b"][0] * 2})
-        assert copier.log == ["copy"] * 4 + ["wait"]
-
     def test_a_call_of_a_policy_is_one_round(self) -> None:
         staging, copier = late()
 
@@ -86,12 +77,6 @@ class TestRound:
             staging.to_numpy({"action": tensor})
         assert copier.log.count("pinned") == 2
         assert copier.log.count("empty") == 1
-
-    def test_frames_go_over_as_bytes(self) -> None:
-        staging, _ = late()
-        tensor = staging.to_device(rows(8, np.uint8))
-        assert tensor.dtype == torch.uint8
-        assert staging._pinned[0].dtype == torch.uint8
 
     def test_rows_without_values_are_not_copied(self) -> None:
         staging, copier = late()
@@ -164,20 +149,6 @@ class TestRowsOfAPolicy:
 
 
 class TestHazards:
-    def test_the_double_notices_a_source_that_is_overwritten_too_early(self) -> None:
-        copier, source = LateCopier(), torch.zeros(3)
-        copier.copy(torch.empty(3), source)
-        source += 1
-        with pytest.raises(AssertionError, match="before the copy had run"):
-            copier.wait()
-
-    def test_what_was_not_waited_for_is_not_there(self) -> None:
-        staging, copier = late()
-        tensor = staging.to_device(rows(8))
-        assert (tensor == 77).all()
-        copier.kernel()
-        np.testing.assert_array_equal(tensor.numpy(), rows(8))
-
     def test_after_a_policy_that_raised_its_input_is_waited_for(self) -> None:
         staging, copier = late()
         staging.to_device(rows(8))  # and then the policy raises
@@ -216,11 +187,6 @@ class TestHazards:
                     copier.kernel()
                     np.testing.assert_array_equal(staging.to_numpy({"x": tensor})["x"], array)
 
-    def test_outputs_may_need_a_gradient(self) -> None:
-        staging, _ = late()
-        weight = torch.ones(8, requires_grad=True)
-        np.testing.assert_array_equal(staging.to_numpy({"x": weight * 2})["x"], np.full(8, 2, np.float32))
-
     def test_bfloat16_comes_back_as_float32(self) -> None:
         staging, _ = late()
         given = torch.full((8,), 1 / 3, dtype=torch.bfloat16)
@@ -235,18 +201,14 @@ class TestMemory:
         staging, copier = late(memory=[memory, other])
         staging.to_device(rows(8))
         assert "register" not in copier.log
+        copier.log.clear()
         for k in (8, 8, 3):
             staging.to_device(memory[:k])
         assert copier.log.count("register") == 1
+        assert "pinned" not in copier.log
         assert staging.registered == [True, False]
 
-    def test_observations_in_registered_memory_are_copied_from_there(self) -> None:
-        memory = rows(8)
-        staging, copier = late(memory=[memory])
-        staging.to_device(memory)
-        assert "pinned" not in copier.log
-
-    @pytest.mark.parametrize("view", [lambda m: m[::2], lambda m: m[:, :, :1], lambda m: m[[0, 1]]])
+    @pytest.mark.parametrize("view", [lambda m: m[::2], lambda m: m[:, :, :1]])
     def test_what_is_not_in_one_piece_of_it_goes_through_pinned_memory(self, view: Any) -> None:
         memory = rows(8)
         staging, copier = late(memory=[memory])
@@ -265,18 +227,6 @@ class TestMemory:
         assert copier.log.count("register") == 1
         assert copier.log.count("pinned") == 1
         assert staging.registered == [False]
-
-    def test_closing_waits_and_frees_the_memory(self) -> None:
-        memory = rows(8)
-        gone = weakref.ref(memory)
-        staging, copier = late(memory=[memory])
-        staging.to_device(memory)
-        staging.close()
-        del memory
-        assert copier.log[-1] == "wait"
-        assert gone() is None
-        staging.close()
-        assert staging.registered == []
 
     def test_a_device_that_has_failed_does_not_keep_it_from_freeing_the_memory(
         self, monkeypatch: pytest.MonkeyPatch
@@ -308,64 +258,29 @@ class TestMemory:
             staging.to_device(venv.reset([0, 2])[0])  # rows of some envs are copies
             assert "pinned" in copier.log
 
-    def test_object_leaves_and_other_objects_have_no_memory(self) -> None:
-        from cases import counting
-
-        with DummyVectorEnv(counting(2, form="object")) as venv:
-            assert memory_of(venv) == []
-        assert memory_of(object()) == []
-
 
 def registered(array: np.ndarray, cudart: FakeCudart) -> Any:
     return register(array, cudart, cudart.clear_error)
 
 
 class TestRegistration:
-    def test_memory_is_unregistered_once_and_before_it_is_freed(self) -> None:
-        cudart, array, alive = FakeCudart(), rows(8), []
-        gone = weakref.ref(array)
-        held = registered(array, cudart)
-        cudart.at_unregister = lambda: alive.append(gone() is not None)
-        del array
-        assert cudart.log == ["register"]
-        del held
-        assert cudart.log == ["register", "unregister"]
-        assert alive == [True]
-        assert gone() is None
-
-    def test_copies_have_run_before_it_is_unregistered(self) -> None:
-        cudart, array = FakeCudart(), rows(8)
-        held = registered(array, cudart)
-        held.readers.append(lambda: cudart.log.append("waited"))
-        del held
-        assert cudart.log == ["register", "waited", "unregister"]
-
-    def test_a_device_that_failed_does_not_keep_memory_registered(self) -> None:
+    def test_memory_is_registered_once_for_all_and_unregistered_before_it_is_freed(self) -> None:
         def wait() -> None:
+            cudart.log.append("waited")
             raise RuntimeError("CUDA error: device-side assert triggered")
 
-        cudart, array = FakeCudart(), rows(8)
-        held = registered(array, cudart)
-        held.readers.append(wait)
-        del held
-        assert cudart.registered == {}
-
-    def test_memory_is_registered_once_for_all(self) -> None:
-        cudart, array = FakeCudart(), rows(8)
+        cudart, array, alive = FakeCudart(), rows(8), []
+        gone = weakref.ref(array)
         one, two = registered(array, cudart), registered(array, cudart)
         assert one is two
-        del one
-        assert cudart.registered
+        one.readers.append(wait)
+        cudart.at_unregister = lambda: alive.append(gone() is not None)
+        del array, one
+        assert cudart.log == ["register"]
         del two
-        assert cudart.log == ["register", "unregister"]
-        again = registered(array, cudart)
-        assert again is not None
-
-    def test_memory_without_bytes_is_left_alone(self) -> None:
-        cudart = FakeCudart()
-        assert registered(np.zeros((8, 0)), cudart) is None
-        assert registered(rows(8)[:, :1], cudart) is None
-        assert cudart.log == []
+        assert cudart.log == ["register", "waited", "unregister"]
+        assert alive == [True]
+        assert gone() is None
 
     def test_a_refusal_leaves_no_error_behind(self) -> None:
         cudart, array = FakeCudart(), rows(8)
@@ -373,13 +288,6 @@ class TestRegistration:
         assert registered(array, cudart) is None
         assert cudart.log[-1] == "clear"
         assert cudart.pending_error == 0
-
-    def test_an_error_of_unregistering_is_taken_back(self) -> None:
-        cudart, array = FakeCudart(), rows(8)
-        held = registered(array, cudart)
-        cudart.registered.clear()  # other code did it
-        del held
-        assert cudart.log[-2:] == ["unregister", "clear"]
 
     def test_a_forked_copy_of_the_process_does_not_touch_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cudart = FakeCudart()
@@ -416,15 +324,13 @@ class TestCudaCopier:
         monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
         return current
 
-    def test_a_wait_is_one_event_behind_all_copies_which_is_used_again(self, stream: list[Any]) -> None:
-        copier = CudaCopier(torch.device("cuda", 0))
-        for _ in range(3):
-            copier.copy(torch.empty(3), torch.zeros(3))
-            copier.copy(torch.empty(3), torch.zeros(3))
-            copier.wait()
-        assert FakeEvent.log == ["made", *["recorded on first", "waited for first"] * 3]
+    def test_copies_on_two_streams_are_both_waited_for(
+        self, stream: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def copy(target: Any, source: Any, non_blocking: bool = False) -> None:
+            assert non_blocking
 
-    def test_copies_on_two_streams_are_both_waited_for(self, stream: list[Any]) -> None:
+        monkeypatch.setattr(torch.Tensor, "copy_", copy)
         copier = CudaCopier(torch.device("cuda", 0))
         copier.copy(torch.empty(3), torch.zeros(3))
         stream[0] = "second"
@@ -434,9 +340,7 @@ class TestCudaCopier:
         assert sorted(FakeEvent.log[:-2]) == ["made", "made", "recorded on first", "recorded on second"]
         copier.wait()
         assert len(FakeEvent.log) == 6
-
-    def test_copies_do_not_block(self, stream: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        asked = []
-        monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source, non_blocking=False: asked.append(non_blocking))
-        CudaCopier(torch.device("cuda", 0)).copy(torch.empty(3), torch.zeros(3))
-        assert asked == [True]
+        for _ in range(2):
+            copier.copy(torch.empty(3), torch.zeros(3))
+        copier.wait()
+        assert FakeEvent.log[6:] == ["recorded on second", "waited for second"], "one event for all copies, used again"
