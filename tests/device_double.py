@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -118,85 +117,3 @@ class FakeCudart:
     def _failed(self, code: int) -> int:
         self.pending_error = code
         return code
-
-
-class FakeStreams:
-    """The parts of `torch.cuda` that record a graph, without a device: `log` holds the calls in order."""
-
-    def __init__(self, monkeypatch: Any) -> None:
-        self.log: list[str] = []
-        self._made = 0
-        self.fails = False
-        """Whether something during the capture was not allowed."""
-        self.current = FakeStream("caller's", self)
-        for name, value in {
-            "Stream": self._new_stream,
-            "current_stream": lambda device=None: self.current,
-            "stream": self._stream,
-            "CUDAGraph": lambda: FakeGraph(self),
-            "graph_pool_handle": lambda: "new",
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-        for name in ("synchronize", "empty_cache", "graph"):
-            monkeypatch.setattr(torch.cuda, name, self._refuse)
-        monkeypatch.setattr(torch.random, "fork_rng", self._fork_rng)
-
-    def _new_stream(self) -> FakeStream:
-        self._made += 1
-        return FakeStream(f"side {self._made}", self)
-
-    @contextmanager
-    def _stream(self, stream: FakeStream) -> Iterator[None]:
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        raise AssertionError("this waits for the whole device")
-
-    @contextmanager
-    def _fork_rng(self, devices: Any) -> Iterator[None]:
-        self.log.append("fork")
-        yield
-        self.log.append("join")
-
-
-class FakeStream:
-    device = "cuda:0"
-
-    def __init__(self, name: str, streams: FakeStreams) -> None:
-        self.name, self._streams = name, streams
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self._streams.log.append(f"{self.name} waits for {other.name}")
-
-
-class FakeGraph:
-    made = 0
-
-    def __init__(self, streams: FakeStreams) -> None:
-        type(self).made += 1
-        self._streams, self.shared = streams, f"of graph {self.made}"
-
-    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
-        self._streams.log.append(f"capture on {self._streams.current.name}, pool {pool}, {capture_error_mode}")
-        self.shared = self.shared if pool == "new" else pool
-
-    def capture_end(self) -> None:
-        self._streams.log.append("captured")
-        if self._streams.fails:
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-
-    def register_generator_state(self, generator: Any) -> None:
-        self._streams.log.append("register generator")
-
-    def reset(self) -> None:
-        self._streams.log.append("reset")
-
-    def pool(self) -> str:
-        return self.shared
-
-    def replay(self) -> None:
-        self._streams.log.append("replay")

@@ -78,13 +78,10 @@ class TestRound:
         assert copier.log.count("pinned") == 2
         assert copier.log.count("empty") == 1
 
-    def test_rows_without_values_are_not_copied(self) -> None:
-        staging, copier = late()
-        assert staging.to_device(np.zeros((8, 0), np.float32)).shape == (8, 0)
-        assert "copy" not in copier.log
-
     def test_observations_may_change_their_form_and_number(self) -> None:
         staging, copier = late(2)
+        assert staging.to_device(np.zeros((2, 0), np.float32)).shape == (2, 0)
+        assert "copy" not in copier.log
         for array in (rows(2), rows(5), rows(2, np.int64), rows(2)[:, :1], rows(1)[:, :, :1]):
             tensor = staging.to_device(array)
             copier.kernel()
@@ -156,6 +153,12 @@ class TestHazards:
         staging.to_device(rows(8, seed=1))
         assert copier.log.count("wait") == 1
 
+    def test_bfloat16_comes_back_as_float32(self) -> None:
+        given = torch.full((8,), 1 / 3, dtype=torch.bfloat16)
+        back = late()[0].to_numpy({"x": given})["x"]
+        assert back.dtype == np.float32
+        np.testing.assert_array_equal(back, given.float().numpy())
+
     def test_a_kept_array_may_be_written_to_after_the_round(self) -> None:
         memory = rows(8)
         staging, copier = late(memory=[memory])
@@ -187,27 +190,8 @@ class TestHazards:
                     copier.kernel()
                     np.testing.assert_array_equal(staging.to_numpy({"x": tensor})["x"], array)
 
-    def test_bfloat16_comes_back_as_float32(self) -> None:
-        staging, _ = late()
-        given = torch.full((8,), 1 / 3, dtype=torch.bfloat16)
-        back = staging.to_numpy({"x": given})["x"]
-        assert back.dtype == np.float32
-        np.testing.assert_array_equal(back, given.float().numpy())
-
 
 class TestMemory:
-    def test_kept_arrays_are_registered_when_the_first_observation_lies_in_them(self) -> None:
-        memory, other = rows(8), rows(8)
-        staging, copier = late(memory=[memory, other])
-        staging.to_device(rows(8))
-        assert "register" not in copier.log
-        copier.log.clear()
-        for k in (8, 8, 3):
-            staging.to_device(memory[:k])
-        assert copier.log.count("register") == 1
-        assert "pinned" not in copier.log
-        assert staging.registered == [True, False]
-
     @pytest.mark.parametrize("view", [lambda m: m[::2], lambda m: m[:, :, :1]])
     def test_what_is_not_in_one_piece_of_it_goes_through_pinned_memory(self, view: Any) -> None:
         memory = rows(8)
@@ -217,33 +201,38 @@ class TestMemory:
         copier.kernel()
         np.testing.assert_array_equal(tensor.numpy(), view(memory))
 
-    def test_memory_that_cannot_be_registered_is_copied_to_pinned_memory_and_tried_once(self) -> None:
+    @pytest.mark.parametrize("registers", [True, False])
+    def test_memory_is_registered_once_or_copied_to_pinned_memory(self, registers: bool) -> None:
         memory = rows(8)
-        staging, copier = late(memory=[memory], registers=False)
-        for _ in range(3):
-            tensor = staging.to_device(memory)
+        staging, copier = late(memory=[memory], registers=registers)
+        for k in (8, 8, 3):
+            tensor = staging.to_device(memory[:k])
             copier.kernel()
-        np.testing.assert_array_equal(tensor.numpy(), memory)
+        np.testing.assert_array_equal(tensor.numpy(), memory[:3])
         assert copier.log.count("register") == 1
-        assert copier.log.count("pinned") == 1
-        assert staging.registered == [False]
+        assert copier.log.count("pinned") == (not registers)
+        assert staging.registered == [registers]
 
-    def test_a_device_that_has_failed_does_not_keep_it_from_freeing_the_memory(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("failed", [False, True])
+    def test_closing_frees_the_memory_also_where_the_device_has_failed(
+        self, failed: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def wait() -> None:
-            raise RuntimeError("CUDA error: device-side assert triggered")
+            copier._queue.clear()
+            waited.append(1)
+            if failed:
+                raise RuntimeError("CUDA error: device-side assert triggered")
 
-        memory = rows(8)
+        memory, waited = rows(8), []
         gone = weakref.ref(memory)
         staging, copier = late(memory=[memory])
         staging.to_device(memory)
         monkeypatch.setattr(copier, "wait", wait)
-        copier._queue.clear()
+        staging.close()
         staging.close()
         del memory
         assert gone() is None
-        assert staging.registered == []
+        assert (waited, staging.registered) == ([1], [])
 
     def test_the_memory_of_a_vector_env_is_where_its_views_lie(self) -> None:
         from cases import counting
