@@ -234,14 +234,6 @@ class TestKeywords:
     def make(self, *lengths: int, policy: Any = zeros, frames: int = 20, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=frames, **options)
 
-    def test_max_frames_per_traj(self) -> None:
-        with self.make(100, 3, max_frames_per_traj=7, frames=50) as collector:
-            batch = concatenate([collector.rollout(), collector.rollout()])
-        ends = batch.step_count[batch.truncated & ~batch.terminated]
-        assert (ends == 6).all()
-        assert len(ends) >= 6
-        assert batch.step_count.max() == 6
-
     def test_init_random_frames(self) -> None:
         def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
             return {"action": zeros(obs) + 1, "value": np.ones(len(obs))}
@@ -257,15 +249,6 @@ class TestKeywords:
             np.testing.assert_array_equal(batch.extras["value"], ~batch.random)
             assert (batch.action[~batch.random] == 1).all()
         assert batches[2].random.sum() <= 2
-
-    def test_reset_at_each_iter(self) -> None:
-        with self.make(100, 100, reset_at_each_iter=True) as collector:
-            batches = [collector.next() for _ in range(3)]
-        for batch in batches:
-            starts = np.r_[0, np.flatnonzero(np.diff(batch.env_ids)) + 1]
-            assert (batch.step_count[starts] == 0).all()
-            assert len(np.unique(batch.traj_ids)) == 2
-        assert not set(batches[0].traj_ids) & set(batches[1].traj_ids)
 
     def test_split_trajs_set_truncated_and_postproc(self) -> None:
         with self.make(4, 100, split_trajs=True, set_truncated=True, postproc=lambda batch: batch.shape) as collector:
@@ -286,17 +269,6 @@ class TestKeywords:
             interruptor.start_collection()
             assert collector.rollout().frames == 20
 
-    def test_some_envs_can_be_reset_and_the_others_go_on(self) -> None:
-        with self.make(100, 100, 100) as collector:
-            before = collector.rollout()
-            collector.reset([1])
-            both = concatenate([before, collector.rollout()])
-        for env in range(3):
-            steps = both.obs[both.env_ids == env]
-            episodes = np.unique(steps[:, 0]).tolist()
-            assert episodes == ([0, 1] if env == 1 else [0])
-            assert (np.diff(steps[steps[:, 0] == 0, 1]) == 1).all(), "no step is lost"
-
     def test_in_a_tensordict_no_row_goes_on_in_another_episode(self) -> None:
         pytest.importorskip("tensordict")
         left = 0
@@ -310,16 +282,6 @@ class TestKeywords:
                 left += np.sum(ends & (np.diff(batch.env_ids, append=-1) == 0) & ~batch.done)
                 collector.reset([env])  # a step that is on its way belongs to the episode that is left
         assert left > 0
-
-    def test_state_goes_on(self) -> None:
-        with self.make(3, 4, total_frames=60) as collector:
-            ids = collector.next().traj_ids
-            state = collector.state_dict()
-        with self.make(3, 4, total_frames=60) as collector:
-            collector.load_state_dict(state)
-            rest = list(collector)
-        assert len(rest) == 2
-        assert not set(ids) & {*rest[0].traj_ids, *rest[1].traj_ids}
 
     def test_the_version_of_the_policy_is_that_of_the_action(self) -> None:
         torch = pytest.importorskip("torch")

@@ -341,22 +341,14 @@ def test_a_batch_is_the_callers_and_never_changes() -> None:
     assert not np.shares_memory(first.all_obs, second.all_obs)
 
 
-def test_the_layout_in_memory_is_time_first() -> None:
+def test_the_layout_in_memory_is_time_first_and_reprs_say_how_much_there_is() -> None:
     with SyncDataCollector(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=14) as collector:
-        batch = collector.rollout()
+        batch = collector.next()
+        assert repr(collector) == f"SyncDataCollector({collector.env!r}, 14 frames a batch, 14 frames so far)"
+    assert repr(collector).endswith(", closed), 14 frames a batch, 14 frames so far, shut down)")
     for array in (batch.action, batch.reward, batch.all_obs):
         assert array.swapaxes(0, 1).flags.c_contiguous
     assert repr(batch) == "Rollout(2 envs, 7 steps, 14 frames, 3 episode ends)"
-
-
-def test_the_repr_of_a_collector_has_its_frames_so_far() -> None:
-    collector = SyncDataCollector(DummyVectorEnv(countdowns(3)), zeros, frames_per_batch=10)
-    collector.next()
-    assert (
-        repr(collector) == "SyncDataCollector(DummyVectorEnv(1 envs, 1 workers), 10 frames a batch, 10 frames so far)"
-    )
-    collector.shutdown()
-    assert repr(collector).endswith(", closed), 10 frames a batch, 10 frames so far, shut down)")
 
 
 class TestFrames:
@@ -422,8 +414,17 @@ class TestEnvironments:
             return len(collector.env)
 
     def test_a_callable_a_list_or_an_env_will_do(self) -> None:
+        made: list[int] = []
+
+        def make() -> gymnasium.Env:
+            made.append(1)
+            return Countdown(3)
+
+        assert (self.made(make), len(made)) == (1, 1), "each callable is called once"
+        assert (self.made([make, make]), len(made)) == (2, 3)
+        with pytest.raises(RuntimeError, match="already made"):
+            self.made(Countdown(3), create_env_kwargs={"length": 3})
         assert self.made(lambda: DummyVectorEnv(countdowns(3, 4))) == 2
-        assert self.made(countdowns(3, 4, 5)) == 3
         assert self.made(Countdown(3)) == 1
         assert self.made(Countdown, create_env_kwargs={"length": 3}) == 1
         assert self.made([Countdown] * 2, create_env_kwargs={"length": 3}) == 2
@@ -497,22 +498,6 @@ class TestEnvironments:
             with pytest.raises(TypeError, match=r"DummyVectorEnv\(1 envs.* comes first, then the policy"):
                 SyncDataCollector(zeros, venv, frames_per_batch=10)
             assert not venv.is_closed
-
-    def test_each_callable_is_called_once(self) -> None:
-        calls: list[int] = []
-
-        def make() -> gymnasium.Env:
-            calls.append(1)
-            return Countdown(3)
-
-        self.made(make)
-        assert len(calls) == 1
-        self.made([make, make])
-        assert len(calls) == 3
-
-    def test_kwargs_for_an_env_that_is_already_made_are_an_error(self) -> None:
-        with pytest.raises(RuntimeError, match="already made"):
-            self.made(Countdown(3), create_env_kwargs={"length": 3})
 
     def test_an_asynchronous_vector_env_is_refused(self) -> None:
         venv = DummyVectorEnv(countdowns(3, 4), wait_num=1)

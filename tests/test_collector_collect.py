@@ -50,15 +50,10 @@ class TestSteps:
     def test_episodes_go_on_from_call_to_call_and_count_where_they_end(self, kind: type) -> None:
         with make(kind, 5, 5, groups=1) if kind is AsyncDataCollector else make(kind, 5, 5) as collector:
             stats = [collector.collect(n_step=8) for _ in range(5)]
+            assert resets(collector) == [4, 4], "none is wasted"
         assert [each.lens.tolist() for each in stats] == [[], [5, 5], [5, 5], [5, 5], [5, 5]]
         assert [each.n_collected_episodes for each in stats] == [0, 2, 2, 2, 2]
         assert all((each.returns == each.lens).all() for each in stats)
-
-    def test_no_reset_is_wasted(self, kind: type) -> None:
-        with make(kind, 3, 3, **({"groups": 1} if kind is AsyncDataCollector else {})) as collector:
-            for _ in range(4):
-                collector.collect(n_step=6)
-            assert resets(collector) == [4, 4]
 
 
 def test_steps_are_rounded_up_to_whole_rounds_with_a_warning() -> None:
@@ -114,28 +109,6 @@ class TestEpisodes:
             assert stats.lens.tolist() == [9, 9]
             assert (stats.batch.obs[:, 0] == 1).all(), "the second episodes of the envs"
             assert collector.collect(n_step=20).n_collected_steps == 20
-
-    def test_a_batch_comes_after_it_as_before(self, kind: type) -> None:
-        with make(kind, 3, 4) as collector:
-            ids = {*collector.rollout().traj_ids.ravel().tolist()}
-            more = collector.collect(n_episode=4).batch.traj_ids
-            ids_after = collector.rollout().traj_ids
-        assert not ids & {*more.tolist()}
-        assert not {*more.tolist()} & {*ids_after.ravel().tolist()}
-
-    def test_an_interruptor_leaves_what_has_ended(self, kind: type) -> None:
-        interruptor, rounds = Interruptor(), [0]
-
-        def stop(step: StepBatch) -> None:
-            rounds[0] += len(step.env_id)
-            if rounds[0] >= 12:
-                interruptor.stop_collection()
-
-        with make(kind, 3, 100, interruptor=interruptor) as collector:
-            stats = collector.collect(n_episode=20, on_step=stop)
-            assert stats.n_collected_steps == stats.batch.frames == 3 * stats.n_collected_episodes
-            assert 1 <= stats.n_collected_episodes <= 4
-            assert not stats.batch.env_ids.any()
 
     def test_an_interruptor_leaves_no_part_of_an_episode(self, kind: type) -> None:
         def stops(interruptor: Interruptor, calls: int) -> Any:
@@ -256,22 +229,14 @@ class TestHooks:
     @pytest.mark.parametrize(
         ("returned", "error", "message"),
         [
-            (
-                lambda step: {"x": np.zeros(1)},
-                ValueError,
-                r"on_step returned 'x' of shape \(1,\) for the 3 .*\(3, ...\)",
-            ),
-            (lambda step: {"x": 0.0}, ValueError, r"on_step returned 'x' of shape \(\) for the 3"),
-            (lambda step: [0, 0, 0], TypeError, "on_step must return a dict of arrays or None; it returned list"),
-            (
-                lambda step: {"value": zeros(step.obs)},
-                ValueError,
-                "on_step returned 'value', which a batch has already",
-            ),
+            (lambda step: {"x": np.zeros(1)}, ValueError, r"returned 'x' of shape \(1,\) for the 3 .*\(3, ...\)"),
+            (lambda step: {"x": 0.0}, ValueError, r"returned 'x' of shape \(\) for the 3"),
+            (lambda step: [0, 0, 0], TypeError, "must return a dict of arrays or None; it returned list"),
+            (lambda step: {"value": zeros(step.obs)}, ValueError, "returned 'value', which a batch has already"),
             (
                 lambda step: {"x": zeros(step.obs) if step.obs[0, 1] else np.zeros(3)},
                 TypeError,
-                "on_step returned 'x' as .*int64.* after .*float64",
+                "returned 'x' as .*int64.* after .*float64",
             ),
         ],
     )
@@ -280,7 +245,8 @@ class TestHooks:
             return {"action": zeros(obs), "value": zeros(obs)}
 
         one_group = {"groups": 1} if kind is AsyncDataCollector else {}
-        with make(kind, 9, 9, 9, policy=policy, **one_group) as collector, pytest.raises(error, match=message):
+        collector = make(kind, 9, 9, 9, policy=policy, **one_group)
+        with collector, pytest.raises(error, match=f"on_step {message}"):
             collector.collect(n_step=12, on_step=returned)
 
     @pytest.mark.parametrize("name", ["obs", "next", "policy_version"])
@@ -425,13 +391,9 @@ def test_reset_before_collect_leaves_episodes_and_passes_arguments_on(kind: type
     with DummyVectorEnv(pendulums(2)) as venv:
         expected = venv.reset(seed=7)[0]
     np.testing.assert_array_equal(batch.obs[batch.step_count[:, 0] == 0, 0][: len(batch.obs)], expected)
-
-
-def test_arguments_for_resets_are_not_those_of_the_next_episodes() -> None:
-    with SyncDataCollector(DummyVectorEnv(pendulums(1)), None, frames_per_batch=4) as collector:
-        batch = collector.collect(n_step=39, reset_before_collect=True, gym_reset_kwargs={"seed": 7}).batch
-    starts = batch.obs[0, ::13]
-    assert len(np.unique(starts, axis=0)) == 3
+    with kind(DummyVectorEnv(pendulums(1)), None, frames_per_batch=4) as collector:
+        batch = collector.collect(n_step=39, reset_before_collect=True, gym_reset_kwargs={"seed": 7}).batch.flatten()
+    assert len(np.unique(batch.obs[::13], axis=0)) == 3, "the next episodes begin without them"
 
 
 @pytest.mark.parametrize(

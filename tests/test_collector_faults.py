@@ -154,7 +154,7 @@ def test_with_episode_seeds_a_failure_shuts_down() -> None:
 @pytest.mark.parametrize(
     ("backend", "where"),
     [
-        (DummyVectorEnv, "policy"),
+        (ShmemVectorEnv, "policy"),
         (DummyVectorEnv, "on_step"),
         (DummyVectorEnv, "env"),
         pytest.param(ShmemVectorEnv, "env", marks=FULL),
@@ -302,25 +302,6 @@ class TestRestart:
         assert [batch.frames + batch.dropped_rows for batch in batches] == [frames] * len(batches)
         assert sum(batch.dropped_rows for batch in batches) == (3 if kind is SyncDataCollector else 0)
 
-    @kinds
-    def test_the_same_data_come_wherever_batches_end(self, kind: type) -> None:
-        """Only where the failure is the first row of a batch, the step before it cannot be marked."""
-        found = []
-        for frames in (2, 6, 10, 60):
-            venv = DummyVectorEnv([partial(BreaksUntil, 3, 2), partial(BreaksOnce, 5, 1, 2)], on_error="restart")
-            steps: dict[tuple[int, int], Any] = {}
-            with kind(venv, zeros, frames_per_batch=frames, total_frames=60) as collector:
-                for batch in collector:
-                    flat = batch.flatten()
-                    rows = zip(flat.traj_ids, flat.step_count, flat.obs, flat.next.obs, flat.terminated, strict=True)
-                    steps |= {
-                        (int(i), int(k)): (obs.tolist(), after.tolist(), bool(end)) for i, k, obs, after, end in rows
-                    }
-            found.append(steps)
-        common = set.intersection(*map(set, found))
-        assert len(common) > 50
-        assert all(each[key] == found[0][key] for each in found for key in common)
-
     @pytest.mark.parametrize("steps", [1, 3])
     def test_only_that_episode_is_lost_wherever_batches_end(self, steps: int) -> None:
         cutter, episodes, frames, broken = EpisodeCutter(), [], 0, []
@@ -415,17 +396,6 @@ class TestRestart:
         assert stats.batch.split_trajectories().mask.sum(1).tolist() == stats.lens.tolist()
         assert 5 not in stats.batch.traj_ids
 
-    @FULL
-    def test_the_death_of_a_worker_breaks_the_episodes_of_its_envs(self) -> None:
-        fns = [partial(Countdown, 4), partial(Dies, 9), partial(Countdown, 50)]
-        venv = ShmemVectorEnv(fns, num_workers=3, on_error="restart", max_restarts=3)
-        with SyncDataCollector(venv, zeros, frames_per_batch=24) as collector:
-            batch = collector.rollout()
-        assert np.unique(np.nonzero(batch.broken)[0]).tolist() == [1]
-        assert batch.broken_ids.tolist() == [1, 4]
-        assert batch.frames == 22
-        np.testing.assert_array_equal(batch.truncated[1].nonzero()[0], [2, 3, 6, 7])
-
     @kinds
     def test_envs_that_share_a_dead_worker_are_cut_alike(self, kind: type) -> None:
         fns = [partial(Countdown, 50), partial(Dies, 9), partial(Countdown, 4)]
@@ -485,26 +455,6 @@ def test_infinite_rewards_are_numbers() -> None:
 
     with SyncDataCollector(DummyVectorEnv([partial(Infinite, 2)]), zeros, frames_per_batch=4) as collector:
         assert np.isinf(collector.rollout().reward).all()
-
-
-@kinds
-def test_after_an_error_of_the_policy_in_mid_batch_a_collector_goes_on(kind: type) -> None:
-    calls = [0]
-
-    def policy(obs: np.ndarray) -> np.ndarray:
-        calls[0] += 1
-        if calls[0] == 5:
-            raise ZeroDivisionError
-        return zeros(obs)
-
-    venv = ShmemVectorEnv(countdowns(3, 4), num_workers=2)
-    with kind(venv, policy, frames_per_batch=40) as collector:
-        with pytest.raises(ZeroDivisionError):
-            collector.rollout()
-        flat = collector.rollout().flatten()
-        assert flat.frames == 40
-        np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
-    assert venv.is_closed
 
 
 @kinds

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import arrays, assert_equal, backends, cartpoles, countdowns, kinds, lean, pendulums, zeros
+from collector_envs import arrays, assert_equal, backends, cartpoles, countdowns, kinds, pendulums, zeros
 from countdown import Countdown, DictObs
 from gymnasium import spaces
 
@@ -23,6 +23,7 @@ from collector import (
     SyncDataCollector,
     exploration_type,
 )
+from collector.batch.concatenate import concatenate
 from vecenv import DummyVectorEnv
 
 RANDOM = [spaces.Discrete(3)]
@@ -94,22 +95,21 @@ def test_none_and_numbers_below_one_are_no_limit_and_no_random_frames(limit: int
 
 
 class TestMaxFramesPerTraj:
-    @backends
-    def test_episodes_are_truncated_there_in_each_env_across_batches(self, backend: Any) -> None:
-        venv = backend(countdowns(100, 3, 100))
-        with SyncDataCollector(venv, zeros, frames_per_batch=15, max_frames_per_traj=7) as collector:
-            batches = [collector.rollout() for _ in range(6)]
-        joined = {
-            name: np.concatenate([arrays(batch)[name] for batch in batches], axis=1) for name in arrays(batches[0])
-        }
-        steps = np.arange(30)
+    @kinds
+    def test_episodes_are_truncated_there_in_each_env_across_batches(self, kind: type) -> None:
+        venv = DummyVectorEnv(countdowns(100, 3, 100))
+        with kind(venv, zeros, frames_per_batch=15, max_frames_per_traj=7) as collector:
+            whole = concatenate([collector.rollout().flatten() for _ in range(6)])
         for env, length in enumerate((7, 3, 7)):
+            rows = {name: column[whole.env_ids == env] for name, column in arrays(whole).items()}
+            steps = np.arange(len(rows["reward"]))
             ends = steps % length == length - 1
-            np.testing.assert_array_equal(joined["truncated"][env], ends & (length == 7))
-            np.testing.assert_array_equal(joined["terminated"][env], ends & (length == 3))
-            np.testing.assert_array_equal(joined["step_count"][env], steps % length)
-            np.testing.assert_array_equal(joined["next_obs"][env, :, 1], steps % length + 1)
-            np.testing.assert_array_equal(joined["obs"][env, :, 0], steps // length)
+            assert len(steps) > 25
+            np.testing.assert_array_equal(rows["truncated"], ends & (length == 7))
+            np.testing.assert_array_equal(rows["terminated"], ends & (length == 3))
+            np.testing.assert_array_equal(rows["step_count"], steps % length)
+            np.testing.assert_array_equal(rows["next_obs"][:, 1], steps % length + 1)
+            np.testing.assert_array_equal(rows["obs"][:, 0], steps // length)
 
     def test_envs_that_count_their_steps_are_refused(self) -> None:
         class Counts(DictObs):
@@ -173,25 +173,33 @@ class TestInitRandomFrames:
 
 
 class TestResets:
-    def test_reset_at_each_iter_begins_each_batch_with_new_episodes(self) -> None:
-        with make(100, 4, reset_at_each_iter=True, steps=6) as collector:
-            batches = [collector.next() for _ in range(3)]
-        for number, batch in enumerate(batches):
-            assert (batch.obs[:, 0, 1] == 0).all()
-            assert (batch.step_count[:, 0] == 0).all()
-            assert batch.obs[0, 0, 0] == number
-        ids = [set(batch.traj_ids.ravel().tolist()) for batch in batches]
+    @kinds
+    def test_reset_at_each_iter_begins_each_batch_with_new_episodes(self, kind: type) -> None:
+        venv = DummyVectorEnv(countdowns(100, 4))
+        with kind(venv, zeros, frames_per_batch=12, reset_at_each_iter=True) as collector:
+            batches = [collector.next().flatten() for _ in range(3)]
+        for batch in batches:
+            starts = np.flatnonzero(np.diff(batch.env_ids, prepend=-1))
+            assert batch.obs[starts, 1].tolist() == batch.step_count[starts].tolist() == [0, 0]
+        assert [batch.obs[0, 0] for batch in batches] == [0, 1, 2]
+        ids = [set(batch.traj_ids.tolist()) for batch in batches]
         assert not ids[0] & ids[1]
         assert not ids[1] & ids[2]
 
-    def test_some_envs_can_be_reset(self) -> None:
-        with make(100, 100, 100) as collector:
-            first = collector.rollout()
+    @kinds
+    def test_some_envs_can_be_reset_and_the_others_go_on(self, kind: type) -> None:
+        with kind(DummyVectorEnv(countdowns(100, 100, 100)), zeros, frames_per_batch=30) as collector:
+            batches = [collector.rollout().flatten()]
             collector.reset([0, 2])
-            second = collector.rollout()
-        assert second.obs[:, 0].tolist() == [[1, 0], [0, 10], [1, 0]]
-        assert second.step_count[:, 0].tolist() == [0, 10, 0]
-        np.testing.assert_array_equal(second.traj_ids[:, 0] == first.traj_ids[:, -1], [False, True, False])
+            batches.append(collector.rollout().flatten())
+        whole = concatenate(batches)
+        for env in range(3):
+            steps, ids = whole.obs[whole.env_ids == env], whole.traj_ids[whole.env_ids == env]
+            assert np.unique(steps[:, 0]).tolist() == ([0] if env == 1 else [0, 1])
+            assert len(np.unique(ids)) == (1 if env == 1 else 2)
+            for episode in np.unique(steps[:, 0]):
+                taken = steps[steps[:, 0] == episode, 1]
+                np.testing.assert_array_equal(taken, np.arange(len(taken)), err_msg="a step is lost")
 
     @pytest.mark.parametrize(("index", "error"), [([3], IndexError), ([-1], IndexError), ([0, 0], ValueError)])
     def test_wrong_ids_are_errors_and_nothing_is_reset(self, index: Any, error: type) -> None:
@@ -341,21 +349,15 @@ class TestAfterABatch:
             assert np.shares_memory(collector.next().reward, memory)
         assert not np.shares_memory(stats[0].reward, stats[1].reward)
 
-    def test_flat_batches_come_in_one_object_and_memory_of_their_own(self) -> None:
-        venv = DummyVectorEnv(countdowns(3, 4))
-        with AsyncDataCollector(venv, zeros, frames_per_batch=10, return_same_td=True) as collector:
-            first = collector.next()
-            reward = first.reward
-            assert collector.next() is first
-            assert not np.shares_memory(first.reward, reward)
-
     def test_there_is_one_object_for_each_class_of_batches(self) -> None:
         venv = DummyVectorEnv(countdowns(3, 3))
         with AsyncDataCollector(venv, zeros, frames_per_batch=8, return_same_td=True, split_trajs=True) as collector:
             flat, split = collector.rollout(), collector.next()
+            reward = flat.reward
             assert (type(flat), type(split)) == (FlatRollout, Rollout)
             assert split.next.obs.shape == (*split.shape, 2)
             assert (collector.rollout(), collector.next()) == (flat, split)
+            assert not np.shares_memory(flat.reward, reward)
 
 
 class TestExploration:
@@ -390,13 +392,15 @@ class TestExploration:
 
 
 class TestState:
-    def test_a_collector_goes_on_where_the_state_was_saved(self) -> None:
-        with make(3, steps=5, total_frames=20) as collector:
-            ids = np.concatenate([collector.next().traj_ids, collector.next().traj_ids], axis=1)
+    @kinds
+    def test_a_collector_goes_on_where_the_state_was_saved(self, kind: type) -> None:
+        options = {"frames_per_batch": 5, "total_frames": 20}
+        with kind(DummyVectorEnv(countdowns(3)), zeros, **options) as collector:
+            ids = np.concatenate([collector.next().traj_ids.ravel() for _ in range(2)])
             state = collector.state_dict()
         assert "policy_state_dict" not in state
         assert (state["frames"], state["iter"]) == (10, 2)
-        with make(3, steps=5, total_frames=20) as collector:
+        with kind(DummyVectorEnv(countdowns(3)), zeros, **options) as collector:
             collector.load_state_dict(state)
             rest = list(collector)
         assert [batch.frames for batch in rest] == [5, 5]
@@ -431,35 +435,6 @@ class TestState:
             with pytest.raises(ValueError, match=rf"the state lacks \['{name}'\]; pass what `state_dict\(\)`"):
                 collector.load_state_dict(state)
             assert collector.frames == 5
-
-    def test_weights_of_the_policy_are_in_the_state(self) -> None:
-        torch = pytest.importorskip("torch")
-
-        def module(bias: float) -> Any:
-            net = torch.nn.Linear(4, 2)
-            torch.nn.init.constant_(net.bias, bias)
-            return net
-
-        class Argmax(torch.nn.Module):
-            def __init__(self, bias: float) -> None:
-                super().__init__()
-                self.net = module(bias)
-
-            def forward(self, obs: Any) -> Any:
-                return self.net(obs).argmax(-1)
-
-        cartpoles = [partial(gymnasium.make, "CartPole-v1")]
-        with SyncDataCollector(cartpoles, Argmax(1.0), frames_per_batch=2) as collector:
-            state = collector.state_dict()
-        policy = Argmax(2.0)
-        with SyncDataCollector(cartpoles, policy, frames_per_batch=2) as collector:
-            collector.load_state_dict(state)
-        assert policy.net.bias.tolist() == [1.0, 1.0]
-        with (
-            SyncDataCollector(cartpoles, lean, frames_per_batch=2) as collector,
-            pytest.raises(RuntimeError, match="takes none"),
-        ):
-            collector.load_state_dict(state)
 
     def test_its_length_is_the_number_of_batches(self) -> None:
         with make(3, steps=5, total_frames=20) as collector:
@@ -519,6 +494,16 @@ class TestWeights:
         assert (first.action == 0).all()
         assert (second.action[second.policy_version == 1] == 1).all()
         assert (second.policy_version == 1).any()
+
+    def test_weights_of_the_policy_are_in_the_state(self) -> None:
+        with make(3, policy=self.constant(1)) as collector:
+            state = collector.state_dict()
+        policy = self.constant(2)
+        with make(3, policy=policy) as collector:
+            collector.load_state_dict(state)
+        assert policy.inner.value == 1
+        with make(3) as collector, pytest.raises(RuntimeError, match="takes none"):
+            collector.load_state_dict(state)
 
     def test_weights_come_from_a_module_a_state_dict_or_nested_names(self) -> None:
         with make(3, 4, policy=self.constant(0)) as collector:
@@ -594,13 +579,10 @@ class TestWeights:
             with pytest.raises(RuntimeError, match="size mismatch for b"):
                 collector.load_state_dict(state)
             assert policy.a.tolist() == [0, 0]
-
-    @pytest.mark.parametrize("b", [np.ones(2), np.ones(2, np.int64), [1.0, 1.0]])
-    def test_arrays_are_weights_too(self, b: Any) -> None:
-        policy = self.two_weights()()
-        with make(3, policy=policy) as collector:
-            collector.update_policy_weights_({"a": self.torch.ones(2), "b": b})
-        assert (policy.a.tolist(), policy.b.tolist()) == ([1, 1], [1, 1])
+            for b in (np.ones(2), np.ones(2, np.int64), [1.0, 1.0]):  # arrays are weights too
+                collector.update_policy_weights_({"a": b, "b": b})
+                assert (policy.a.tolist(), policy.b.tolist()) == ([1, 1], [1, 1])
+                collector.update_policy_weights_({"a": 0 * ones, "b": 0 * ones})
 
     def test_what_a_module_keeps_beside_its_tensors_comes_too(self) -> None:
         kind = self.two_weights()
@@ -665,16 +647,6 @@ class TestWeights:
 
 
 class TestStats:
-    def test_the_bottleneck_is_named_in_one_line(self) -> None:
-        with make(3, 4, policy=zeros) as collector:
-            collector.rollout()
-            stats = collector.stats()
-        assert stats.frames == 20
-        parts = stats.env, stats.policy, stats.transfer, stats.storage, stats.hooks, stats.idle
-        assert stats.total == pytest.approx(sum(parts))
-        assert "\n" not in str(stats)
-        assert str(stats).startswith(f"{stats.frames_per_second:,.0f} frames/s; {stats.bottleneck}")
-
     @kinds
     @pytest.mark.parametrize("slow", ["envs", "policy", "idle", "hooks"])
     def test_the_slowest_part_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -701,6 +673,11 @@ class TestStats:
             collector.next()
             stats = collector.stats()
         assert stats.bottleneck == slow
+        assert str(stats).startswith(f"{stats.frames_per_second:,.0f} frames/s; {stats.bottleneck}")
+        assert "\n" not in str(stats)
+        parts = stats.env, stats.policy, stats.transfer, stats.storage, stats.hooks, stats.idle
+        assert stats.total == pytest.approx(sum(parts))
+        assert stats.frames == 8
         assert stats.hooks == pytest.approx(6 * (1.0 if slow == "hooks" else 0.01))
         assert stats.bottleneck_share.startswith(slow)
         assert stats.policy == pytest.approx(8 * (1.0 if slow == "policy" else 0.01))
@@ -736,8 +713,6 @@ class TestKeywordsOfTheVectorEnv:
         ("kind", "name", "meant"),
         [
             (SyncDataCollector, "num_worker", "num_workers"),
-            (AsyncDataCollector, "num_worker", "num_workers"),
-            (SyncDataCollector, "frame_per_batch", "frames_per_batch"),
             (AsyncDataCollector, "group", "groups"),
             (SyncDataCollector, "total_frame", "total_frames"),
         ],

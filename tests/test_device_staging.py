@@ -17,7 +17,6 @@ from collector_envs import countdowns  # noqa: E402
 from device_double import FakeCudart, LateCopier, outputs_of  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
-from collector.device import pinned_memory  # noqa: E402
 from collector.device.copier import CudaCopier  # noqa: E402
 from collector.device.pinned_memory import register  # noqa: E402
 from collector.device.transfer import PinnedTransfer, memory_of  # noqa: E402
@@ -270,13 +269,6 @@ class TestRegistration:
         assert cudart.log == ["register", "waited", "unregister"]
         assert alive == [True]
         assert gone() is None
-
-    def test_a_refusal_leaves_no_error_behind(self) -> None:
-        cudart, array = FakeCudart(), rows(8)
-        cudart.cudaHostRegister(pinned_memory.address_of(array), array.nbytes, 1)  # by other code
-        assert registered(array, cudart) is None
-        assert cudart.log[-1] == "clear"
-        assert cudart.pending_error == 0
 
     def test_a_forked_copy_of_the_process_does_not_touch_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cudart = FakeCudart()

@@ -82,44 +82,34 @@ class TestInABatch:
         policy = Watching(lambda: (torch.get_num_threads(), mkl_threads()))
         assert seen_in_batches(policy, kind=kind) == {(1, 1)}
 
+    def test_a_function_of_arrays_and_collect_count_too(self) -> None:
+        def collect() -> tuple[set[int], int]:
+            seen: set[int] = set()
+
+            def policy(obs: np.ndarray) -> np.ndarray:
+                seen.add(torch.get_num_threads())
+                return np.zeros(len(obs), np.int64)
+
+            torch.set_num_threads(2)
+            with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as collector:
+                collector.rollout()
+                collector.collect(n_episode=2)
+                collector.collect(n_step=8)
+            return seen, torch.get_num_threads()
+
+        assert in_a_thread(collect) == ({1}, 2), "the thread that collects has its own number back"
+        assert torch.get_num_threads() == CALLER
+
     def test_a_number_that_is_passed_is_used_and_none_leaves_that_of_the_caller(self) -> None:
         assert seen_in_batches(Watching(), policy_threads=2) == {2}
         assert seen_in_batches(Watching(), policy_threads=np.int64(1)) == {1}
         assert seen_in_batches(Watching(), policy_threads=None) == {CALLER}
-
-    def test_a_function_of_arrays_that_uses_torch_counts_too(self) -> None:
-        seen: set[int] = set()
-
-        def policy(obs: np.ndarray) -> np.ndarray:
-            seen.add(torch.get_num_threads())
-            return np.zeros(len(obs), np.int64)
-
-        with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as batches:
-            batches.rollout()
-        assert seen == {1}
-
-    def test_collect_counts_too(self) -> None:
-        policy = Watching()
-        with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as batches:
-            batches.collect(n_episode=2)
-            batches.collect(n_step=8)
-        assert set(policy.seen) == {1}
 
     def test_a_thread_that_is_born_meanwhile_has_the_callers_number(self) -> None:
         def look() -> tuple[int, int]:
             return torch.get_num_threads(), mkl_threads()
 
         assert seen_in_batches(Watching(lambda: in_a_thread(look))) == {(CALLER, CALLER)}
-
-    def test_a_thread_that_collects_has_its_own_number_back(self) -> None:
-        def collect() -> tuple[int, set[int], int]:
-            torch.set_num_threads(2)
-            before = torch.get_num_threads()
-            seen = seen_in_batches(Watching(), batches=2)
-            return before, seen, torch.get_num_threads()
-
-        assert in_a_thread(collect) == (2, {1}, 2)
-        assert torch.get_num_threads() == CALLER
 
     @FULL
     def test_the_data_do_not_depend_on_the_callers_number(self) -> None:
