@@ -53,7 +53,6 @@ CASES = {
     "cartpole random": (cartpoles, None),
     "pendulum random": (pendulums, None),
 }
-cases = pytest.mark.parametrize("case", CASES)
 
 
 def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.ndarray]:

@@ -81,39 +81,3 @@ class FakeGraphs:
             return outputs
 
         return replay
-
-
-class FakeCudart:
-    """The CUDA runtime's registration of memory: refuses what it would refuse, and logs the calls."""
-
-    INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED = 1, 712, 713
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.registered: dict[int, int] = {}
-        self.pending_error = 0
-        self.at_unregister: Callable[[], None] = lambda: None
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        self.log.append("register")
-        if size == 0:
-            return self._failed(self.INVALID_VALUE)
-        if any(begin < address + size and address < begin + length for begin, length in self.registered.items()):
-            return self._failed(self.ALREADY_REGISTERED)
-        self.registered[address] = size
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:
-        self.log.append("unregister")
-        self.at_unregister()
-        if self.registered.pop(address, None) is None:
-            return self._failed(self.NOT_REGISTERED)
-        return 0
-
-    def clear_error(self) -> None:
-        self.log.append("clear")
-        self.pending_error = 0
-
-    def _failed(self, code: int) -> int:
-        self.pending_error = code
-        return code

@@ -58,12 +58,12 @@ def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]
     return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
 
 
-@pytest.mark.parametrize("options", [{"wait_num": 1}, {"num_workers": 1}])
-def test_options_for_envs_that_are_made_already_are_refused(options: Any) -> None:
-    with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="set them in the vector env you pass"):
-        AsyncDataCollector(venv, zeros, frames_per_batch=3, **options)
-    with pytest.raises(ValueError, match="set them in the vector env you pass"):
-        AsyncDataCollector(partial(DummyVectorEnv, countdowns(3)), zeros, frames_per_batch=3, **options)
+@pytest.mark.parametrize("name", ["wait_num", "num_workers"])
+def test_options_for_envs_that_are_made_already_are_refused(name: str) -> None:
+    message = f"{name} cannot be used with a vector env that is already made: set them in the vector env you pass"
+    for made in (DummyVectorEnv(countdowns(3)), partial(DummyVectorEnv, countdowns(3))):
+        with pytest.raises(ValueError, match=message):
+            AsyncDataCollector(made, zeros, frames_per_batch=3, **{name: 1})
 
 
 class TenTimes(VectorEnvWrapper):
@@ -217,10 +217,8 @@ def test_groups_take_turns(groups: int) -> None:
     assert called[count : 2 * count] == called[:count]
 
 
-def test_a_list_of_callables_is_put_into_shared_memory() -> None:
-    with AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, num_workers=2) as collector:
-        assert isinstance(collector.env, ShmemVectorEnv)
-        assert (collector.env.num_workers, collector.env.is_async) == (2, False)
+def test_what_the_vector_env_of_a_list_of_callables_waits_for() -> None:
+
     with AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, wait_num=2) as collector:
         assert (collector.env.wait_num, collector.env.is_async) == (2, True)
         assert collector.rollout().frames == 10

@@ -326,17 +326,6 @@ def test_a_hook_may_return_the_same_array_each_time(kind: type) -> None:
     np.testing.assert_array_equal(batch.extras["taken"], batch.obs[:, 1])
 
 
-def test_a_recurrent_policy_begins_anew_after_random_actions() -> None:
-    def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
-        state = np.zeros(len(obs), np.int64) if state is None else state
-        return {"action": zeros(obs), "seen": state, "state": state + 1}
-
-    with make(SyncDataCollector, 4, 6, policy=count) as collector:
-        collector.collect(n_step=12, random=True)
-        batch = collector.collect(n_step=12).batch
-    assert batch.extras["seen"].tolist() == [[0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
-
-
 class Shown(Countdown):
     """Counts how often it was looked at."""
 

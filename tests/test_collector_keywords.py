@@ -403,6 +403,10 @@ class TestState:
         with kind(DummyVectorEnv(countdowns(3)), zeros, **options) as collector:
             collector.load_state_dict(state)
             rest = list(collector)
+            finished = collector.state_dict()
+        with kind(DummyVectorEnv(countdowns(3)), zeros, **options) as collector:
+            collector.load_state_dict(finished)
+            assert list(collector) == []
         assert [batch.frames for batch in rest] == [5, 5]
         assert min(batch.traj_ids.min() for batch in rest) > ids.max()
 
@@ -416,15 +420,6 @@ class TestState:
         assert (other.frames, other.state_dict()["iter"]) == (5, 1)
         with pytest.raises(RuntimeError, match="shut down"):
             other.next()
-
-    def test_a_finished_state_yields_nothing(self) -> None:
-        collector = make(3, steps=5, total_frames=10)
-        assert len(list(collector)) == 2
-        state = collector.state_dict()
-        with make(3, steps=5, total_frames=10) as again:
-            again.load_state_dict(state)
-            assert list(again) == []
-            assert again.next() is None
 
     @pytest.mark.parametrize("name", ["env_state_dict", "frames", "iter"])
     def test_a_state_that_lacks_something_is_an_error_and_changes_nothing(self, name: str) -> None:
@@ -724,12 +719,3 @@ class TestKeywordsOfTheVectorEnv:
     def test_those_of_another_backend_are_refused(self) -> None:
         with pytest.raises(TypeError, match="SyncDataCollector has no argument 'step_timeout'"):
             SyncDataCollector(cartpoles(2), frames_per_batch=4, backend="dummy", step_timeout=3)
-
-    def test_a_vector_env_that_is_ready_has_its_own(self) -> None:
-        with (
-            DummyVectorEnv(cartpoles(2)) as venv,
-            pytest.raises(
-                ValueError, match="on_error and num_workers cannot be used with a vector env that is already"
-            ),
-        ):
-            SyncDataCollector(venv, frames_per_batch=4, on_error="restart", num_workers=2)

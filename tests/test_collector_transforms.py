@@ -19,6 +19,7 @@ from transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
 from collector import SyncDataCollector  # noqa: E402
 from collector.device.transfer import PinnedTransfer  # noqa: E402
 from collector.device.transformed_on_device import TransformedOnDevice  # noqa: E402
+from tests.backends import FULL  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv, nest  # noqa: E402
 from vecenv.transforms import (  # noqa: E402
     ActionScaling,
@@ -90,18 +91,6 @@ def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str) -
         kind(venv, Linear(), frames_per_batch=30) as others,
     ):
         assert_same(batches(ours), batches(others))
-
-
-@chains
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
-def test_batches_are_the_same_on_a_device(chain: str, device: str) -> None:
-    space, make = CHAINS[chain]
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space)), make(), device)
-    with (
-        SyncDataCollector(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
-        SyncDataCollector(venv, Linear().to(device), frames_per_batch=30) as others,
-    ):
-        assert_same(batches(others), batches(ours), 1e-5)
 
 
 @needs_cuda
@@ -205,20 +194,23 @@ class Launch(Transform):
 
 @kinds
 @chains
-def test_copies_that_run_late_change_nothing(kind: type, chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
+@pytest.mark.parametrize("device", ["late", pytest.param("cpu", marks=FULL), pytest.param("cuda", marks=needs_cuda)])
+def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
     space, make = CHAINS[chain]
     copier = LateCopier()
 
     def late(device: Any, rows: int, **options: Any) -> Any:
         return PinnedTransfer(device, rows, copier=copier, **options)
 
-    monkeypatch.setattr("collector.device.transformed_on_device.make_transfer", late)
+    if device == "late":
+        monkeypatch.setattr("collector.device.transformed_on_device.make_transfer", late)
     monkeypatch.setattr(Launch, "copier", copier)
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), [Launch(), make()], "cpu")
+    name = device.replace("late", "cpu")
+    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), [Launch(), make()], name)
     with (
         kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
-        kind(venv, Linear(), frames_per_batch=30) as others,
+        kind(venv, Linear().to(name), frames_per_batch=30) as others,
     ):
         assert_same(batches(others), batches(ours), 1e-5)
-    assert "copy" in copier.log
+    assert ("copy" in copier.log) == (device == "late")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from collector_envs import countdowns  # noqa: E402
-from device_double import FakeCudart, LateCopier, outputs_of  # noqa: E402
+from device_double import LateCopier, outputs_of  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from collector.device.copier import CudaCopier  # noqa: E402
-from collector.device.pinned_memory import register  # noqa: E402
 from collector.device.transfer import PinnedTransfer, memory_of  # noqa: E402
 from collector.policy.exploration import ExplorationType  # noqa: E402
 from collector.policy.torch_policy import TorchPolicy  # noqa: E402
@@ -245,37 +243,6 @@ class TestMemory:
             staging.settle()
             staging.to_device(venv.reset([0, 2])[0])  # rows of some envs are copies
             assert "pinned" in copier.log
-
-
-def registered(array: np.ndarray, cudart: FakeCudart) -> Any:
-    return register(array, cudart, cudart.clear_error)
-
-
-class TestRegistration:
-    def test_memory_is_registered_once_for_all_and_unregistered_before_it_is_freed(self) -> None:
-        def wait() -> None:
-            cudart.log.append("waited")
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-        cudart, array, alive = FakeCudart(), rows(8), []
-        gone = weakref.ref(array)
-        one, two = registered(array, cudart), registered(array, cudart)
-        assert one is two
-        one.readers.append(wait)
-        cudart.at_unregister = lambda: alive.append(gone() is not None)
-        del array, one
-        assert cudart.log == ["register"]
-        del two
-        assert cudart.log == ["register", "waited", "unregister"]
-        assert alive == [True]
-        assert gone() is None
-
-    def test_a_forked_copy_of_the_process_does_not_touch_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cudart = FakeCudart()
-        held = registered(rows(8), cudart)
-        monkeypatch.setattr(os, "getpid", lambda: -1)
-        del held
-        assert cudart.log == ["register"]
 
 
 class FakeEvent:

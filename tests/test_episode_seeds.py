@@ -200,7 +200,8 @@ print(collector.everything_keyed, same)
 """
 
 
-@pytest.mark.parametrize("used", [pytest.param(False, marks=FULL), pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("used", [False, True])
 def test_a_program_gets_rows_that_do_not_depend_on_where_they_stand_or_is_not_promised_them(used):
     """Hidden layers of 53 units, so that rows lie at any address; an output of one, for 6 envs, which 8 rows are."""
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
