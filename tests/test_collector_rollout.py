@@ -107,13 +107,6 @@ def test_split_trajectories_are_whole_runs_padded_at_the_end(batches: list[Rollo
         np.testing.assert_array_equal(split.final_obs, split.next.obs[split.final_env, split.final_time])
 
 
-def test_padding_can_have_another_value() -> None:
-    split = collect(3, 5, steps=5).split_trajectories(pad_value=-7)
-    assert (split.reward[~split.mask] == -7).all()
-    assert (split.next.step_count[~split.mask] == -7).all()
-    assert not split.done[~split.mask].any()
-
-
 @pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize(
     ("pad_value", "uint8", "int64", "float64", "flag"),
@@ -138,6 +131,8 @@ def test_a_dtype_without_the_value_is_padded_with_zeros(
     rows, padding = (split.extras["byte"], split.action, split.reward, split.extras["flag"]), ~split.mask
     for found, expected in zip(rows, (uint8, int64, float64, flag), strict=True):
         np.testing.assert_array_equal(found[padding], [expected] * 5)
+    np.testing.assert_array_equal(split.next.step_count[padding], [int64] * 5)
+    assert not split.done[padding].any() or flag
     shortest = int(split.mask.sum(1).argmin())
     assert split.all_obs[shortest, -1].tolist() == [uint8, uint8]
     np.testing.assert_array_equal(split.next.obs[split.mask], batch.next.obs.reshape(-1, 2))
