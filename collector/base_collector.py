@@ -104,9 +104,8 @@ class BatchCollector(CollectionLoop, BatchIterator):
             if self._limit:
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
-            self._evaluation = Evaluation(
-                create_env_fn, partial(self._make_again, create_env_kwargs, make, transforms, policy), self.env
-            )
+            again = partial(_make_again, create_env_kwargs, make, transforms, policy, self.policy_device)
+            self._evaluation = Evaluation(create_env_fn, again, self.env)
         except BaseException as error:
             # A vector env that was passed is the caller's until there is a collector.
             if is_own:
@@ -258,14 +257,6 @@ class BatchCollector(CollectionLoop, BatchIterator):
             policy_threads=self._options["threads"],
         )
 
-    def _make_again(
-        self, kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, source: Any
-    ) -> Any:
-        """A vector env as the collector's own, with clones of its transforms around it."""
-        clones = None if transforms is None else [each.clone() for each in flat(transforms)]
-        env = make_vector_env(source, kwargs, make)
-        return env if clones is None else with_transforms(env, clones, policy, self.policy_device)
-
     @abstractmethod
     def _like_this(self, env: Any, policy: Any, **options: Any) -> BatchCollector:
         """A collector of this kind."""
@@ -341,3 +332,12 @@ class BatchCollector(CollectionLoop, BatchIterator):
                 self._evaluation.close()
         finally:
             super()._close(env_too)
+
+
+def _make_again(
+    kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any, source: Any
+) -> Any:
+    """A vector env as the collector's own, with clones of its transforms around it."""
+    clones = None if transforms is None else [each.clone() for each in flat(transforms)]
+    env = make_vector_env(source, kwargs, make)
+    return env if clones is None else with_transforms(env, clones, policy, device)

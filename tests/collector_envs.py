@@ -1,4 +1,4 @@
-"""What the collector's tests have in common: backends, envs, policies, a loop by hand."""
+"""What the collector's tests have in common: backends, kinds, envs, policies, a loop by hand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from countdown import Countdown
 
-from collector import FlatRollout, Rollout
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from collector import AsyncDataCollector, FlatRollout, Rollout, SyncDataCollector
+from tests.backends import one_of
+from vecenv import DummyVectorEnv, ShmemVectorEnv
 
-BACKENDS = [DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv]
-backends = pytest.mark.parametrize("backend", BACKENDS)
+BACKENDS = [DummyVectorEnv, ShmemVectorEnv]
+"""Envs in this process, and envs in workers that write over the rows they returned before."""
+backends = pytest.mark.parametrize("backend", one_of(BACKENDS))
+kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
 
 def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:
@@ -50,7 +53,6 @@ CASES = {
     "cartpole random": (cartpoles, None),
     "pendulum random": (pendulums, None),
 }
-cases = pytest.mark.parametrize("case", CASES)
 
 
 def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.ndarray]:

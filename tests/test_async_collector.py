@@ -15,11 +15,9 @@ from collector_envs import (
     CASES,
     arrays,
     assert_equal,
-    backends,
     cartpoles,
     countdowns,
     hand_written,
-    pendulums,
     zeros,
 )
 from countdown import Countdown
@@ -27,18 +25,17 @@ from gymnasium import spaces
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
 from collector.batch.concatenate import concatenate
+from tests.backends import FULL
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
     ShmemVectorEnv,
-    SubprocVectorEnv,
     ThreadVectorEnv,
     VectorEnvNormObs,
     VectorEnvWrapper,
 )
 
 FLIGHTS = [{}, {"wait_num": 1}, {"wait_num": 2}, {"timeout": 0.01}, {"copy": False}]
-flights = pytest.mark.parametrize("flight", FLIGHTS, ids=str)
 
 
 class WaitsForFile(Countdown):
@@ -54,11 +51,6 @@ class WaitsForFile(Countdown):
         return super().step(action)
 
 
-LIVES = [
-    (flight, case) for flight in FLIGHTS for case in CASES if not flight or case in ("cartpole", "pendulum random")
-]
-
-
 def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]:
     """The steps of each env over all batches."""
     whole = arrays(concatenate(batches))
@@ -66,12 +58,12 @@ def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]
     return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
 
 
-@pytest.mark.parametrize("options", [{"wait_num": 1}, {"num_workers": 1}])
-def test_options_for_envs_that_are_made_already_are_refused(options: Any) -> None:
-    with DummyVectorEnv(countdowns(3)) as venv, pytest.raises(ValueError, match="set them in the vector env you pass"):
-        AsyncDataCollector(venv, zeros, frames_per_batch=3, **options)
-    with pytest.raises(ValueError, match="set them in the vector env you pass"):
-        AsyncDataCollector(partial(DummyVectorEnv, countdowns(3)), zeros, frames_per_batch=3, **options)
+@pytest.mark.parametrize("name", ["wait_num", "num_workers"])
+def test_options_for_envs_that_are_made_already_are_refused(name: str) -> None:
+    message = f"{name} cannot be used with a vector env that is already made: set them in the vector env you pass"
+    for made in (DummyVectorEnv(countdowns(3)), partial(DummyVectorEnv, countdowns(3))):
+        with pytest.raises(ValueError, match=message):
+            AsyncDataCollector(made, zeros, frames_per_batch=3, **{name: 1})
 
 
 class TenTimes(VectorEnvWrapper):
@@ -125,11 +117,18 @@ def test_what_changes_step_alone_is_not_passed_by(wrap: Any, use: Any) -> None:
         use(VectorEnvNormObs(venv))
 
 
-@backends
-@pytest.mark.parametrize(("flight", "case"), LIVES, ids=str)
+LIVES = [
+    *((DummyVectorEnv, {}, case) for case in CASES),
+    *((ShmemVectorEnv, flight, "cartpole") for flight in FLIGHTS),
+    *(pytest.param(DummyVectorEnv, flight, "pendulum random", marks=FULL) for flight in FLIGHTS[1:]),
+    *(pytest.param(ThreadVectorEnv, flight, "cartpole", marks=FULL) for flight in FLIGHTS[1:]),
+]
+
+
+@pytest.mark.parametrize(("backend", "flight", "case"), LIVES, ids=str)
 def test_each_env_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str, Any], case: str) -> None:
     fns, policy = CASES[case]
-    with backend(fns(4)) as venv:
+    with DummyVectorEnv(fns(4)) as venv:
         expected = hand_written(venv, policy, steps=120, seed=3)
     with AsyncDataCollector(backend(fns(4), **flight), policy, frames_per_batch=23) as collector:
         collector.set_seed(3)
@@ -140,20 +139,7 @@ def test_each_env_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str
         assert_equal(steps, {name: rows[env, :count] for name, rows in expected.items()})
 
 
-@backends
-@pytest.mark.parametrize("frames", [1, 10, 20])
-def test_the_data_does_not_depend_on_frames_per_batch(backend: Any, frames: int) -> None:
-    def collect(frames: int) -> list[dict[str, np.ndarray]]:
-        with AsyncDataCollector(backend(cartpoles(3)), None, frames_per_batch=frames, total_frames=240) as collector:
-            collector.set_seed(7)
-            return by_env(list(collector), 3)
-
-    for found, expected in zip(collect(frames), collect(120), strict=True):
-        assert_equal(found, expected)
-
-
-@backends
-def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
+def test_two_runs_with_groups_are_the_same_to_the_bit() -> None:
     """Also for a policy with one random stream, which the group that comes first draws from."""
 
     def collect(workers: int) -> dict[str, np.ndarray]:
@@ -162,8 +148,8 @@ def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
         def policy(obs: np.ndarray) -> np.ndarray:
             return stream.integers(0, 2, len(obs))
 
-        options = {} if backend is DummyVectorEnv else {"num_workers": workers}
-        with AsyncDataCollector(backend(cartpoles(4), **options), policy, frames_per_batch=100) as collector:
+        venv = ShmemVectorEnv(cartpoles(4), num_workers=workers)
+        with AsyncDataCollector(venv, policy, frames_per_batch=100) as collector:
             collector.set_seed(1)
             collector.rollout()
             return arrays(collector.rollout())
@@ -173,7 +159,7 @@ def test_two_runs_with_groups_are_the_same_to_the_bit(backend: Any) -> None:
     assert_equal(collect(2), first)
 
 
-@flights
+@pytest.mark.parametrize("flight", [{}, {"wait_num": 2}, {"copy": False}], ids=str)
 def test_batches_are_ordered_by_env_and_time(flight: dict[str, Any]) -> None:
     with AsyncDataCollector(DummyVectorEnv(countdowns(3, 4, 9), **flight), zeros, frames_per_batch=25) as collector:
         for _ in range(5):
@@ -215,7 +201,7 @@ def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
     assert seen[:4] == [[0], [1], [0], [1]]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 9])
+@pytest.mark.parametrize("groups", [1, 3, 9])
 def test_groups_take_turns(groups: int) -> None:
     called: list[list[int]] = []
 
@@ -231,10 +217,8 @@ def test_groups_take_turns(groups: int) -> None:
     assert called[count : 2 * count] == called[:count]
 
 
-def test_a_list_of_callables_is_put_into_shared_memory() -> None:
-    with AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, num_workers=2) as collector:
-        assert isinstance(collector.env, ShmemVectorEnv)
-        assert (collector.env.num_workers, collector.env.is_async) == (2, False)
+def test_what_the_vector_env_of_a_list_of_callables_waits_for() -> None:
+
     with AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, wait_num=2) as collector:
         assert (collector.env.wait_num, collector.env.is_async) == (2, True)
         assert collector.rollout().frames == 10
@@ -247,19 +231,6 @@ class TestKeywords:
 
     def make(self, *lengths: int, policy: Any = zeros, frames: int = 20, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=frames, **options)
-
-    def test_total_frames_end_the_iterator(self) -> None:
-        collector = self.make(3, 4, 5, total_frames=60)
-        assert [batch.frames for batch in collector] == [20] * 3
-        assert collector.env.is_closed
-
-    def test_max_frames_per_traj(self) -> None:
-        with self.make(100, 3, max_frames_per_traj=7, frames=50) as collector:
-            batch = concatenate([collector.rollout(), collector.rollout()])
-        ends = batch.step_count[batch.truncated & ~batch.terminated]
-        assert (ends == 6).all()
-        assert len(ends) >= 6
-        assert batch.step_count.max() == 6
 
     def test_init_random_frames(self) -> None:
         def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
@@ -276,15 +247,6 @@ class TestKeywords:
             np.testing.assert_array_equal(batch.extras["value"], ~batch.random)
             assert (batch.action[~batch.random] == 1).all()
         assert batches[2].random.sum() <= 2
-
-    def test_reset_at_each_iter(self) -> None:
-        with self.make(100, 100, reset_at_each_iter=True) as collector:
-            batches = [collector.next() for _ in range(3)]
-        for batch in batches:
-            starts = np.r_[0, np.flatnonzero(np.diff(batch.env_ids)) + 1]
-            assert (batch.step_count[starts] == 0).all()
-            assert len(np.unique(batch.traj_ids)) == 2
-        assert not set(batches[0].traj_ids) & set(batches[1].traj_ids)
 
     def test_split_trajs_set_truncated_and_postproc(self) -> None:
         with self.make(4, 100, split_trajs=True, set_truncated=True, postproc=lambda batch: batch.shape) as collector:
@@ -305,17 +267,6 @@ class TestKeywords:
             interruptor.start_collection()
             assert collector.rollout().frames == 20
 
-    def test_some_envs_can_be_reset_and_the_others_go_on(self) -> None:
-        with self.make(100, 100, 100) as collector:
-            before = collector.rollout()
-            collector.reset([1])
-            both = concatenate([before, collector.rollout()])
-        for env in range(3):
-            steps = both.obs[both.env_ids == env]
-            episodes = np.unique(steps[:, 0]).tolist()
-            assert episodes == ([0, 1] if env == 1 else [0])
-            assert (np.diff(steps[steps[:, 0] == 0, 1]) == 1).all(), "no step is lost"
-
     def test_in_a_tensordict_no_row_goes_on_in_another_episode(self) -> None:
         pytest.importorskip("tensordict")
         left = 0
@@ -329,33 +280,6 @@ class TestKeywords:
                 left += np.sum(ends & (np.diff(batch.env_ids, append=-1) == 0) & ~batch.done)
                 collector.reset([env])  # a step that is on its way belongs to the episode that is left
         assert left > 0
-
-    def test_storing_device(self) -> None:
-        torch = pytest.importorskip("torch")
-        with self.make(3, 4, storing_device="cpu") as collector:
-            assert isinstance(collector.rollout().reward, torch.Tensor)
-
-    def test_state_goes_on(self) -> None:
-        with self.make(3, 4, total_frames=60) as collector:
-            ids = collector.next().traj_ids
-            state = collector.state_dict()
-        with self.make(3, 4, total_frames=60) as collector:
-            collector.load_state_dict(state)
-            rest = list(collector)
-        assert len(rest) == 2
-        assert not set(ids) & {*rest[0].traj_ids, *rest[1].traj_ids}
-
-    @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
-    def test_the_first_batch_after_set_seed_is_reproducible(self, backend: Any) -> None:
-        firsts = []
-        for rounds in (0, 2):
-            with AsyncDataCollector(backend(pendulums(3)), None, frames_per_batch=50) as collector:
-                for _ in range(rounds):
-                    collector.rollout()
-                collector.set_seed(4)
-                firsts.append(arrays(collector.rollout()))
-                firsts[-1].pop("traj_ids")
-        assert_equal(firsts[0], firsts[1])
 
     def test_the_version_of_the_policy_is_that_of_the_action(self) -> None:
         torch = pytest.importorskip("torch")
@@ -376,13 +300,13 @@ class TestKeywords:
         assert 0 < (batch.policy_version == 0).sum() <= 2, "those in flight when the first batch was complete"
 
 
-@pytest.mark.parametrize("backend", [ThreadVectorEnv, SubprocVectorEnv])
-def test_an_env_that_does_not_return_is_named_once(backend: Any, monkeypatch: Any, tmp_path: Any) -> None:
+@FULL
+def test_an_env_that_does_not_return_is_named_once(monkeypatch: Any, tmp_path: Any) -> None:
     """With `wait_num` batches come without it, for as long as it takes."""
     monkeypatch.setattr("collector.async_collector.HANG_SECONDS", 1.0)
     gate = tmp_path / "gate"
     fns = [partial(Countdown, 50), partial(WaitsForFile, 50, str(gate)), partial(Countdown, 50)]
-    with AsyncDataCollector(backend(fns, wait_num=1), zeros, frames_per_batch=20) as collector:
+    with AsyncDataCollector(ThreadVectorEnv(fns, wait_num=1), zeros, frames_per_batch=20) as collector:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             while not caught:

@@ -15,19 +15,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from collector_envs import arrays, assert_equal, backends, cartpoles, lean  # noqa: E402
-from device_double import FakeCudart, LateCopier  # noqa: E402
+from collector_envs import arrays, assert_equal, cartpoles, kinds, lean  # noqa: E402
+from device_double import LateCopier  # noqa: E402
 from faulty import Counter  # noqa: E402
 
-from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
-from collector.device.pinned_memory import register  # noqa: E402
+from collector import SyncDataCollector  # noqa: E402
 from collector.device.tensors import resolve_device  # noqa: E402
 from collector.device.transfer import PinnedTransfer  # noqa: E402
-from vecenv import ShmemVectorEnv  # noqa: E402
+from tests.backends import FULL  # noqa: E402
+from vecenv import DummyVectorEnv, ShmemVectorEnv  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-copies = pytest.mark.parametrize("copy", [True, False])
 
 
 class Lean(torch.nn.Module):
@@ -80,9 +78,8 @@ def course(collector: Any) -> list[Any]:
     return batches
 
 
-@backends
+@pytest.mark.parametrize(("backend", "copy"), [(ShmemVectorEnv, False), pytest.param(DummyVectorEnv, True, marks=FULL)])
 @kinds
-@copies
 def test_the_data_is_that_of_a_policy_on_arrays(backend: Any, kind: type, copy: bool, device: Device) -> None:
     """And what the policy has seen is what is stored, also where the device reads the memory that workers write to."""
     collector = device.collector(kind, backend(cartpoles(3), copy=copy), device.policy(), frames_per_batch=60)
@@ -93,9 +90,9 @@ def test_the_data_is_that_of_a_policy_on_arrays(backend: Any, kind: type, copy: 
 
 
 @kinds
-def test_new_weights_are_used_from_the_next_batch_on(kind: type, device: Device, backend: type) -> None:
+def test_new_weights_are_used_from_the_next_batch_on(kind: type, device: Device) -> None:
     policy = device.policy()
-    with device.collector(kind, backend(cartpoles(3)), policy, frames_per_batch=30) as collector:
+    with device.collector(kind, DummyVectorEnv(cartpoles(3)), policy, frames_per_batch=30) as collector:
         collector.rollout()
         collector.update_policy_weights_({"bound": torch.tensor(-9.0)})  # below every angle
         first, second = collector.rollout(), collector.rollout()
@@ -107,10 +104,10 @@ def test_new_weights_are_used_from_the_next_batch_on(kind: type, device: Device,
 
 
 @kinds
-def test_batches_are_tensors_on_the_storing_device(kind: type, device: Device, backend: type) -> None:
+def test_batches_are_tensors_on_the_storing_device(kind: type, device: Device) -> None:
     found = []
     for options in ({"storing_device": device.name}, {}):
-        venv = backend(cartpoles(3))
+        venv = DummyVectorEnv(cartpoles(3))
         with device.collector(kind, venv, device.policy(), frames_per_batch=30, **options) as collector:
             collector.set_seed(1)
             found.append(collector.rollout())
@@ -123,11 +120,17 @@ def test_batches_are_tensors_on_the_storing_device(kind: type, device: Device, b
 def test_a_shutdown_releases_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the collector itself is still referenced, and before any garbage is collected."""
 
+    class Registration:
+        pass
+
     class Registers(LateCopier):
         def register(self, array: np.ndarray) -> Any:
-            return register(array, cudart, cudart.clear_error)
+            held = Registration()
+            registered.add(held)
+            return held
 
-    cudart, copier = FakeCudart(), Registers()
+    registered: weakref.WeakSet[Registration] = weakref.WeakSet()
+    copier = Registers()
     with monkeypatch.context() as patch:
         venv = ShmemVectorEnv(cartpoles(3), copy=False)
         patch.setattr("collector.policy.torch_policy.make_transfer", partial(PinnedTransfer, copier=copier))
@@ -136,9 +139,9 @@ def test_a_shutdown_releases_all_memory(monkeypatch: pytest.MonkeyPatch) -> None
     gc.disable()
     try:
         collector.rollout()
-        assert len(cudart.registered) == 1
+        assert len(registered) == 1
         collector.shutdown()
-        assert not cudart.registered
+        assert not registered
         assert collector.stats().frames == 30
         assert collector.state_dict()["policy_state_dict"].keys() == {"bound"}
         del collector
@@ -147,8 +150,7 @@ def test_a_shutdown_releases_all_memory(monkeypatch: pytest.MonkeyPatch) -> None
         gc.enable()
 
 
-@backends
-@kinds
+@FULL
 @pytest.mark.filterwarnings(
     "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning", "ignore:TensorFloat32 tensor cores"
 )
@@ -156,16 +158,14 @@ def test_a_shutdown_releases_all_memory(monkeypatch: pytest.MonkeyPatch) -> None
     ("name", "faster"),
     [
         ("cpu", {"compile_policy": {"backend": "eager"}}),
-        pytest.param("cuda", {"compile_policy": True}, marks=needs_cuda),
-        pytest.param("cuda", {"cudagraph_policy": True}, marks=needs_cuda),
         pytest.param("cuda", {"compile_policy": True, "cudagraph_policy": True}, marks=needs_cuda),
     ],
 )
-def test_a_faster_policy_gives_the_same_data(backend: Any, kind: type, name: str, faster: dict[str, Any]) -> None:
+def test_a_faster_policy_gives_the_same_data(name: str, faster: dict[str, Any]) -> None:
     found = []
     for options in ({}, faster):
-        policy = Lean(lambda: None)
-        found.append(course(kind(backend(cartpoles(3)), policy, frames_per_batch=60, policy_device=name, **options)))
+        options |= {"frames_per_batch": 60, "policy_device": name}
+        found.append(course(SyncDataCollector(DummyVectorEnv(cartpoles(3)), Lean(lambda: None), **options)))
     for batch, want in zip(*found, strict=True):
         assert_equal(arrays(batch), arrays(want))
         np.testing.assert_array_equal(batch.extras["seen"], batch.obs)
@@ -186,16 +186,13 @@ def test_a_module_on_another_device_is_copied_and_the_copy_is_updated_on_request
         assert (collector.rollout().action == 1).all()
 
 
+@FULL
 @pytest.mark.parametrize("used", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_workers_start_and_restart_beside_a_parent_that_uses_torch(
-    context: str, used: str, process_backend: type
-) -> None:
+def test_workers_start_and_restart_beside_a_parent_that_uses_torch(context: str, used: str) -> None:
     """With its threads and, on CUDA, its context, in which they have no part; both work on as before."""
-    ours = torch.ones(1000, 1000, device=used)
-    with process_backend(
-        [partial(Counter, i) for i in range(2)], num_workers=2, context=context, on_error="restart"
-    ) as venv:
+    ours, fns = torch.ones(1000, 1000, device=used), [partial(Counter, i) for i in range(2)]
+    with ShmemVectorEnv(fns, num_workers=2, context=context, on_error="restart") as venv:
         venv.reset()
         venv.step([0, 0])
         os.kill(venv.get_env_attr("pid", id=0)[0], signal.SIGKILL)

@@ -8,11 +8,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import arrays, assert_equal, cartpoles, countdowns, lean, pendulums, zeros
+from collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean, pendulums, zeros
 from countdown import Countdown, DictObs
 from gymnasium import spaces
 
-from collector import AsyncDataCollector, ExplorationType, RandomPolicy, Rollout, SyncDataCollector
+from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector
 from collector.policy.random_policy import draw
 from vecenv import DummyVectorEnv
 
@@ -91,11 +91,6 @@ class TestTorchPolicies:
         assert set(seen) == {(True, False, torch.float32)}
         assert_equal(arrays(batch), arrays(self.collect(lean)))
 
-    def test_a_function_gets_tensors_where_a_policy_device_is_named(self) -> None:
-        batch = self.collect(lambda obs: (obs[:, 2] > self.torch.zeros(())).long(), policy_device="cpu")
-        assert isinstance(batch.action, np.ndarray)
-        assert_equal(arrays(batch), arrays(self.collect(lean)))
-
     def test_a_lazy_module_can_be_trained_after_a_collection(self) -> None:
         torch = self.torch
         policy = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Tanh(), torch.nn.LazyLinear(2))
@@ -112,17 +107,7 @@ class TestTorchPolicies:
         policy(torch.as_tensor(batch.obs).float()).sum().backward()
         assert all(weight.grad is not None for weight in policy.parameters())
 
-    @pytest.mark.parametrize("device", [{"device": "cpu"}, {"storing_device": "cpu"}])
-    def test_batches_are_tensors_on_the_storing_device(self, device: dict[str, str]) -> None:
-        batch = self.collect(None, **device)
-        expected = self.collect(None)
-        for name, array in arrays(expected).items():
-            tensor = arrays(batch)[name]
-            assert isinstance(tensor, self.torch.Tensor)
-            np.testing.assert_array_equal(tensor.numpy(), array)
-        assert batch.frames == 200
-
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     @pytest.mark.parametrize("wanted", [ExplorationType.MEAN, ExplorationType.MODE])
     def test_what_a_distribution_stands_for_depends_on_the_exploration_type(self, kind: type, wanted: Any) -> None:
         torch = self.torch
@@ -178,24 +163,6 @@ class TestFasterPolicies:
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
         self.torch = pytest.importorskip("torch")
-
-    def test_a_compiled_policy_acts_as_it_did_and_takes_new_weights(self) -> None:
-        torch = self.torch
-
-        class Threshold(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.at = torch.nn.Parameter(torch.zeros(()))
-
-            def forward(self, obs: Any) -> Any:
-                return (obs[:, 2] > self.at).long()
-
-        options = {"frames_per_batch": 100, "compile_policy": {"backend": "eager"}}
-        with SyncDataCollector(DummyVectorEnv(cartpoles(4)), Threshold(), **options) as collector:
-            batch = collector.rollout()
-            np.testing.assert_array_equal(batch.action, batch.obs[..., 2] > 0)
-            collector.update_policy_weights_({"at": torch.tensor(torch.inf)})
-            assert not collector.rollout().action.any()
 
     @pytest.mark.parametrize("name", ["compile_policy", "cudagraph_policy"])
     def test_policies_on_arrays_are_refused(self, name: str) -> None:
@@ -257,15 +224,6 @@ class TestSignatures:
         batch = self.collect(lambda obs, env_id: {"action": zeros(obs["a"]), "id": env_id})
         np.testing.assert_array_equal(batch.extras["id"], [[0] * 8, [1] * 8])
 
-    def test_modules_get_env_ids_as_tensors(self) -> None:
-        torch = pytest.importorskip("torch")
-
-        class Ids(torch.nn.Module):
-            def forward(self, obs: Any, env_id: Any) -> Any:
-                return {"action": torch.zeros(len(env_id), dtype=torch.long), "id": env_id}
-
-        np.testing.assert_array_equal(self.collect(Ids()).extras["id"], [[0] * 8, [1] * 8])
-
     def test_what_has_no_signature_gets_the_observations(self) -> None:
         message = r"'action' of shape \(1, 2\); for the action space it must be \(1,\)"
         with (
@@ -289,15 +247,19 @@ class TestRecurrentPolicies:
         for batch in batches:
             np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + getattr(policy, "first", 0))
 
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-    def test_zeros_at_first(self, kind: type) -> None:
+    @kinds
+    @pytest.mark.parametrize("default", [False, True])
+    def test_zeros_at_first(self, kind: type, default: bool) -> None:
         def count(obs: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
             state = np.zeros((len(obs), 1), np.int64) if state is None else state
             return {"action": zeros(obs), "seen": state[:, 0], "state": state + 1}
 
-        self.check(count, kind)
+        def optional(obs: np.ndarray, state: np.ndarray | None = None) -> dict[str, np.ndarray]:
+            return count(obs, state)
 
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+        self.check(optional if default else count, kind)
+
+    @kinds
     def test_none_shows_the_shape_and_all_that_is_recorded_began_with_zeros(self, kind: type) -> None:
         torch = pytest.importorskip("torch")
         seen: list[Any] = []
@@ -334,17 +296,6 @@ class TestRecurrentPolicies:
         with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), unpacks, frames_per_batch=12) as collector:
             assert collector.rollout().frames == 12
 
-    def test_the_layout_of_torchs_layers_is_recognised(self) -> None:
-        def lstm(obs: np.ndarray, state: Any) -> Any:
-            return zeros(obs), np.zeros((4, len(obs), 8))
-
-        message = r"its first dimension must be 2: torch's recurrent layers have the rows second, so transpose\(0, 1\)"
-        with (
-            SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), lstm, frames_per_batch=12) as collector,
-            pytest.raises(ValueError, match=message),
-        ):
-            collector.rollout()
-
     @pytest.mark.parametrize("form", [lambda action: (action, None), lambda action: {"action": action, "state": None}])
     def test_no_state_at_all(self, form: Any) -> None:
         """As `predict` of models of Stable-Baselines3."""
@@ -356,19 +307,7 @@ class TestRecurrentPolicies:
         with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), predict, frames_per_batch=12) as collector:
             assert (collector.rollout().action == 1).all()
 
-    def test_a_tuple_of_action_and_state(self) -> None:
-        seen: list[np.ndarray] = []
-
-        def count(obs: np.ndarray, state: Any = None) -> Any:
-            state = {"n": np.zeros(len(obs))} if state is None else state
-            seen.append(state["n"] - obs[:, 1])
-            return zeros(obs), {"n": state["n"] + 1}
-
-        with SyncDataCollector(DummyVectorEnv(countdowns(*self.LENGTHS)), count, frames_per_batch=90) as collector:
-            collector.rollout()
-        assert not np.concatenate(seen).any()
-
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     def test_a_module_with_an_initial_state(self, kind: type) -> None:
         torch = pytest.importorskip("torch")
 
@@ -393,15 +332,17 @@ class TestRecurrentPolicies:
             (lambda obs: zeros(obs), TypeError, "a dict with 'action' and 'state', .* got ndarray"),
             (lambda obs: {"action": zeros(obs)}, TypeError, "'action' and 'state'"),
             (lambda obs: (zeros(obs), np.zeros((7, 2))), ValueError, r"'state' of shape \(7, 2\) for 3 observations"),
+            (
+                lambda obs: (zeros(obs), np.zeros((4, 3, 8))),
+                ValueError,
+                r"its first dimension must be 3: torch's recurrent layers have the rows second, so transpose\(0, 1\)",
+            ),
         ],
     )
     def test_a_state_that_does_not_fit_is_an_error(self, output: Any, error: type, message: str) -> None:
-        with (
-            SyncDataCollector(
-                DummyVectorEnv(countdowns(*self.LENGTHS)), lambda obs, state: output(obs), frames_per_batch=12
-            ) as collector,
-            pytest.raises(error, match=message),
-        ):
+        venv = DummyVectorEnv(countdowns(*self.LENGTHS))
+        collector = SyncDataCollector(venv, lambda obs, state: output(obs), frames_per_batch=12)
+        with collector, pytest.raises(error, match=message):
             collector.rollout()
 
 
@@ -427,7 +368,7 @@ class TestWhatDoesNotFit:
             self.collect(lambda obs: action, fns)
 
     @pytest.mark.parametrize("rows", [1, 3])
-    @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+    @kinds
     def test_extras_of_a_later_round_are_looked_at_too(self, kind: type, rows: int) -> None:
         calls = []
 
@@ -436,14 +377,8 @@ class TestWhatDoesNotFit:
             return {"action": zeros(obs), "value": np.zeros(len(obs) if len(calls) < 4 else rows)}
 
         message = rf"'value' of shape \({rows},\) for 2 observations; it must be \(2, ...\)"
-        with (
-            kind(
-                DummyVectorEnv(countdowns(9, 9, 9, 9)[: 2 if kind is SyncDataCollector else 4]),
-                policy,
-                frames_per_batch=40,
-            ) as collector,
-            pytest.raises(ValueError, match=message),
-        ):
+        venv = DummyVectorEnv(countdowns(9, 9, 9, 9)[: 2 if kind is SyncDataCollector else 4])
+        with kind(venv, policy, frames_per_batch=40) as collector, pytest.raises(ValueError, match=message):
             collector.rollout()
 
     def test_names_are_text(self) -> None:
@@ -457,11 +392,6 @@ class TestWhatDoesNotFit:
         batch = self.collect(lambda obs: np.zeros(len(obs)), pendulums(2))
         assert batch.action.dtype == np.float32
         assert batch.action.shape == (2, 8, 1)
-
-    def test_another_device_is_named(self) -> None:
-        torch = pytest.importorskip("torch")
-        with pytest.raises(ValueError, match="returned 'action' on meta; it must be on cpu"):
-            self.collect(lambda obs: torch.zeros(len(obs), device="meta"), policy_device="cpu")
 
     def test_another_device_is_named_in_a_later_call_too(self) -> None:
         torch = pytest.importorskip("torch")
@@ -543,9 +473,16 @@ class TestWhatDoesNotFit:
         batch = self.collect(on_arrays, pendulums(2))
         np.testing.assert_array_equal(batch.action, batch.obs[..., 2:] > 0)
 
-    @pytest.mark.parametrize("name", ["TensorDict", "TensorDictBase"])
-    @pytest.mark.parametrize("form", ["the class", "{}", "tensordict.{}", "'{}'"])
-    @pytest.mark.parametrize("as_module", [False, True])
+    @pytest.mark.parametrize(
+        ("name", "form", "as_module"),
+        [
+            ("TensorDict", "the class", False),
+            ("TensorDictBase", "the class", True),
+            ("TensorDictBase", "{}", False),
+            ("TensorDict", "tensordict.{}", True),
+            ("TensorDict", "'{}'", False),
+        ],
+    )
     def test_what_is_annotated_as_a_tensordict_is_one(self, name: str, form: str, as_module: bool) -> None:
         torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
 
@@ -574,14 +511,14 @@ class TestRandomPolicy:
         spaces.MultiBinary(4),
     )
 
-    @pytest.mark.parametrize("space", SPACES, ids=str)
-    def test_blocks_hold_what_sample_would_give(self, space: Any) -> None:
-        space.seed(5)
-        expected = np.stack([space.sample() for _ in range(100)])
-        space.seed(5)
-        drawn = np.concatenate([draw(space, 33), draw(space, 67)])
-        assert drawn.dtype == space.dtype
-        np.testing.assert_array_equal(drawn, expected)
+    def test_blocks_hold_what_sample_would_give(self) -> None:
+        for space in self.SPACES:
+            space.seed(5)
+            expected = np.stack([space.sample() for _ in range(100)])
+            space.seed(5)
+            drawn = np.concatenate([draw(space, 33), draw(space, 67)])
+            assert drawn.dtype == space.dtype
+            np.testing.assert_array_equal(drawn, expected, err_msg=str(space))
 
     @pytest.mark.parametrize(
         "pair",
@@ -594,6 +531,8 @@ class TestRandomPolicy:
     def test_spaces_of_other_shapes_are_refused(self, pair: Any) -> None:
         with pytest.raises(TypeError, match="need spaces of one shape and dtype; that of env 2 is"):
             RandomPolicy([pair[0], *pair])
+        with pytest.raises(TypeError, match="env 1"):
+            RandomPolicy([pair[0], spaces.Text(3)])
 
     def test_each_env_has_a_stream_of_its_own(self) -> None:
         copies = [spaces.Discrete(1000, seed=seed) for seed in range(3)]
@@ -602,7 +541,3 @@ class TestRandomPolicy:
         for env in (2, 0, 1):
             np.testing.assert_array_equal([apart(None, [env])[0] for _ in range(600)], expected[:, env])
         assert copies[0].sample() == expected[0, 0], "the spaces that it was made of are not advanced"
-
-    def test_spaces_that_are_no_arrays_are_refused(self) -> None:
-        with pytest.raises(TypeError, match="env 1"):
-            RandomPolicy([spaces.Discrete(2), spaces.Text(3)])

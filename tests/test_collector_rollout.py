@@ -6,12 +6,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from collector_envs import countdowns, zeros
 from countdown import Countdown, DictObs
-from gymnasium import spaces
 
 from collector import FlatRollout, Interruptor, Rollout, SyncDataCollector
 from vecenv import DummyVectorEnv, nest
@@ -59,53 +57,54 @@ def random_batches() -> list[Rollout]:
     return batches
 
 
-BATCHES = random_batches()
+def without_dtype(rows: np.ndarray) -> np.ndarray:
+    """As many rows of objects."""
+    return np.full(rows.shape, None)
+
+
 FORMS = {"rows": lambda batch: batch, "flat": Rollout.flatten, "split": Rollout.split_trajectories}
-every_batch = pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
 
 
-@every_batch
-def test_flat_batches_hold_the_marked_steps_by_env_and_time(batch: Rollout) -> None:
-    flat = batch.flatten()
-    mask = batch.mask
-    assert flat.shape == (batch.frames,) == (flat.frames,)
-    for name in COLUMNS:
-        np.testing.assert_array_equal(getattr(flat, name), getattr(batch, name)[mask])
-    np.testing.assert_array_equal(flat.obs, batch.obs[mask])
-    np.testing.assert_array_equal(flat.next.obs, batch.next.obs[mask])
-    np.testing.assert_array_equal(flat.extras["value"], batch.extras["value"][mask])
-    np.testing.assert_array_equal(flat.env_ids, np.nonzero(mask)[0])
-    assert flat.mask.all()
-    assert flat.flatten() is flat
+@pytest.fixture(scope="module")
+def batches() -> list[Rollout]:
+    return random_batches()
 
 
-@every_batch
-def test_split_trajectories_are_whole_runs_padded_at_the_end(batch: Rollout) -> None:
-    split, flat = batch.split_trajectories(), batch.flatten()
-    assert split.frames == batch.frames
-    assert (np.diff(split.mask.astype(int), axis=1) <= 0).all()
-    for name in COLUMNS:
-        np.testing.assert_array_equal(getattr(split, name)[split.mask], getattr(flat, name))
-    np.testing.assert_array_equal(split.obs[split.mask], flat.obs)
-    np.testing.assert_array_equal(split.next.obs[split.mask], flat.next.obs)
-    for row, (ids, mask) in enumerate(zip(split.traj_ids, split.mask, strict=True)):
-        assert len(set(ids[mask])) == 1
-        assert (ids[~mask] == -1).all()
-        assert split.env_ids[row] == ids[0] % batch.shape[0]
-    assert not split.reward[~split.mask].any()
-    np.testing.assert_array_equal(split.next.step_count, np.where(split.mask, split.step_count + 1, 0))
-    ends = np.zeros_like(split.mask)
-    ends[split.final_env, split.final_time] = True
-    np.testing.assert_array_equal(ends, split.done)
-    assert (np.lexsort((split.final_env, split.final_time)) == np.arange(len(split.final_env))).all()
-    np.testing.assert_array_equal(split.final_obs, split.next.obs[split.final_env, split.final_time])
+def test_flat_batches_hold_the_marked_steps_by_env_and_time(batches: list[Rollout]) -> None:
+    for batch in batches:
+        flat = batch.flatten()
+        mask = batch.mask
+        assert flat.shape == (batch.frames,) == (flat.frames,)
+        for name in COLUMNS:
+            np.testing.assert_array_equal(getattr(flat, name), getattr(batch, name)[mask])
+        np.testing.assert_array_equal(flat.obs, batch.obs[mask])
+        np.testing.assert_array_equal(flat.next.obs, batch.next.obs[mask])
+        np.testing.assert_array_equal(flat.extras["value"], batch.extras["value"][mask])
+        np.testing.assert_array_equal(flat.env_ids, np.nonzero(mask)[0])
+        assert flat.mask.all()
+        assert flat.flatten() is flat
 
 
-def test_padding_can_have_another_value() -> None:
-    split = collect(3, 5, steps=5).split_trajectories(pad_value=-7)
-    assert (split.reward[~split.mask] == -7).all()
-    assert (split.next.step_count[~split.mask] == -7).all()
-    assert not split.done[~split.mask].any()
+def test_split_trajectories_are_whole_runs_padded_at_the_end(batches: list[Rollout]) -> None:
+    for batch in batches:
+        split, flat = batch.split_trajectories(), batch.flatten()
+        assert split.frames == batch.frames
+        assert (np.diff(split.mask.astype(int), axis=1) <= 0).all()
+        for name in COLUMNS:
+            np.testing.assert_array_equal(getattr(split, name)[split.mask], getattr(flat, name))
+        np.testing.assert_array_equal(split.obs[split.mask], flat.obs)
+        np.testing.assert_array_equal(split.next.obs[split.mask], flat.next.obs)
+        for row, (ids, mask) in enumerate(zip(split.traj_ids, split.mask, strict=True)):
+            assert len(set(ids[mask])) == 1
+            assert (ids[~mask] == -1).all()
+            assert split.env_ids[row] == ids[0] % batch.shape[0]
+        assert not split.reward[~split.mask].any()
+        np.testing.assert_array_equal(split.next.step_count, np.where(split.mask, split.step_count + 1, 0))
+        ends = np.zeros_like(split.mask)
+        ends[split.final_env, split.final_time] = True
+        np.testing.assert_array_equal(ends, split.done)
+        assert (np.lexsort((split.final_env, split.final_time)) == np.arange(len(split.final_env))).all()
+        np.testing.assert_array_equal(split.final_obs, split.next.obs[split.final_env, split.final_time])
 
 
 @pytest.mark.parametrize("tensors", [False, True])
@@ -132,6 +131,8 @@ def test_a_dtype_without_the_value_is_padded_with_zeros(
     rows, padding = (split.extras["byte"], split.action, split.reward, split.extras["flag"]), ~split.mask
     for found, expected in zip(rows, (uint8, int64, float64, flag), strict=True):
         np.testing.assert_array_equal(found[padding], [expected] * 5)
+    np.testing.assert_array_equal(split.next.step_count[padding], [int64] * 5)
+    assert not split.done[padding].any() or flag
     shortest = int(split.mask.sum(1).argmin())
     assert split.all_obs[shortest, -1].tolist() == [uint8, uint8]
     np.testing.assert_array_equal(split.next.obs[split.mask], batch.next.obs.reshape(-1, 2))
@@ -158,31 +159,6 @@ def test_trees_of_observations_keep_their_form() -> None:
         np.testing.assert_array_equal(flat.next.obs["b"][0], batch.next.obs["b"][0].reshape(-1, 2))
 
 
-class Named(gymnasium.ObservationWrapper):
-    """The same env, whose observations hold a name: a text is no array of numbers."""
-
-    def __init__(self, env: gymnasium.Env, form: Any) -> None:
-        super().__init__(env)
-        self._form = form
-        self.observation_space = as_space(form(spaces.Text(9), env.observation_space))
-
-    def observation(self, observation: Any) -> Any:
-        return self._form("countdown", observation)
-
-
-def as_space(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return spaces.Dict({key: as_space(child) for key, child in tree.items()})
-    return spaces.Tuple([as_space(child) for child in tree]) if isinstance(tree, tuple) else tree
-
-
-NAMED = {
-    "obs": lambda text, state: text,
-    "obs['who']": lambda text, state: {"state": state, "who": text},
-    "obs['all'][1]": lambda text, state: {"all": (state, text)},
-}
-
-
 class TestTensors:
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
@@ -198,16 +174,16 @@ class TestTensors:
         np.testing.assert_array_equal(tensors.done, batch.done)
         np.testing.assert_array_equal(tensors.mask, batch.mask)
 
-    @pytest.mark.parametrize("batch", BATCHES[:6], ids=range(6))
-    def test_a_batch_of_tensors_can_do_what_one_of_arrays_can(self, batch: Rollout) -> None:
-        tensors = batch.to("cpu")
-        self.assert_same(tensors, batch)
-        self.assert_same(tensors.flatten(), batch.flatten())
-        self.assert_same(tensors.split_trajectories(), batch.split_trajectories())
-        self.assert_same(batch.flatten().to("cpu"), batch.flatten())
-        assert tensors.frames == batch.frames
-        assert repr(tensors) == repr(batch)
-        assert repr(tensors.flatten()) == repr(batch.flatten())
+    def test_a_batch_of_tensors_can_do_what_one_of_arrays_can(self, batches: list[Rollout]) -> None:
+        for batch in batches[:6]:
+            tensors = batch.to("cpu")
+            self.assert_same(tensors, batch)
+            self.assert_same(tensors.flatten(), batch.flatten())
+            self.assert_same(tensors.split_trajectories(), batch.split_trajectories())
+            self.assert_same(batch.flatten().to("cpu"), batch.flatten())
+            assert tensors.frames == batch.frames
+            assert repr(tensors) == repr(batch)
+            assert repr(tensors.flatten()) == repr(batch.flatten())
 
     @pytest.mark.parametrize("wrap", [lambda env: env, DictObs], ids=["array", "tree"])
     @pytest.mark.parametrize("form", FORMS)
@@ -222,32 +198,35 @@ class TestTensors:
         moved = (away.reward, away.traj_ids, *nest.leaves((away.next.obs, away.extras)))
         assert {leaf.device.type for leaf in moved} == {"meta"}
 
-    def test_a_batch_that_was_stored_as_tensors_can_be_moved(self) -> None:
-        self.assert_same(collect(3, 5, steps=5, storing_device="cpu").to("cpu"), collect(3, 5, steps=5))
-
-    @pytest.mark.parametrize("entry", NAMED)
-    @pytest.mark.parametrize("form", FORMS)
-    def test_an_entry_that_can_be_no_tensor_is_named_with_what_to_do(self, form: str, entry: str) -> None:
-        def env() -> gymnasium.Env:
-            return Named(Countdown(3), NAMED[entry])
-
-        with SyncDataCollector([env] * 2, frames_per_batch=8) as collector:
-            batch = FORMS[form](collector.rollout())
+    @pytest.mark.parametrize("entry", ["obs", "obs['who']", "obs['all'][1]", "action", "extras['who']"])
+    def test_an_entry_that_can_be_no_tensor_is_named_with_what_to_do(self, entry: str) -> None:
+        places = {
+            "obs": lambda rows: without_dtype(rows),
+            "obs['who']": lambda rows: {"state": rows, "who": without_dtype(rows)},
+            "obs['all'][1]": lambda rows: {"all": (rows, without_dtype(rows))},
+        }
+        batch = collect(3, 5, steps=5)
+        if place := places.get(entry):
+            batch = replace(batch, all_obs=place(batch.all_obs), final_obs=place(batch.final_obs))
+        elif entry == "action":
+            batch = replace(batch, action=without_dtype(batch.action))
+        else:
+            batch = replace(batch, extras={"who": without_dtype(batch.action)})
         message = rf"no dtype for {re.escape(entry)}, an array of .*: drop it in a wrapper .* or keep numpy batches"
-        with pytest.raises(TypeError, match=message):
-            batch.to("cpu")
-        with (
-            SyncDataCollector([env] * 2, frames_per_batch=8, storing_device="cpu") as collector,
-            pytest.raises(TypeError, match=message),
-        ):
-            collector.next()
+        for form in FORMS.values():
+            with pytest.raises(TypeError, match=message):
+                form(batch).to("cpu")
+        if entry != "action":
+            with pytest.raises(TypeError, match=rf"no dtype for {re.escape(entry)}, .*to_tensordict"):
+                batch.to_tensordict()
 
-    @pytest.mark.parametrize("name", ["action", "extras['who']"])
-    def test_what_is_no_observation_is_named_too(self, name: str) -> None:
-        batch, names = collect(3, steps=5), np.full((1, 5), None)
-        batch = replace(batch, **({"action": names} if name == "action" else {"extras": {"who": names}}))
-        with pytest.raises(TypeError, match=rf"no dtype for {re.escape(name)}, an array of object"):
-            batch.to("cpu")
+    def test_so_it_is_where_a_collector_stores_tensors(self) -> None:
+        def policy(obs: Any) -> Any:
+            return {"action": zeros(obs), "who": without_dtype(obs)}
+
+        collector = SyncDataCollector(DummyVectorEnv(countdowns(3)), policy, frames_per_batch=8, storing_device="cpu")
+        with collector, pytest.raises(TypeError, match=r"no dtype for extras\['who'\], an array of object"):
+            collector.next()
 
     def test_the_cpu_shares_memory(self) -> None:
         batch = collect(3, 5, steps=5)
@@ -276,7 +255,7 @@ class TestTensordicts:
         assert not found["done"].any(), "a finished env has been reset before its next step"
         assert found["done"].shape == (2, 7, 1)
 
-    @pytest.mark.parametrize("name", ["action", "step_count", "collector", "next", "reward", "value"])
+    @pytest.mark.parametrize("name", ["action", "collector", "next", "value"])
     def test_an_entry_of_the_observation_with_a_name_of_its_own_is_refused(self, name: str) -> None:
         batch = collect(3, 5, steps=7, wrap=DictObs)
         batch = replace(
@@ -295,35 +274,39 @@ class TestTensordicts:
         np.testing.assert_array_equal(found["a"], batch.obs["a"].reshape(-1, 2))
         np.testing.assert_array_equal(found["next", "b", "0"], batch.next.obs["b"][0].reshape(-1, 2))
 
-    @pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
-    @pytest.mark.parametrize("form", ["flat", "split"])
-    @every_batch
-    def test_no_row_of_a_flat_one_goes_on_in_another_episode(self, batch: Rollout, form: str, tensors: bool) -> None:
-        flat = FORMS[form](batch).flatten()
-        before = {name: getattr(flat, name).copy() for name in COLUMNS}
-        found = (flat.to("cpu") if tensors else flat).to_tensordict()["next"]
-        last = np.diff(flat.env_ids, append=-1) != 0
-        np.testing.assert_array_equal(found["done"][:, 0], last | flat.done)
-        np.testing.assert_array_equal(found["terminated"][:, 0], flat.terminated)
-        np.testing.assert_array_equal(found["truncated"][:, 0], flat.truncated | (last & ~flat.terminated))
-        np.testing.assert_array_equal(found["observation"], flat.next.obs)
-        for name in COLUMNS:
-            np.testing.assert_array_equal(getattr(flat, name), before[name])
+    @pytest.mark.parametrize(("form", "tensors"), [("flat", False), ("flat", True), ("split", False)])
+    def test_no_row_of_a_flat_one_goes_on_in_another_episode(
+        self, batches: list[Rollout], form: str, tensors: bool
+    ) -> None:
+        for batch in batches:
+            flat = FORMS[form](batch).flatten()
+            before = {name: getattr(flat, name).copy() for name in COLUMNS}
+            found = (flat.to("cpu") if tensors else flat).to_tensordict()["next"]
+            last = np.diff(flat.env_ids, append=-1) != 0
+            np.testing.assert_array_equal(found["done"][:, 0], last | flat.done)
+            np.testing.assert_array_equal(found["terminated"][:, 0], flat.terminated)
+            np.testing.assert_array_equal(found["truncated"][:, 0], flat.truncated | (last & ~flat.terminated))
+            np.testing.assert_array_equal(found["observation"], flat.next.obs)
+            for name in COLUMNS:
+                np.testing.assert_array_equal(getattr(flat, name), before[name])
 
     def test_an_empty_flat_batch(self) -> None:
         empty = replace(collect(3, steps=5), mask=np.zeros((1, 5), np.bool_))
         assert empty.flatten().to_tensordict().batch_size == (0,)
 
     @pytest.mark.parametrize("vector", [False, True], ids=["number", "vector"])
-    @pytest.mark.parametrize("form", FORMS)
-    def test_rewards_are_float32_as_in_torchrl(self, form: str, vector: bool) -> None:
-        batch = collect(3, 5, steps=7)
+    def test_rewards_are_float32_as_in_torchrl(self, vector: bool) -> None:
+        whole = collect(3, 5, steps=7)
         reward = np.random.default_rng(0).normal(size=(2, 7, 3) if vector else (2, 7))
-        batch = FORMS[form](replace(batch, reward=reward))
-        found = batch.to_tensordict()["next", "reward"]
-        assert str(found.dtype) == "torch.float32"
-        np.testing.assert_array_equal(found, (batch.reward if vector else batch.reward[..., None]).astype(np.float32))
-        assert batch.reward.dtype == np.float64
+        for form in FORMS.values():
+            batch = form(replace(whole, reward=reward))
+            found, expected = (
+                batch.to_tensordict()["next", "reward"],
+                batch.reward if vector else batch.reward[..., None],
+            )
+            assert str(found.dtype) == "torch.float32"
+            np.testing.assert_array_equal(found, expected.astype(np.float32))
+            assert batch.reward.dtype == np.float64
 
     def test_padding_of_trajectories_is_zero(self) -> None:
         batch = collect(3, 5, steps=7).split_trajectories()
@@ -332,10 +315,3 @@ class TestTensordicts:
         for key in ("reward", "done", "terminated", "truncated", "step_count"):
             assert not found["next", key][padding].any()
         assert not found["step_count"][padding].any()
-
-    @pytest.mark.parametrize("entry", NAMED)
-    def test_an_entry_that_can_be_no_tensor_is_named(self, entry: str) -> None:
-        with SyncDataCollector([lambda: Named(Countdown(3), NAMED[entry])], frames_per_batch=8) as collector:
-            batch = collector.next()
-        with pytest.raises(TypeError, match=rf"no dtype for {re.escape(entry)}, .*to_tensordict"):
-            batch.to_tensordict()

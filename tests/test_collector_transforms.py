@@ -11,13 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("array_api_compat")
 
+from collector_envs import kinds  # noqa: E402
 from device_double import LateCopier  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 from transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
 
-from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
+from collector import SyncDataCollector  # noqa: E402
 from collector.device.transfer import PinnedTransfer  # noqa: E402
 from collector.device.transformed_on_device import TransformedOnDevice  # noqa: E402
+from tests.backends import FULL  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv, nest  # noqa: E402
 from vecenv.transforms import (  # noqa: E402
     ActionScaling,
@@ -35,7 +37,6 @@ from vecenv.transforms import (  # noqa: E402
 )
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 CHAINS = {
     "pictures": (IMAGE, lambda: Compose(ToTensorImage(), GrayScale(), Resize(6), CatFrames(4, -3))),
     "numbers": (VECTOR, lambda: [CatFrames(2, -1), RewardScaling(0.0, 0.1), ActionScaling()]),
@@ -90,21 +91,6 @@ def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str) -
         kind(venv, Linear(), frames_per_batch=30) as others,
     ):
         assert_same(batches(ours), batches(others))
-
-
-@kinds
-@chains
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
-def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str) -> None:
-    space, make = CHAINS[chain]
-    plain = DummyVectorEnv(env_fns(space))
-    venv = TransformedOnDevice(plain, make(), device)
-    policy = Linear().to(device)
-    with (
-        kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
-        kind(venv, policy, frames_per_batch=30) as others,
-    ):
-        assert_same(batches(others), batches(ours), 1e-5)
 
 
 @needs_cuda
@@ -208,23 +194,23 @@ class Launch(Transform):
 
 @kinds
 @chains
-@pytest.mark.parametrize("copy", [True, False])
-def test_copies_that_run_late_change_nothing(
-    kind: type, chain: str, copy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
+@pytest.mark.parametrize("device", ["late", pytest.param("cpu", marks=FULL), pytest.param("cuda", marks=needs_cuda)])
+def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
     space, make = CHAINS[chain]
     copier = LateCopier()
 
     def late(device: Any, rows: int, **options: Any) -> Any:
         return PinnedTransfer(device, rows, copier=copier, **options)
 
-    monkeypatch.setattr("collector.device.transformed_on_device.make_transfer", late)
+    if device == "late":
+        monkeypatch.setattr("collector.device.transformed_on_device.make_transfer", late)
     monkeypatch.setattr(Launch, "copier", copier)
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=copy), [Launch(), make()], "cpu")
+    name = device.replace("late", "cpu")
+    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), [Launch(), make()], name)
     with (
         kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
-        kind(venv, Linear(), frames_per_batch=30) as others,
+        kind(venv, Linear().to(name), frames_per_batch=30) as others,
     ):
         assert_same(batches(others), batches(ours), 1e-5)
-    assert "copy" in copier.log
+    assert ("copy" in copier.log) == (device == "late")

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
-from device_double import outputs_of  # noqa: E402
 
 from collector.device.tensors import as_tensor, resolve_device, to_device  # noqa: E402
 from collector.device.transfer import DirectTransfer, PinnedTransfer  # noqa: E402
@@ -41,28 +39,18 @@ class TestDirectTransfer:
         tensor = torch.arange(4)
         assert np.shares_memory(direct.to_numpy({"action": tensor})["action"], tensor.numpy())
 
-    def test_what_the_policy_returns_as_a_list_or_array_is_taken_too(self) -> None:
-        arrays = DirectTransfer(torch.device("cpu")).to_numpy({"a": [1, 2], "b": np.ones(2)})
-        np.testing.assert_array_equal(arrays["a"], [1, 2])
-        np.testing.assert_array_equal(arrays["b"], [1, 1])
-
 
 @devices
 class TestPinnedTransfer:
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
-    def test_every_dtype_comes_back_as_it_went(self, device: str, dtype: Any) -> None:
-        staging, array = staged(device), rows(8, dtype)
-        tensor = staging.to_device(array)
-        assert tensor.device.type == device
-        back = staging.to_numpy({"x": tensor})["x"]
-        assert back.dtype == array.dtype
-        np.testing.assert_array_equal(back, array)
-
-    def test_trees_keep_their_form(self, device: str) -> None:
-        staging, array = staged(device), rows(8)
-        tensors = staging.to_device({"a": array, "b": (array + 1, array + 2)})
-        np.testing.assert_array_equal(tensors["a"].cpu(), array)
-        np.testing.assert_array_equal(tensors["b"][1].cpu(), array + 2)
+    def test_every_dtype_comes_back_as_it_went(self, device: str) -> None:
+        for dtype in DTYPES:
+            staging, array = staged(device), rows(8, dtype)
+            tensors = staging.to_device({"a": array, "b": (array, array[:, 0])})
+            assert tensors["b"][1].device.type == device
+            back = staging.to_numpy({"x": tensors["a"], "y": tensors["b"][1]})
+            for found, expected in ((back["x"], array), (back["y"], array[:, 0])):
+                assert found.dtype == expected.dtype
+                np.testing.assert_array_equal(found, expected)
 
     def test_rounds_of_fewer_rows_use_the_same_buffers(self, device: str) -> None:
         staging = staged(device)
@@ -73,21 +61,13 @@ class TestPinnedTransfer:
         assert few.data_ptr() == first.data_ptr()
         np.testing.assert_array_equal(staging.to_numpy({"x": few})["x"], rows(3, seed=1))
 
-    def test_a_thousand_rounds_are_never_mixed_up(self, device: str) -> None:
+    def test_many_rounds_are_never_mixed_up(self, device: str) -> None:
         staging = staged(device, 64)
-        for seed in range(1000):
+        for seed in range(200):
             array = rows(64 - seed % 5, seed=seed)
             back = staging.to_numpy({"action": staging.to_device(array) * 2, "twice": staging.to_device(array) * 4})
             assert (back["action"] == array * 2).all()
             assert (back["twice"] == array * 4).all()
-
-    def test_outputs_may_change_their_form(self, device: str) -> None:
-        staging = staged(device)
-        for tensor in (torch.ones(8), torch.ones(8, 2), torch.ones(8, 2).long(), torch.ones(11, 2).long()):
-            back = staging.to_numpy({"x": tensor.to(device)})["x"]
-            np.testing.assert_array_equal(back, tensor.numpy())
-            assert back.dtype == tensor.numpy().dtype
-        assert staging.to_numpy({"x": torch.tensor(3.0, device=device)})["x"].shape == ()
 
 
 @needs_cuda
@@ -120,18 +100,6 @@ class TestCuda:
         finally:
             assert int(cudart.cudaHostUnregister(memory.ctypes.data)) == 0
 
-    def test_the_device_is_never_synchronised(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        policy = TorchPolicy(torch.nn.Flatten(), "cuda", 8, ExplorationType.RANDOM)
-        outputs_of(policy, rows(8))
-
-        def refuse(*args: Any) -> None:
-            raise AssertionError("torch.cuda.synchronize was called")
-
-        monkeypatch.setattr(torch.cuda, "synchronize", refuse)
-        for seed in range(100):
-            array = rows(8, seed=seed)
-            np.testing.assert_array_equal(outputs_of(policy, array)["action"], array.reshape(8, -1))
-
     def test_copies_follow_the_current_stream(self) -> None:
         staging = staged("cuda")
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -161,26 +129,6 @@ class TestPolicy:
         copied = TorchPolicy(module, "meta", 8, ExplorationType.RANDOM).module
         assert copied is not module
         assert copied[0].generator is module[0].generator
-
-    def test_weights_changed_in_place_take_effect(self) -> None:
-        module = torch.nn.Linear(2, 1)
-        policy = TorchPolicy(module, None, 4, ExplorationType.RANDOM)
-        with torch.no_grad():
-            module.weight.fill_(0)
-            module.bias.fill_(5)
-        np.testing.assert_array_equal(
-            outputs_of(policy, np.ones((4, 2), np.float32))["action"], np.full((4, 1), 5, np.float32)
-        )
-
-    @devices
-    def test_the_mlp_acts_on_any_device(self, device: str) -> None:
-        from collector.policy.mlp import MLPPolicy
-
-        policy = MLPPolicy(spaces.Box(-1, 1, (3, 2)), spaces.Discrete(4))
-        actions = outputs_of(TorchPolicy(policy, device, 8, ExplorationType.RANDOM), rows(5))["action"]
-        assert actions.shape == (5,)
-        assert actions.dtype == np.int64
-        assert set(actions) <= {0, 1, 2, 3}
 
 
 class TestConversions:

@@ -25,6 +25,7 @@ from collector import (
     SyncDataCollector,
     episode_seed,
 )
+from tests.backends import FULL
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, VectorEnvWrapper
 
 EPISODES = 24
@@ -79,30 +80,25 @@ def cartpole_by_hand() -> dict[int, Episode]:
     return by_hand(cartpoles(1)[0], range(EPISODES))
 
 
-WORKERS = [(ThreadVectorEnv, 2), (SubprocVectorEnv, 1), (SubprocVectorEnv, 2), (ShmemVectorEnv, 1), (ShmemVectorEnv, 2)]
-DEFAULT_TIER = {(ThreadVectorEnv, 2, 3), (SubprocVectorEnv, 2, 3), (ShmemVectorEnv, 1, 8), (ShmemVectorEnv, 2, 8)}
-RUNS = [(DummyVectorEnv, None, 1), (DummyVectorEnv, None, 3), (DummyVectorEnv, None, 8)]
-for _env_num in (1, 3, 8):
-    for _run in ((backend, workers, _env_num) for backend, workers in WORKERS if workers <= _env_num):
-        RUNS.append(_run if _run in DEFAULT_TIER else pytest.param(*_run, marks=pytest.mark.slow))
-
-
-@pytest.mark.parametrize(("backend", "workers", "env_num"), RUNS)
-def test_random_episodes_are_those_of_a_loop_by_hand(backend, workers, env_num, cartpole_by_hand):
+@pytest.mark.parametrize(
+    ("backend", "workers", "env_num", "frames"),
+    [
+        (DummyVectorEnv, None, 3, 48),
+        (DummyVectorEnv, None, 4, 4),
+        (ShmemVectorEnv, 2, 8, 4000),
+        pytest.param(DummyVectorEnv, None, 1, 16, marks=FULL),
+        pytest.param(ThreadVectorEnv, 2, 3, 48, marks=FULL),
+        pytest.param(SubprocVectorEnv, 1, 3, 48, marks=FULL),
+    ],
+)
+def test_random_episodes_are_those_of_a_loop_by_hand(backend, workers, env_num, frames, cartpole_by_hand):
     venv = backend(cartpoles(env_num), **({} if workers is None else {"num_workers": workers}))
     seeds = EpisodeSeeds(SEED, numbers=range(EPISODES))
-    collector = SyncDataCollector(venv, None, frames_per_batch=16 * env_num, episode_seeds=seeds)
+    collector = SyncDataCollector(venv, None, frames_per_batch=frames, episode_seeds=seeds)
     found = play(collector)
     assert collector.everything_keyed
     assert collector.all_played
     assert_same(found, cartpole_by_hand)
-
-
-def test_float_actions_too():
-    make = pendulums(1)[0]
-    venv = DummyVectorEnv([make] * 3)
-    found = play(SyncDataCollector(venv, frames_per_batch=30, episode_seeds=EpisodeSeeds(SEED, numbers=range(7))))
-    assert_same(found, by_hand(make, range(7)))
 
 
 def test_an_episode_does_not_depend_on_which_others_are_played(cartpole_by_hand):
@@ -111,13 +107,6 @@ def test_an_episode_does_not_depend_on_which_others_are_played(cartpole_by_hand)
     found = play(SyncDataCollector(cartpoles(3), frames_per_batch=30, episode_seeds=seeds))
     assert found.keys() == set(range(EPISODES)) - set(skip.tolist())
     assert_same(found, {number: cartpole_by_hand[number] for number in found})
-
-
-@pytest.mark.parametrize("frames", [4, 64, 4000])
-def test_an_episode_does_not_depend_on_where_batches_end(frames, cartpole_by_hand):
-    seeds = EpisodeSeeds(SEED, numbers=range(EPISODES))
-    found = play(SyncDataCollector(cartpoles(4), frames_per_batch=frames, episode_seeds=seeds))
-    assert_same(found, cartpole_by_hand)
 
 
 class Net(torch.nn.Module):
@@ -140,23 +129,21 @@ class Net(torch.nn.Module):
         return {"action": torch.distributions.Categorical(logits=self.layers(obs)), "features": self.layers[0](obs)}
 
 
-def networked(backend: Any, numbers: Any, skip: Any = (), **options: Any) -> dict[int, Episode]:
-    venv = backend(cartpoles(5), **options)
-    collector = SyncDataCollector(
-        venv, Net(), frames_per_batch=5 * 16, episode_seeds=EpisodeSeeds(SEED, numbers=numbers, skip=skip)
-    )
+def networked(backend: Any, numbers: Any, skip: Any = ()) -> dict[int, Episode]:
+    seeds = EpisodeSeeds(SEED, numbers=numbers, skip=skip)
+    collector = SyncDataCollector(backend(cartpoles(5)), Net(), frames_per_batch=5 * 16, episode_seeds=seeds)
     found = play(collector)
     assert collector.everything_keyed
     return found
 
 
-def test_episodes_of_a_network_are_the_same_on_every_backend_and_when_some_are_skipped():
+def test_episodes_of_a_network_are_the_same_in_workers_and_when_some_are_skipped():
     """Those that are skipped were played before the job was killed: the others get other envs."""
     whole = networked(DummyVectorEnv, range(EPISODES))
     assert len({len(episode) for episode in whole.values()}) > 3
-    assert_same(networked(ShmemVectorEnv, range(EPISODES), num_workers=2), whole)
+    assert_same(networked(ShmemVectorEnv, range(EPISODES)), whole)
     skip = [0, 2, 3, 9, 11]
-    rest = networked(SubprocVectorEnv, range(EPISODES), skip, num_workers=1)
+    rest = networked(DummyVectorEnv, range(EPISODES), skip)
     assert rest.keys() == set(range(EPISODES)) - set(skip)
     assert_same(rest, {number: whole[number] for number in rest})
 
@@ -213,7 +200,8 @@ print(collector.everything_keyed, same)
 """
 
 
-@pytest.mark.parametrize("used", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("used", [False, True])
 def test_a_program_gets_rows_that_do_not_depend_on_where_they_stand_or_is_not_promised_them(used):
     """Hidden layers of 53 units, so that rows lie at any address; an output of one, for 6 envs, which 8 rows are."""
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
@@ -256,12 +244,8 @@ def test_envs_without_an_episode_are_left_out_and_the_iterator_ends():
     assert batch.mask.tolist() == [[True] * 3] * 2 + [[False] * 3]
     assert batch.traj_ids.tolist() == [[5] * 3, [9] * 3, [-1] * 3]
     assert collector.all_played
-
-
-def test_a_collector_that_has_played_all_says_so():
     with SyncDataCollector(countdowns(3), frames_per_batch=3, episode_seeds=iter([(0, 0)])) as collector:
         assert collector.rollout().frames == 3
-        assert collector.all_played
         with pytest.raises(RuntimeError, match="all of episode_seeds have been played"):
             collector.rollout()
 
@@ -420,9 +404,6 @@ class Dropping(Net):
         (lambda venv: Net(), {}, True),
         (lambda venv: Net(), {"exploration_type": "mode"}, True),
         (lambda venv: Net(), {"init_random_frames": 4}, True),
-        pytest.param(
-            lambda venv: Net(), {"compile_policy": {"backend": "eager"}}, False, marks=pytest.mark.slow, id="compiled"
-        ),
         (lambda venv: Dropping(), {}, False),
     ],
 )
@@ -438,36 +419,28 @@ def test_a_collector_knows_whether_all_its_actions_were_keyed(make, options, key
 
 
 def test_random_frames_and_then_a_network_are_keyed_too():
-    def run(numbers):
-        seeds = EpisodeSeeds(1, numbers=numbers)
-        return play(
-            SyncDataCollector(cartpoles(2), Net(), frames_per_batch=20, init_random_frames=20, episode_seeds=seeds)
-        )
+    def run():
+        options = {"frames_per_batch": 20, "init_random_frames": 20, "episode_seeds": EpisodeSeeds(1, numbers=range(3))}
+        return play(SyncDataCollector(cartpoles(2), Net(), **options))
 
-    assert_same(run(range(3)), run(range(3)))
+    assert_same(run(), run())
 
 
 # Action masks, and actions in trees.
 
 
 def test_masks_in_observation_and_info_give_the_same_allowed_actions():
-    runs = [
-        play(
-            SyncDataCollector(
-                [partial(Masked, place)] * env_num,
-                frames_per_batch=12,
-                episode_seeds=EpisodeSeeds(1, numbers=range(9)),
-            )
-        )
-        for place, env_num in (("obs", 1), ("info", 1), ("obs", 3), ("info", 3))
-    ]
-    actions = [{number: episode.action.tolist() for number, episode in run.items()} for run in runs]
-    assert actions[0] == actions[1] == actions[2] == actions[3]
+    actions = []
+    for place, env_num in (("obs", 1), ("obs", 3), ("info", 3)):
+        options = {"frames_per_batch": 12, "episode_seeds": EpisodeSeeds(1, numbers=range(9))}
+        run = play(SyncDataCollector([partial(Masked, place)] * env_num, **options))
+        actions.append({number: episode.action.tolist() for number, episode in run.items()})
+    assert actions[0] == actions[1] == actions[2]
     assert {action for each in actions[0].values() for action in each} == {2, 3, 4, 5, 6}
 
 
-def test_actions_in_trees_are_stored_as_they_were_taken(backend):
-    venv = backend([Treed] * 2)
+def test_actions_in_trees_are_stored_as_they_were_taken():
+    venv = DummyVectorEnv([Treed] * 2)
     found = play(SyncDataCollector(venv, frames_per_batch=8, episode_seeds=EpisodeSeeds(1, numbers=range(5))))
     policy = KeyedRandomPolicy(Treed.action_space, 1)
     assert found.keys() == set(range(5))

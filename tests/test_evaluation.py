@@ -8,16 +8,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import backends, cartpoles
+from collector_envs import backends, cartpoles, kinds
 from countdown import Countdown
 from shared_envs import Counted
 
 from collector import AsyncDataCollector, ExplorationType, SyncDataCollector, set_exploration_type
+from tests.backends import FULL
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TransformedVectorEnv, VecNorm
 
 torch = pytest.importorskip("torch")
-kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
 
 class Policy(torch.nn.Module):
@@ -36,11 +36,8 @@ def fns(n: int = 3) -> list[Any]:
 
 
 @kinds
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"compile_policy": {"backend": "eager"}}, marks=pytest.mark.slow, id="compiled")]
-)
-def test_an_exploration_type_around_a_call_takes_the_place_of_the_collectors(kind: type, options: Any) -> None:
-    with kind(DummyVectorEnv(fns()), Policy(), frames_per_batch=60, **options) as collector:
+def test_an_exploration_type_around_a_call_takes_the_place_of_the_collectors(kind: type) -> None:
+    with kind(DummyVectorEnv(fns()), Policy(), frames_per_batch=60) as collector:
         calls = [
             lambda: collector.collect(n_episode=6).batch,
             lambda: collector.collect(n_step=60).batch,
@@ -74,7 +71,7 @@ def test_a_collector_within_a_collection_has_a_type_of_its_own() -> None:
 
 
 @kinds
-@pytest.mark.parametrize("backend", ["dummy", "shmem"])
+@pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
 def test_evaluation_leaves_the_training_as_it_is(kind: type, backend: str) -> None:
     found = []
     for evaluates in (False, True):
@@ -123,11 +120,10 @@ def test_with_a_seed_the_same_episodes_begin() -> None:
     assert not np.array_equal(first[:1], other[:1])
 
 
-@kinds
 @backends
-def test_envs_that_are_passed_stay_open(kind: type, backend: Any) -> None:
+def test_envs_that_are_passed_stay_open(backend: Any) -> None:
     with (
-        kind(DummyVectorEnv(fns()), Policy(), frames_per_batch=9) as collector,
+        SyncDataCollector(DummyVectorEnv(fns()), Policy(), frames_per_batch=9) as collector,
         backend(fns(2)) as other,
     ):
         for _ in range(2):
@@ -233,10 +229,9 @@ def test_envs_that_learn_each_for_itself_are_refused(name: str) -> None:
         collector.next()
 
 
-@pytest.mark.parametrize("backend", ["thread", "subproc", "shmem"])
-def test_workers_report_that_they_learn(backend: str) -> None:
+def test_workers_report_that_they_learn() -> None:
     with (
-        SyncDataCollector(LEARNING["NormalizeObservation"], frames_per_batch=4, backend=backend) as collector,
+        SyncDataCollector(LEARNING["NormalizeObservation"], frames_per_batch=4, backend="shmem") as collector,
         pytest.raises(ValueError, match="what NormalizeObservation has learned"),
     ):
         collector.evaluate(1)
@@ -274,9 +269,8 @@ def test_it_does_not_count_in_what_training_envs_share() -> None:
             assert creator.state_dict()["0.Counted.calls"] == before
 
 
-@kinds
-def test_after_the_last_batch_it_makes_envs_and_closes_them(kind: type) -> None:
-    collector = kind(fns(), Policy(), frames_per_batch=9, total_frames=9, backend="shmem")
+def test_after_the_last_batch_it_makes_envs_and_closes_them() -> None:
+    collector = SyncDataCollector(fns(), Policy(), frames_per_batch=9, total_frames=9, backend="shmem")
     assert len(list(collector)) == 1
     assert collector.evaluate(3).returns.tolist() == [14.0] * 3  # the fixture finds workers that are left
     assert collector.evaluate(3).returns.tolist() == [14.0] * 3

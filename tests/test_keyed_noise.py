@@ -90,34 +90,25 @@ def test_actions_are_these_with_every_version_of_numpy(name):
 
 @pytest.mark.parametrize("name", SPACES)
 def test_actions_are_in_the_space_in_any_order_and_any_company(name):
-    space = SPACES[name]
-    numbers, steps = np.repeat(np.arange(10), 70), np.tile(np.arange(70), 10)
-    together = rows_of(KeyedRandomPolicy([space] * 3, 1)(None, numbers, steps))
-    assert all(space.contains(np.asarray(action) if space.shape == () else action) for action in together)
-    order = np.random.default_rng(0).permutation(700)
-    policy = KeyedRandomPolicy(space, 1)
-    for some in np.split(order, 100):
-        for row, action in zip(some.tolist(), rows_of(policy(None, numbers[some], steps[some])), strict=True):
-            for left, right in zip(nest.leaves(action), nest.leaves(together[row]), strict=True):
-                assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_episodes_that_begin_one_after_another_get_the_actions_that_each_gets_alone(name):
-    """As in a job: the first blocks of the next episodes are drawn ahead, and some come again, or far behind."""
-    rng, later = np.random.default_rng(0), [3, 2**40, 200, 4]
-    policy, sequence = KeyedRandomPolicy(SPACES[name], 1), iter([*range(60), *later])
+    """Also as in a job: the first blocks of the next episodes are drawn ahead, and some come again, or far behind."""
+    space, rng, sequence = SPACES[name], np.random.default_rng(0), iter([*range(60), 3, 2**40, 200, 4])
     numbers, steps = np.array([next(sequence) for _ in range(4)]), np.zeros(4, np.int64)
-    while True:
-        for row, action in enumerate(rows_of(policy(None, numbers, steps))):
-            alone = KeyedRandomPolicy(SPACES[name], 1)(None, [2**50, numbers[row]], [1, steps[row]])
-            for left, right in zip(nest.leaves(action), nest.leaves(nest.take(alone, 1)), strict=True):
-                assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+    policy, played = KeyedRandomPolicy([space] * 4, 1), []
+    while numbers is not None:
+        played += zip(numbers.tolist(), steps.tolist(), rows_of(policy(None, numbers, steps)), strict=True)
         steps += 5
         for row in np.flatnonzero(rng.random(4) < 0.3).tolist():
             if (number := next(sequence, None)) is None:
-                return
+                numbers = None
+                break
             numbers[row], steps[row] = number, 0
+    assert all(space.contains(np.asarray(action) if space.shape == () else action) for *_, action in played)
+    order, alone = rng.permutation(len(played)), KeyedRandomPolicy(space, 1)
+    for some in np.array_split(order, len(played) // 7):
+        keys = np.array([played[row][:2] for row in some.tolist()])
+        for row, action in zip(some.tolist(), rows_of(alone(None, *keys.T)), strict=True):
+            for left, right in zip(nest.leaves(action), nest.leaves(played[row][2]), strict=True):
+                assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
 
 
 def test_each_action_is_as_likely_as_another():

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import cartpoles
+from collector_envs import cartpoles, kinds
 from ctrl_c import interrupt_at_random
 
-from collector import AsyncDataCollector, SyncDataCollector
+from collector import SyncDataCollector
 from collector.job.cli import main
 from collector.job.job import Job
 from collector.job.run import run_job
+from tests.backends import FULL
 from vecenv import DummyVectorEnv
 
 torch = pytest.importorskip("torch")
@@ -31,7 +32,6 @@ from collector.policy.mlp import MLPPolicy  # noqa: E402
 CALLER = 3
 """The number that the program has set: neither torch's default here nor the collector's."""
 PATIENCE = 10.0
-collectors = pytest.mark.parametrize("collector", [SyncDataCollector, AsyncDataCollector])
 
 
 @pytest.fixture(autouse=True)
@@ -69,43 +69,41 @@ class Watching(torch.nn.Module):
         return torch.zeros(len(obs), dtype=torch.int64)
 
 
-def seen_in_batches(policy: Any, batches: int = 1, collector: Any = SyncDataCollector, **options: Any) -> set[Any]:
-    with collector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, **options) as batch_source:
+def seen_in_batches(policy: Any, batches: int = 1, kind: Any = SyncDataCollector, **options: Any) -> set[Any]:
+    with kind(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, **options) as collector:
         for _ in range(batches):
-            batch_source.rollout()
+            collector.rollout()
     return set(policy.seen)
 
 
 class TestInABatch:
-    @collectors
-    def test_a_policy_runs_on_one_thread_on_every_backend(self, collector: Any, backend: Any) -> None:
+    @kinds
+    def test_a_policy_runs_on_one_thread(self, kind: Any) -> None:
         policy = Watching(lambda: (torch.get_num_threads(), mkl_threads()))
-        with collector(backend(cartpoles(2)), policy, frames_per_batch=8) as batches:
-            batches.rollout()
-        assert set(policy.seen) == {(1, 1)}
+        assert seen_in_batches(policy, kind=kind) == {(1, 1)}
+
+    def test_a_function_of_arrays_and_collect_count_too(self) -> None:
+        def collect() -> tuple[set[int], int]:
+            seen: set[int] = set()
+
+            def policy(obs: np.ndarray) -> np.ndarray:
+                seen.add(torch.get_num_threads())
+                return np.zeros(len(obs), np.int64)
+
+            torch.set_num_threads(2)
+            with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as collector:
+                collector.rollout()
+                collector.collect(n_episode=2)
+                collector.collect(n_step=8)
+            return seen, torch.get_num_threads()
+
+        assert in_a_thread(collect) == ({1}, 2), "the thread that collects has its own number back"
+        assert torch.get_num_threads() == CALLER
 
     def test_a_number_that_is_passed_is_used_and_none_leaves_that_of_the_caller(self) -> None:
         assert seen_in_batches(Watching(), policy_threads=2) == {2}
         assert seen_in_batches(Watching(), policy_threads=np.int64(1)) == {1}
         assert seen_in_batches(Watching(), policy_threads=None) == {CALLER}
-
-    def test_a_function_of_arrays_that_uses_torch_counts_too(self) -> None:
-        seen: set[int] = set()
-
-        def policy(obs: np.ndarray) -> np.ndarray:
-            seen.add(torch.get_num_threads())
-            return np.zeros(len(obs), np.int64)
-
-        with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as batches:
-            batches.rollout()
-        assert seen == {1}
-
-    def test_collect_counts_too(self) -> None:
-        policy = Watching()
-        with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as batches:
-            batches.collect(n_episode=2)
-            batches.collect(n_step=8)
-        assert set(policy.seen) == {1}
 
     def test_a_thread_that_is_born_meanwhile_has_the_callers_number(self) -> None:
         def look() -> tuple[int, int]:
@@ -113,16 +111,7 @@ class TestInABatch:
 
         assert seen_in_batches(Watching(lambda: in_a_thread(look))) == {(CALLER, CALLER)}
 
-    def test_a_thread_that_collects_has_its_own_number_back(self) -> None:
-        def collect() -> tuple[int, set[int], int]:
-            torch.set_num_threads(2)
-            before = torch.get_num_threads()
-            seen = seen_in_batches(Watching(), batches=2)
-            return before, seen, torch.get_num_threads()
-
-        assert in_a_thread(collect) == (2, {1}, 2)
-        assert torch.get_num_threads() == CALLER
-
+    @FULL
     def test_the_data_do_not_depend_on_the_callers_number(self) -> None:
         terms = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0))
 
@@ -142,10 +131,10 @@ class TestInABatch:
 
 
 class TestOutsideOfABatch:
-    @collectors
-    def test_the_callers_number_is_back_between_batches(self, collector: Any) -> None:
+    @kinds
+    def test_the_callers_number_is_back_between_batches(self, kind: Any) -> None:
         policy, between = Watching(), []
-        with collector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, total_frames=24) as batches:
+        with kind(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, total_frames=24) as batches:
             for _ in batches:
                 between.append((torch.get_num_threads(), mkl_threads(), in_a_thread(torch.get_num_threads)))
         assert set(between) == {(CALLER, CALLER, CALLER)}
@@ -165,7 +154,7 @@ class TestOutsideOfABatch:
             batches.collect(n_episode=2, on_episode=note)
         assert seen == [CALLER] * 3
 
-    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
     def test_it_is_back_after_an_exception(self, error: type[BaseException]) -> None:
         def fail() -> None:
             raise error("of the policy")
@@ -174,6 +163,7 @@ class TestOutsideOfABatch:
             seen_in_batches(Watching(fail))
         assert (torch.get_num_threads(), mkl_threads()) == (CALLER, CALLER)
 
+    @FULL
     def test_it_is_back_after_ctrl_c_at_any_moment(self, ctrl_c: None) -> None:
         def batch() -> None:
             with policy_threads(1):
@@ -186,16 +176,16 @@ class TestOutsideOfABatch:
 
 
 class TestArguments:
-    @collectors
-    @pytest.mark.parametrize(
-        ("number", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError), ("2", TypeError)]
-    )
-    def test_what_is_no_count_is_refused(self, collector: Any, number: Any, error: type[Exception]) -> None:
+    @kinds
+    def test_what_is_no_count_is_refused(self, kind: Any) -> None:
         with DummyVectorEnv(cartpoles(2)) as venv:
-            with pytest.raises(error, match=f"policy_threads must be an integer of at least 1, got {number!r}"):
-                collector(venv, Watching(), frames_per_batch=8, policy_threads=number)
+            for number in (0, True, 1.5, "2"):
+                error = ValueError if number == 0 else TypeError
+                with pytest.raises(error, match=f"policy_threads must be an integer of at least 1, got {number!r}"):
+                    kind(venv, Watching(), frames_per_batch=8, policy_threads=number)
             venv.reset()  # it is still the caller's
 
+    @FULL
     def test_jobs_have_it_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[int] = []
         between: list[int] = []
@@ -229,6 +219,7 @@ def multiply() -> None:
     torch.ones(2_000_000).sin()
 
 
+@FULL
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 class TestOpenMP:
     def test_threads_that_learning_left_spinning_end_before_the_policy_runs(self) -> None:
