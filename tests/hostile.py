@@ -132,76 +132,37 @@ NAMES = {
 CORPUS.update({name: _name(value) for name, value in NAMES.items()})
 
 
-@hostile
-def a_shard_that_is_a_link(folder: Path) -> None:
-    (folder / SHARD).rename(folder.parent / "elsewhere.npz")
-    (folder / SHARD).symlink_to(folder.parent / "elsewhere.npz")
-
-
-@hostile
-def a_folder_that_is_a_link(folder: Path) -> None:
-    (folder / "shards/w000").rename(folder.parent / "elsewhere")
-    (folder / "shards/w000").symlink_to(folder.parent / "elsewhere")
-
-
-@hostile
-def shards_that_are_a_link(folder: Path) -> None:
-    (folder / "shards").rename(folder.parent / "elsewhere")
-    (folder / "shards").symlink_to(folder.parent / "elsewhere")
-
-
-@hostile
-def a_manifest_that_is_a_link(folder: Path) -> None:
-    (folder / "manifest.jsonl").rename(folder.parent / "elsewhere")
-    (folder / "manifest.jsonl").symlink_to(folder.parent / "elsewhere")
-
-
-@hostile
-def a_head_that_is_a_link(folder: Path) -> None:
-    (folder / "dataset.json").rename(folder.parent / "elsewhere")
-    (folder / "dataset.json").symlink_to(folder.parent / "elsewhere")
-
-
-def _fifo(name: str) -> Callable[[Path], object]:
+def _link(name: str) -> Callable[[Path], object]:
     def make(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
+        (folder / name).rename(folder.parent / "elsewhere")
+        (folder / name).symlink_to(folder.parent / "elsewhere")
 
     return make
 
 
+def _fifo(name: str) -> Callable[[Path], object]:
+    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
+
+
+def _sparse(name: str) -> Callable[[Path], object]:
+    return lambda folder: os.truncate(folder / name, 2**40)
+
+
 CORPUS |= {
+    "a_shard_that_is_a_link": _link(SHARD),
+    "a_folder_that_is_a_link": _link("shards/w000"),
+    "shards_that_are_a_link": _link("shards"),
+    "a_manifest_that_is_a_link": _link("manifest.jsonl"),
+    "a_head_that_is_a_link": _link("dataset.json"),
     "a_shard_that_is_a_fifo": _fifo(SHARD),
     "a_manifest_that_is_a_fifo": _fifo("manifest.jsonl"),
     "a_head_that_is_a_fifo": _fifo("dataset.json"),
+    "a_shard_that_is_a_folder": lambda folder: ((folder / SHARD).unlink(), (folder / SHARD).mkdir()),
+    "a_shard_that_is_missing": lambda folder: (folder / SHARD).unlink(),
+    "a_sparse_head_of_a_terabyte": _sparse("dataset.json"),
+    "a_sparse_manifest_of_a_terabyte": _sparse("manifest.jsonl"),
+    "a_sparse_shard": _sparse(SHARD),
 }
-
-
-@hostile
-def a_shard_that_is_a_folder(folder: Path) -> None:
-    (folder / SHARD).unlink()
-    (folder / SHARD).mkdir()
-
-
-@hostile
-def a_shard_that_is_missing(folder: Path) -> None:
-    (folder / SHARD).unlink()
-
-
-@hostile
-def a_sparse_head_of_a_terabyte(folder: Path) -> None:
-    os.truncate(folder / "dataset.json", 2**40)
-
-
-@hostile
-def a_sparse_manifest_of_a_terabyte(folder: Path) -> None:
-    os.truncate(folder / "manifest.jsonl", 2**40)
-
-
-@hostile
-def a_sparse_shard(folder: Path) -> None:
-    os.truncate(folder / SHARD, 2**40)
-
 
 # Lines of the manifest
 
@@ -272,26 +233,16 @@ CORPUS |= {name: _text(*pair) for name, pair in TEXTS.items()}
 
 
 @hostile
-def no_layout(folder: Path) -> None:
-    put_lines(folder, lines_of(folder)[1:])
-
-
-@hostile
-def two_layouts(folder: Path) -> None:
-    lines = lines_of(folder)
-    put_lines(folder, [lines[0], *lines])
-
-
-@hostile
 def a_shard_twice(folder: Path) -> None:
     lines = lines_of(folder)
     put_lines(folder, [*lines[:2], {**lines[1], "episodes": [7, 8]}, *lines[2:]])
 
 
-@hostile
-def a_manifest_that_is_no_utf_8(folder: Path) -> None:
-    (folder / "manifest.jsonl").write_bytes(b'{"layout": "\xff"}\n')
-
+CORPUS |= {
+    "no_layout": lambda folder: put_lines(folder, lines_of(folder)[1:]),
+    "two_layouts": lambda folder: put_lines(folder, [lines_of(folder)[0], *lines_of(folder)]),
+    "a_manifest_that_is_no_utf_8": lambda folder: (folder / "manifest.jsonl").write_bytes(b'{"layout": "\xff"}\n'),
+}
 
 # The layout
 
@@ -361,32 +312,50 @@ CORPUS |= {name: (lambda folder, f=f: edit_arrays(folder, **f(arrays_of(folder))
 # The zip file
 
 
-@hostile
-def an_array_less(folder: Path) -> None:
-    put_shard(folder, zipped(members_of(folder)[1:]))
+def _bytes(change: Callable[[bytearray, int], Any]) -> Callable[[Path], object]:
+    """Change the bytes of the first shard, in place: it gets them and where the directory of the file begins."""
+
+    def make(folder: Path) -> None:
+        data = bytearray((folder / SHARD).read_bytes())
+        change(data, data.find(b"PK\x01\x02"))
+        put_shard(folder, bytes(data))
+
+    return make
 
 
-@hostile
-def a_shard_that_is_no_zip_file(folder: Path) -> None:
-    put_shard(folder, b"PK\x05\x06".ljust(5000, b"\0"))
+def _put(data: bytearray, at: int, new: bytes) -> None:
+    data[at : at + len(new)] = new
 
 
-@hostile
-def an_empty_shard(folder: Path) -> None:
-    put_shard(folder, b"")
+def with_comment(data: bytearray, _: int) -> None:
+    _put(data, len(data) - 2, struct.pack("<H", 4))
+    data += b"PK\x05\x06"
 
 
-@hostile
-def half_a_shard(folder: Path) -> None:
-    data = (folder / SHARD).read_bytes()
-    put_shard(folder, data[: len(data) // 2])
+def with_overlap(data: bytearray, first: int) -> None:
+    """The directory says that the second array is where the first one is."""
+    _put(data, data.find(b"PK\x01\x02", first + 4) + 42, bytes(data[first + 42 : first + 46]))
 
 
-@hostile
-def a_zip_file_with_a_comment(folder: Path) -> None:
-    data = bytearray((folder / SHARD).read_bytes())
-    data[-2:] = struct.pack("<H", 4)
-    put_shard(folder, bytes(data) + b"PK\x05\x06")
+CORPUS |= {
+    "an_array_less": lambda folder: put_shard(folder, zipped(members_of(folder)[1:])),
+    "a_shard_that_is_no_zip_file": lambda folder: put_shard(folder, b"PK\x05\x06".ljust(5000, b"\0")),
+    "an_empty_shard": lambda folder: put_shard(folder, b""),
+    "half_a_shard": _bytes(lambda data, _: data.__delitem__(slice(len(data) // 2, None))),
+    "a_zip_file_with_a_comment": _bytes(with_comment),
+    "a_member_that_is_encrypted": _bytes(lambda data, at: _put(data, at + 8, bytes([data[at + 8] | 1]))),
+    "members_that_overlap": _bytes(with_overlap),
+    "a_member_beyond_the_file": _bytes(lambda data, at: _put(data, at + 42, struct.pack("<L", 2**31))),
+    "a_directory_of_a_gigabyte": _bytes(lambda data, _: _put(data, len(data) - 10, struct.pack("<L", 2**30))),
+    "a_wrong_checksum": _bytes(lambda data, at: _put(data, at + 16, bytes([data[at + 16] ^ 1]))),
+    "a_pickle_as_a_member": lambda folder: with_member(folder, "obs", pickle.dumps(Canary(folder.parent / "canary"))),
+    "a_member_that_is_compressed_by_bzip2": lambda folder: put_shard(
+        folder, zipped(members_of(folder), zipfile.ZIP_BZIP2), compressed=True
+    ),
+    "a_member_with_a_path": lambda folder: put_shard(
+        folder, zipped([*members_of(folder)[1:], ("../../obs.npy", members_of(folder)[0][1])])
+    ),
+}
 
 
 @hostile
@@ -398,16 +367,6 @@ def a_member_twice(folder: Path) -> None:
         archive.filelist.append(archive.filelist[0])
         archive._didModify = True
     put_shard(folder, file.getvalue())
-
-
-@hostile
-def a_member_with_a_path(folder: Path) -> None:
-    put_shard(folder, zipped([*members_of(folder)[1:], ("../../obs.npy", members_of(folder)[0][1])]))
-
-
-@hostile
-def a_pickle_as_a_member(folder: Path) -> None:
-    with_member(folder, "obs", pickle.dumps(Canary(folder.parent / "canary")))
 
 
 @hostile
@@ -440,52 +399,6 @@ def a_member_that_grows(folder: Path) -> None:
     data = zipped(members, zipfile.ZIP_DEFLATED)
     size = len(members_of(folder)[0][1])
     put_shard(folder, data.replace(struct.pack("<L", 100 * size), struct.pack("<L", size)), compressed=True)
-
-
-@hostile
-def a_member_that_is_compressed_by_bzip2(folder: Path) -> None:
-    put_shard(folder, zipped(members_of(folder), zipfile.ZIP_BZIP2), compressed=True)
-
-
-@hostile
-def a_member_that_is_encrypted(folder: Path) -> None:
-    data = bytearray((folder / SHARD).read_bytes())
-    at = data.find(b"PK\x01\x02")
-    data[at + 8] |= 1
-    put_shard(folder, bytes(data))
-
-
-@hostile
-def members_that_overlap(folder: Path) -> None:
-    """The directory says that the second array is where the first one is."""
-    data = bytearray((folder / SHARD).read_bytes())
-    first = data.find(b"PK\x01\x02")
-    second = data.find(b"PK\x01\x02", first + 4)
-    data[second + 42 : second + 46] = data[first + 42 : first + 46]
-    put_shard(folder, bytes(data))
-
-
-@hostile
-def a_member_beyond_the_file(folder: Path) -> None:
-    data = bytearray((folder / SHARD).read_bytes())
-    first = data.find(b"PK\x01\x02")
-    data[first + 42 : first + 46] = struct.pack("<L", 2**31)
-    put_shard(folder, bytes(data))
-
-
-@hostile
-def a_directory_of_a_gigabyte(folder: Path) -> None:
-    data = bytearray((folder / SHARD).read_bytes())
-    data[-10:-6] = struct.pack("<L", 2**30)
-    put_shard(folder, bytes(data))
-
-
-@hostile
-def a_wrong_checksum(folder: Path) -> None:
-    data = bytearray((folder / SHARD).read_bytes())
-    first = data.find(b"PK\x01\x02")
-    data[first + 16] ^= 1
-    put_shard(folder, bytes(data))
 
 
 HEADERS = {

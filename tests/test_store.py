@@ -22,7 +22,7 @@ from collector.store.files import row_reads
 from collector.store.head import read_head
 from collector.store.sampling import RandomOrder
 from collector.store.space_json import space_from_json, space_to_json
-from tests.first_form import DatasetWriter
+from tests.first_form import write_first_form
 from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
 from vecenv import nest
 
@@ -437,11 +437,7 @@ class TestTheFirstForm:
     def write(self, folder: Path) -> list[Episode]:
         folder.mkdir()
         episodes = [tree_episode(n, action=episode(n).action, number=n, seed=None) for n in range(5)]
-        writer = DatasetWriter(folder, {"env": "Numbers-v0"})
-        for part in (episodes[:3], episodes[3:]):
-            writer.add(part)
-            writer.commit()
-        writer.close("complete")
+        write_first_form(folder, {"env": "Numbers-v0"}, [episodes[:3], episodes[3:]])
         return episodes
 
     def test_it_is_read(self, tmp_path: Path) -> None:
