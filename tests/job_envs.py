@@ -223,6 +223,18 @@ def counting(**kwargs: Any) -> dict[str, Any]:
     return {"env": f"{HERE}:Counting", "env_kwargs": kwargs}
 
 
+def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:
+    """A progress callback that sends a signal once so many episodes are there."""
+    sent: list[int] = []
+
+    def on_progress(state: Any) -> None:
+        if state.episodes >= episodes and not sent:
+            sent.append(signum)
+            signal.raise_signal(signum)
+
+    return on_progress
+
+
 def assert_same(folder: Path, other: Path) -> None:
     """The same episodes, bit for bit, by number."""
     one, two = Dataset(folder), Dataset(other)

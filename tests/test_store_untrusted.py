@@ -99,8 +99,11 @@ def link(path: Path, target: Path) -> dict[str, Any]:
     path.parent.mkdir(exist_ok=True)
     if path.exists():
         path.rename(target)
-    else:
+    elif path.suffix:
         target.write_bytes(b"of others")
+    else:
+        target.mkdir()
+        (target / "000001.npz").write_bytes(b"of others")
     path.symlink_to(target)
     return contents(target.parent)
 
