@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import random
 import signal
@@ -25,7 +24,7 @@ from collector.job.job import JobError
 from collector.job.on_cluster import cluster_player, episode_actor
 from collector.job.on_cluster.episode_actor import ActorReport, EpisodeActor
 from collector.job.playing import JobFailedError
-from collector.job.run import JobState, resume_job, run_job
+from collector.job.run import resume_job, run_job
 from collector.store.head import HEAD
 from collector.store.writer import StoreWriter
 from tests.backends import FULL
@@ -221,7 +220,9 @@ def test_whenever_actors_die_each_episode_is_there_once(
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=1 + seed % 3)
     data, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
     assert (state.status, state.episodes, state.steps) == ("complete", len(whole), whole.steps)
-    assert bool(state.notes) == (seed > 0)
+    assert [note.split(" ", 1)[1] for note in state.notes] == ["actors failed, and what they had was played again"] * (
+        seed > 0
+    )
     assert data.verify() == []
     assert_same(tmp_path / "a", tmp_path / "whole")
 
@@ -238,17 +239,6 @@ def actors_of(folder: Path) -> list[int]:
             if "EpisodeActor" in " ".join(psutil.Process(pid).cmdline()):
                 found.append(pid)
     return found
-
-
-def kill_at(episodes: int, folder: Path, killed: list[int]) -> Any:
-    """A progress callback that kills an actor of the folder once so many more episodes are there than the last time."""
-
-    def on_progress(state: JobState) -> None:
-        if state.episodes >= episodes * (1 + len(killed)) and (pids := set(actors_of(folder)) - set(killed)):
-            killed.append(min(pids))
-            os.kill(killed[-1], signal.SIGKILL)
-
-    return on_progress
 
 
 @FULL
@@ -289,18 +279,6 @@ class TestOnRay:
         assert two["ran_on"] == {"vector_env": "ShmemVectorEnv", "num_workers": 1, "actors": 2}
         assert two["repeatable"]
         assert_same(tmp_path / "a", tmp_path / "whole")
-
-    def test_actors_that_are_killed_lose_nothing(self, tmp_path: Path) -> None:
-        slow = job(**counting(seconds=0.001), episodes=400, shard_bytes=3000)
-        run_job(slow, tmp_path / "whole")
-        killed: list[int] = []
-        on_progress = kill_at(100, tmp_path / "a", killed)
-        state = run_job(slow, tmp_path / "a", cluster="auto", cluster_actors=2, on_progress=on_progress)
-        assert len(killed) >= 2
-        assert state.notes == [f"{len(killed)} actors failed, and what they had was played again"]
-        assert (state.episodes, state.steps) == (400, Dataset(tmp_path / "a").steps)
-        assert_same(tmp_path / "a", tmp_path / "whole")
-        assert Dataset(tmp_path / "a").verify() == []
 
     def test_an_env_that_ends_its_actor_again_and_again_ends_the_job(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,21 @@ def test_a_batch_of_all_actors_is_that_of_one_collector_with_all_envs(closing):
                 np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
 
 
+@pytest.mark.local_ray
+def test_on_ray_with_one_seed_the_batches_are_those_of_a_local_collector_with_all_envs():
+    with (
+        RayCollector(cartpoles(2), lean, num_actors=2, frames_per_batch=80) as collector,
+        SyncDataCollector(cartpoles(4), lean, frames_per_batch=80) as local,
+    ):
+        assert collector.set_seed(7) == local.set_seed(7)
+        for _ in range(2):
+            batch, expected = collector.next(), local.next()
+            assert_equal(arrays(batch), arrays(expected))
+            assert batch.env_ids.tolist() == list(range(4))
+            assert all(rows.flags.writeable for rows in (batch.all_obs, batch.action, batch.final_obs, batch.env_ids))
+        assert (collector.frames, len(collector.stats().actors)) == (160, 2)
+
+
 @pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
 def test_episodes_that_broke_off_are_those_of_one_collector_too(closing):
     def make(envs: slice) -> DummyVectorEnv:
@@ -306,7 +321,8 @@ def test_weights_are_put_once_a_version_and_never_touch_the_drivers_policy():
     weights.load(new, strict=True)
     assert weights.reference() == ((1, 3), 3)
     assert weights.puts == 3
-    assert (copied := on_cpu(policy)) is not policy
+    copied = on_cpu(policy)
+    assert copied is not policy
     for one, other in zip(copied.state_dict().values(), policy.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 

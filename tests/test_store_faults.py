@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from collector import Dataset, DatasetError, StoreWriter
@@ -237,18 +236,3 @@ def test_the_resume_is_killed_at_each_system_call_too(tmp_path: Path) -> None:
         committed = run_and_kill(folder, at, after=True)
         assert_readable(folder, [*before, *committed])
         assert_finished(folder)
-
-
-def test_a_full_disk_is_an_error_with_what_is_kept(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, head()) as writer:
-        writer.add(episode(0))
-        writer.commit()
-        writer.add(episode(1))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(system_calls, "write", full)
-            with pytest.raises(DatasetError, match="No space left on device; the 1 episodes committed before are kept"):
-                writer.commit()
-        assert (writer.waiting_episodes, writer.committed.tolist()) == (1, [0])
-        assert np.array_equal(Dataset(tmp_path).numbers, [0])
-        writer.end()
-    assert_readable(tmp_path, [0, 1])
