@@ -116,17 +116,12 @@ def _name(name: Any) -> Callable[[Path], object]:
 
 NAMES = {
     "a_file_beside_the_folder": "../x.npz",
-    "a_file_further_up": "shards/w000/../../../x.npz",
-    "an_absolute_path": "/etc/passwd",
     "an_absolute_path_with_the_form_of_a_shard": "/shards/w000/000000.npz",
     "a_name_with_a_nul": "shards/w000/000000.npz\0",
     "a_name_with_a_line_end": "shards/w000/000000.npz\n",
     "a_name_in_other_digits": "shards/w000/" + "\N{ARABIC-INDIC DIGIT ZERO}" * 6 + ".npz",
     "a_backslash": "shards\\w000\\000000.npz",
     "a_name_that_is_a_list": ["shards/w000/000000.npz"],
-    "a_name_that_is_null": None,
-    "an_empty_name": "",
-    "a_device": "/dev/zero",
     "the_manifest_as_a_shard": "manifest.jsonl",
 }
 CORPUS.update({name: _name(value) for name, value in NAMES.items()})
@@ -170,7 +165,6 @@ LINES: dict[str, dict[str, Any]] = {
     "steps_that_are_not_those_of_the_lengths": {"steps": 7},
     "more_steps_than_the_file_can_hold": {"steps": 2**40, "lengths": [2**40 - 1, 1]},
     "steps_of_2_to_the_62": {"steps": 2**62, "lengths": [2**62 - 1, 1]},
-    "negative_steps": {"steps": -8, "lengths": [-9, 1]},
     "a_negative_length": {"lengths": [9, -1]},
     "a_length_of_nothing": {"lengths": [8, 0]},
     "lengths_in_another_order": {"lengths": [3, 5]},
@@ -178,7 +172,6 @@ LINES: dict[str, dict[str, Any]] = {
     "lengths_of_1e400_digits": {"lengths": [10**400, 3]},
     "lengths_that_are_floats": {"lengths": [5.0, 3.0]},
     "lengths_that_are_bools": {"lengths": [True, True], "steps": 2},
-    "lengths_that_are_nested": {"lengths": [[5], [3]]},
     "fewer_lengths_than_episodes": {"lengths": [8]},
     "no_episodes": {"episodes": [], "lengths": [], "returns": [], "steps": 0},
     "a_negative_number": {"episodes": [-1, 2]},
@@ -193,7 +186,6 @@ LINES: dict[str, dict[str, Any]] = {
     "a_hash_in_capitals": {"sha256": "A" * 64},
     "a_wrong_size": {"bytes": 7},
     "a_size_that_is_negative": {"bytes": -1},
-    "a_size_that_is_a_float": {"bytes": 1e3},
     "a_size_that_is_true": {"bytes": True},
     "compressed_that_is_not": {"compressed": True},
     "compressed_that_is_a_number": {"compressed": 0},
@@ -220,7 +212,6 @@ TEXTS = {
     "a_line_that_is_nested_deeply": ('{"file"', "[" * 100_000 + '{"file"'),
     "a_line_that_is_no_json": ('{"file"', '{"file'),
     "a_line_that_is_a_list": ('{"end": "complete", "episodes": 6}', "[1, 2]"),
-    "a_line_that_is_a_number": ('{"end": "complete", "episodes": 6}', "7"),
     "a_line_that_is_empty": ('{"end": "complete", "episodes": 6}', ""),
     "an_end_that_is_none": ('"end": "complete"', '"end": "perhaps"'),
     "an_end_of_a_negative_number": ('"episodes": 6}', '"episodes": -6}'),
@@ -249,7 +240,6 @@ CORPUS |= {
 COLUMNS: dict[str, tuple[str, Any]] = {
     "an_array_of_objects": ("obs", ["|O", [3]]),
     "an_array_of_records": ("obs", [[["a", "<f4"]], [3]]),
-    "an_array_of_text": ("obs", ["<U8", [3]]),
     "an_array_of_big_numbers": ("obs", [">f4", [3]]),
     "a_shape_of_2_to_the_62": ("obs", ["<f4", [2**62]]),
     "a_shape_that_overflows": ("obs", ["<f4", [2**31, 2**31, 2**31]]),
@@ -288,22 +278,16 @@ def a_tree_that_is_deep(folder: Path) -> None:
 # Arrays of a shard
 
 ARRAYS: dict[str, Callable[[dict[str, np.ndarray]], dict[str, Any]]] = {
-    "offsets_that_are_negative": lambda a: {"offsets": np.array([0, -5, 8])},
-    "offsets_that_overlap": lambda a: {"offsets": np.array([0, 8, 5])},
     "offsets_beyond_the_end": lambda a: {"offsets": np.array([0, 5, 2**40])},
-    "offsets_that_begin_later": lambda a: {"offsets": np.array([1, 5, 8])},
     "more_offsets": lambda a: {"offsets": np.array([0, 5, 8, 8])},
-    "offsets_that_are_floats": lambda a: {"offsets": np.array([0.0, 5.0, 8.0])},
     "another_episode_than_the_manifest_has": lambda a: {"episode": np.array([0, 7])},
     "a_seed_below_minus_one": lambda a: {"seed": np.array([-2, 0])},
     "an_env_below_zero": lambda a: {"env_id": np.array([-1, 0], np.int32)},
     "a_reward_that_is_nan": lambda a: {"reward": np.where(np.arange(8) == 3, np.nan, a["reward"])},
-    "a_reward_that_is_infinite": lambda a: {"reward": np.where(np.arange(8) == 3, np.inf, a["reward"])},
     "an_episode_that_is_over_twice": lambda a: {"terminated": np.ones(8, np.bool_)},
     "an_episode_that_is_not_over": lambda a: {"truncated": np.zeros(8, np.bool_)},
     "flags_of_other_bytes": lambda a: {"truncated": (a["truncated"].view(np.uint8) * 2).view(np.bool_)},
     "fewer_observations": lambda a: {"obs": a["obs"][:-1]},
-    "observations_of_float64": lambda a: {"obs": a["obs"].astype(np.float64)},
     "an_array_more": lambda a: {"secret": np.zeros(3)},
 }
 CORPUS |= {name: (lambda folder, f=f: edit_arrays(folder, **f(arrays_of(folder)))) for name, f in ARRAYS.items()}
@@ -332,18 +316,23 @@ def with_comment(data: bytearray, _: int) -> None:
     data += b"PK\x05\x06"
 
 
-def with_overlap(data: bytearray, first: int) -> None:
-    """The directory says that the second array is where the first one is."""
+def with_the_first_for_the_second(data: bytearray, first: int) -> None:
     _put(data, data.find(b"PK\x01\x02", first + 4) + 42, bytes(data[first + 42 : first + 46]))
+
+
+def with_overlap(data: bytearray, first: int) -> None:
+    """The directory says that the first array reaches into the second one."""
+    for at in (first + 20, first + 24):
+        _put(data, at, struct.pack("<L", 64 + int.from_bytes(data[at : at + 4], "little")))
 
 
 CORPUS |= {
     "an_array_less": lambda folder: put_shard(folder, zipped(members_of(folder)[1:])),
     "a_shard_that_is_no_zip_file": lambda folder: put_shard(folder, b"PK\x05\x06".ljust(5000, b"\0")),
     "an_empty_shard": lambda folder: put_shard(folder, b""),
-    "half_a_shard": _bytes(lambda data, _: data.__delitem__(slice(len(data) // 2, None))),
     "a_zip_file_with_a_comment": _bytes(with_comment),
     "a_member_that_is_encrypted": _bytes(lambda data, at: _put(data, at + 8, bytes([data[at + 8] | 1]))),
+    "a_member_that_is_where_another_is": _bytes(with_the_first_for_the_second),
     "members_that_overlap": _bytes(with_overlap),
     "a_member_beyond_the_file": _bytes(lambda data, at: _put(data, at + 42, struct.pack("<L", 2**31))),
     "a_directory_of_a_gigabyte": _bytes(lambda data, _: _put(data, len(data) - 10, struct.pack("<L", 2**30))),
@@ -409,7 +398,6 @@ HEADERS = {
     "a_header_with_a_call": "{'descr': __import__('os').getcwd(), 'fortran_order': False, 'shape': (10, 3)}",
     "a_header_that_is_nested": "(" * 110,
     "a_header_in_fortran_order": "{'descr': '<f4', 'fortran_order': True, 'shape': (10, 3)}",
-    "a_header_without_a_shape": "{'descr': '<f4', 'fortran_order': False}",
     "a_header_that_is_empty": "",
 }
 CORPUS |= {
@@ -438,7 +426,6 @@ CORPUS |= {
     "a_space_of_another_type": _head(observation_space={"type": "os.system"}),
     "a_space_that_is_text": _head(observation_space="Box(3)"),
     "a_space_of_2_to_the_62": _head(observation_space={**BOX, "shape": [2**62]}),
-    "a_space_of_much_memory": _head(observation_space={**BOX, "shape": [2**16, 2**16]}),
     "a_space_of_objects": _head(observation_space={**BOX, "dtype": "object"}),
     "a_space_with_fewer_bounds": _head(observation_space={**BOX, "low": [0.0]}),
     "a_space_without_elements": _head(action_space={"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}),

@@ -14,7 +14,6 @@ import pytest
 from gymnasium import spaces
 from transform_envs import MIXED, VECTOR, Samples, normalised, plain
 
-from collector import SyncDataCollector
 from tests.backends import FULL
 from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, WorkerDiedError
 from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
@@ -120,20 +119,6 @@ def test_what_it_has_learnt_goes_on_in_another():
         with pytest.raises(ValueError, match=r"the state is of \['1.VecNorm'\]"):
             second.load_state_dict({"1.VecNorm": {}})
         assert first.transform[0].clone().state_dict().keys() == state["0.VecNorm"].keys()
-
-
-def test_it_is_the_env_state_of_a_collector():
-    def make():
-        return TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * 2), VecNorm(decay=1.0))
-
-    with SyncDataCollector(make(), frames_per_batch=10) as collector:
-        collector.next()
-        state = collector.state_dict()
-    assert state["env_state_dict"]["0.VecNorm"]["reward_count"] == 10
-    with SyncDataCollector(make(), frames_per_batch=10) as collector:
-        collector.load_state_dict(state)
-        collector.next()
-        assert collector.state_dict()["env_state_dict"]["0.VecNorm"]["reward_count"] == 20
 
 
 def test_vector_rewards_are_refused():
