@@ -176,13 +176,11 @@ class TestFailures:
             assert_equal(episode, whole[episode.number])
         assert np.isfinite(data.returns).all()
 
-    def test_a_failure_that_does_not_come_again_costs_nothing(self, uninterrupted: Path, tmp_path: Path) -> None:
-        changes = {**counting(every=13), "episodes": 40}
-        os.environ["FAILS_ONCE"] = str(tmp_path / "failed")
-        try:
-            state = run_job(job(**changes, wrappers=(f"{HERE}:OnlyOnce",)), tmp_path / "a")
-        finally:
-            del os.environ["FAILS_ONCE"]
+    def test_a_failure_that_does_not_come_again_costs_nothing(
+        self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FAILS_ONCE", str(tmp_path / "failed"))
+        state = run_job(job(**counting(every=13, how="once"), episodes=40), tmp_path / "a")
         assert state.retried == 1
         assert state.skipped == {}
         assert_same(tmp_path / "a", uninterrupted)
@@ -430,7 +428,8 @@ class TestSignals:
 
     @FULL
     def test_the_second_ctrl_c_ends_a_job_whose_envs_hang(self, tmp_path: Path) -> None:
-        options = ["--env", f"{HERE}:Hanging", "--num-envs", "2", "--episodes", "4", "--no-plot"]
+        hanging = ["--env", f"{HERE}:Counting", "--env-kwargs", '{"every": 1, "how": "hang"}']
+        options = [*hanging, "--num-envs", "2", "--episodes", "4", "--no-plot"]
         with process("-m", "collector", "run", *options, "--out", str(tmp_path / "a")) as running:
             assert running.stdout is not None
             assert running.stderr is not None

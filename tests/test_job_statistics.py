@@ -141,8 +141,7 @@ class TestKilled:
         ],
     )
     def test_by_sigkill_within_and_between_commits_nothing_is_lost(self, call: int, when: str, tmp_path: Path) -> None:
-        chain = (LEARNING,)
-        out = tmp_path / "a"
+        chain, out = (LEARNING,), tmp_path / "a"
         assert kills.finish(kills.start(out, "dummy", 60, f"{call}:{when}", chain), (0, -signal.SIGKILL)) != 0
         committed = kills.check(out, set())
         if committed:
@@ -178,6 +177,12 @@ class TestFrozen:
             assert run_job(msgspec.structs.replace(wanted, backend=backend), tmp_path / name).repeatable
         assert_same(tmp_path / "a", tmp_path / "b")
         assert not any(replay_episodes(tmp_path / "a", 5).values())
+        frozen = json.loads((tmp_path / "stats/cartpole.json").read_text())
+        mean, std = np.array(frozen["observation_mean"]), np.sqrt(np.maximum(frozen["observation_var"], 1e-4))
+        run_job(job(), tmp_path / "raw")
+        for ours, raw in zip(Dataset(tmp_path / "a"), Dataset(tmp_path / "raw"), strict=True):
+            np.testing.assert_allclose(ours.obs, (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
+        assert not (tmp_path / "a" / KEPT).exists()
 
     @pytest.mark.ray
     @pytest.mark.local_ray
@@ -185,16 +190,6 @@ class TestFrozen:
         run_job(load_job(file), tmp_path / "a")
         assert run_job(load_job(file), tmp_path / "b", cluster=ray_address, cluster_actors=2).repeatable
         assert_same(tmp_path / "a", tmp_path / "b")
-
-    @FULL
-    def test_they_normalise_and_are_not_updated(self, file: Path, tmp_path: Path) -> None:
-        run_job(load_job(file), tmp_path / "a")
-        frozen = json.loads((tmp_path / "stats/cartpole.json").read_text())
-        mean, std = np.array(frozen["observation_mean"]), np.sqrt(np.maximum(frozen["observation_var"], 1e-4))
-        run_job(job(), tmp_path / "raw")
-        for ours, raw in zip(Dataset(tmp_path / "a"), Dataset(tmp_path / "raw"), strict=True):
-            np.testing.assert_allclose(ours.obs, (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
-        assert not (tmp_path / "a" / KEPT).exists()
 
     def test_it_resumes_without_the_file_and_refuses_a_changed_one(self, file: Path, tmp_path: Path) -> None:
         run_job(load_job(file), tmp_path / "whole")

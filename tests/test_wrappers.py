@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from cases import counting, playing
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RunningMeanStd, VectorEnvNormObs, VectorEnvWrapper, nest
 from vecenv.testing import CountingEnv, RaisesOnReset, RaisesOnStep
@@ -259,17 +257,6 @@ class TestVectorEnvNormObs:
 
 
 class TestRunningMeanStd:
-    @settings(max_examples=50, deadline=None, derandomize=True)
-    @given(st.integers(1, 40), st.lists(st.integers(0, 40), max_size=5), st.integers(0, 99))
-    def test_any_split_into_batches_gives_the_same(self, n, cuts, seed):
-        rows = np.random.default_rng(seed).normal(3, 5, (n, 2))
-        rms = RunningMeanStd()
-        for part in np.split(rows, sorted(min(cut, n) for cut in cuts)):
-            rms.update(part)
-        assert rms.count == n
-        assert np.allclose(rms.mean, rows.mean(0))
-        assert np.allclose(rms.var, rows.var(0))
-
     def test_before_any_row_it_has_the_mean_and_deviation_it_was_given(self):
         rms = RunningMeanStd(mean=2.0, std=4.0, clip_max=1.5)
         assert np.allclose(rms.norm(np.array([2.0, 6.0, 100.0, -100.0])), [0, 1, 1.5, -1.5])
