@@ -61,6 +61,10 @@ class Counting(gymnasium.Env):
     def _fail(self) -> float:
         if not self._every or self._seed % self._every:
             return 0.0
+        if self._how == "once":
+            if (flag := Path(os.environ["FAILS_ONCE"])).exists():
+                return 0.0
+            flag.touch()
         if self._how in ("nan", "inf"):
             return float(self._how)
         if self._how == "kill":
@@ -84,22 +88,6 @@ def hold_the_lock() -> None:
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
-class OnlyOnce(gymnasium.Wrapper):
-    """Lets an env fail once: the file that FAILS_ONCE names says whether it has."""
-
-    def step(self, action: Any) -> Any:
-        try:
-            return self.env.step(action)
-        except OverflowError:
-            flag = Path(os.environ["FAILS_ONCE"])
-            if not flag.exists():
-                flag.touch()
-                raise
-            inner = self.env
-            inner._every, inner._taken = 0, inner._taken - 1  # as if nothing had happened
-            return inner.step(action)
-
-
 class Words(gymnasium.Env):
     """Observations that are no arrays."""
 
@@ -110,19 +98,6 @@ class Words(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict]:
         return "world", 0.0, True, False, {}
-
-
-class Hanging(gymnasium.Env):
-    """Says so, and hangs in its first step."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        os.write(1, b"hanging now\n")
-        threading.Event().wait()
 
 
 class Forgetful(gymnasium.Env):
@@ -221,6 +196,18 @@ def job(**changes: Any) -> Job:
 def counting(**kwargs: Any) -> dict[str, Any]:
     """The settings of a job with `Counting` envs."""
     return {"env": f"{HERE}:Counting", "env_kwargs": kwargs}
+
+
+def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:
+    """A progress callback that sends a signal once so many episodes are there."""
+    sent: list[int] = []
+
+    def on_progress(state: Any) -> None:
+        if state.episodes >= episodes and not sent:
+            sent.append(signum)
+            signal.raise_signal(signum)
+
+    return on_progress
 
 
 def assert_same(folder: Path, other: Path) -> None:

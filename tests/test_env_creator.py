@@ -17,13 +17,16 @@ import numpy as np
 import pytest
 
 from collector import SyncDataCollector
+from tests.backends import FULL
 from tests.shared_envs import Chain, Counted, Counts, Transformed, counted, hold, run_all, step_env, update_often
 from vecenv import EnvCreator, SharedState, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.memory import shared_state
 from vecenv.creator import stateful_parts
 from vecenv.testing import CountingEnv
 
-METHODS = ["fork", "forkserver", "spawn"]
+start_methods = pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(each, marks=FULL) for each in ("forkserver", "spawn"))]
+)
 
 
 def calls_of(creator: EnvCreator) -> int:
@@ -42,18 +45,15 @@ def test_envs_of_a_creator_share_their_state_on_every_backend(backend: type) -> 
         assert venv.call("calls") == [15] * 3
     assert calls_of(creator) == 15
     np.testing.assert_array_equal(creator.state_dict()["0.Counted.sums"], [7.5, 7.5])
-
-
-def test_without_share_memory_each_env_has_a_state_of_its_own(backend: type) -> None:
-    creator = EnvCreator(counted, share_memory=False)
-    with backend([creator] * 3) as venv:
+    alone = EnvCreator(counted, share_memory=False)
+    with backend([alone] * 3) as venv:
         venv.reset()
         venv.step([0, 0], [0, 1])
         assert venv.call("calls") == [2, 2, 1]
-    assert creator.state_dict() == {}
+    assert alone.state_dict() == {}
 
 
-@pytest.mark.parametrize("context", METHODS)
+@start_methods
 def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(context: str) -> None:
     creator = EnvCreator(lambda: counted())
     with ShmemVectorEnv([creator] * 4, num_workers=2, context=context) as venv:
@@ -69,7 +69,7 @@ def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(c
     assert calls_of(creator) == before + 4
 
 
-@pytest.mark.parametrize("context", METHODS)
+@start_methods
 def test_processes_that_get_a_creator_as_an_argument_see_one_count(context: str) -> None:
     creator = EnvCreator(lambda: counted())
     mp = multiprocessing.get_context(context)
@@ -78,9 +78,10 @@ def test_processes_that_get_a_creator_as_an_argument_see_one_count(context: str)
     assert creator().calls() == 12
 
 
-def test_an_update_whose_process_ends_in_it_is_absent_and_leaves_the_state_free(process_backend: type) -> None:
+@FULL
+def test_an_update_whose_process_ends_in_it_is_absent_and_leaves_the_state_free() -> None:
     creator = EnvCreator(counted)
-    with process_backend([creator] * 2, num_workers=2) as venv:
+    with ShmemVectorEnv([creator] * 2, num_workers=2) as venv:
         venv.reset()
         with pytest.raises(WorkerDiedError):
             venv.call("stop_inside", id=0)
@@ -143,10 +144,9 @@ def test_a_state_that_another_process_does_not_release_is_an_error_that_names_it
     holder.close()
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_arrays_of_every_shape_and_dtype_keep_them(share: bool) -> None:
+def test_arrays_of_every_shape_and_dtype_keep_them() -> None:
     arrays = {"b": np.array([True]), "": np.zeros((2, 0)), "t": np.array("text"), "c": np.ones((3, 5), np.complex64)}
-    for values in (arrays, {}):
+    for values, share in ((arrays, True), (arrays, False), ({}, True), ({}, False)):
         found = SharedState(values, share).read()
         assert {name: (array.dtype, array.shape) for name, array in found.items()} == {
             name: (array.dtype, array.shape) for name, array in values.items()
@@ -169,9 +169,6 @@ def test_parts_with_state_are_found_in_wrappers_and_transforms_outermost_first()
     inner, first, second = counted(), Counts(), Counts()
     env = Counted(Transformed(Transformed(inner, object()), Chain(first, Chain(object(), second))))
     assert stateful_parts(env) == [env, first, second, inner]
-
-
-def test_the_state_of_each_part_has_its_name() -> None:
     creator = EnvCreator(lambda: Transformed(counted(width=3), Chain(Counts(), Counts(1))))
     shapes = {key: value.shape for key, value in creator.state_dict().items()}
     assert shapes == {
@@ -199,20 +196,11 @@ def test_load_state_dict_sets_the_state_of_all_envs() -> None:
 
 
 def test_create_env_kwargs_come_before_keywords_and_those_before_the_call() -> None:
-    creator = EnvCreator(dict_env, {"a": 1}, a=2, b=2)
-    env = creator(a=3, b=3, c=3)
-    assert env.given == {"a": 1, "b": 2, "c": 3}
+    given: list[dict[str, Any]] = []
+    creator = EnvCreator(lambda **kwargs: given.append(kwargs) or CountingEnv(), {"a": 1}, a=2, b=2)
+    creator(a=3, b=3, c=3)
+    assert given[-1] == {"a": 1, "b": 2, "c": 3}
     assert creator.create_env_kwargs == {"a": 1, "b": 2}
-
-
-class GivenEnv(CountingEnv):
-    def __init__(self, given: dict[str, Any]) -> None:
-        super().__init__()
-        self.given = given
-
-
-def dict_env(**kwargs: Any) -> GivenEnv:
-    return GivenEnv(kwargs)
 
 
 def test_a_variant_has_arguments_of_its_own_and_the_same_state() -> None:
@@ -223,9 +211,6 @@ def test_a_variant_has_arguments_of_its_own_and_the_same_state() -> None:
     assert creator.create_env_kwargs == {"length": 4}
     env.reset()
     assert calls_of(creator) == calls_of(variant) == creator().calls() == 1
-
-
-def test_meta_data_are_those_of_the_variant_itself() -> None:
     creator = EnvCreator(gym.make, id="CartPole-v1")
     variant = creator.make_variant(id="Pendulum-v1")
     assert creator.meta_data.observation_space.shape == (4,)
@@ -240,15 +225,6 @@ def test_a_variant_whose_env_has_other_state_is_refused_with_both() -> None:
         variant()
 
 
-def test_a_list_of_arguments_gives_each_env_its_own(backend: type) -> None:
-    creator = EnvCreator(counted, [{"env_id": 5}, {"env_id": 6}, {"env_id": 8}], length=4)
-    with backend([creator] * 3) as venv:
-        assert venv.get_env_attr("env_id") == [5, 6, 8]
-        assert venv.get_env_attr("length") == [4] * 3
-        venv.reset()
-    assert calls_of(creator) == 3
-
-
 def test_a_list_of_arguments_of_another_length_names_both_numbers() -> None:
     creator = EnvCreator(counted, [{"env_id": 5}, {"env_id": 6}])
     with pytest.raises(ValueError, match="2 entries, expected one for each of 3 envs"):
@@ -259,9 +235,10 @@ def test_a_list_of_arguments_of_another_length_names_both_numbers() -> None:
         creator()
 
 
-def test_update_kwargs_concerns_what_is_made_later(process_backend: type) -> None:
+@FULL
+def test_update_kwargs_concerns_what_is_made_later() -> None:
     creator = EnvCreator(counted, length=4)
-    with process_backend([creator] * 2, context="fork", num_workers=2) as venv:
+    with ShmemVectorEnv([creator] * 2, context="fork", num_workers=2) as venv:
         creator.update_kwargs([{"length": 6}, {"length": 7}])
         venv.reset()
         os.kill(venv.call("own_pid")[0], 9)
@@ -284,25 +261,22 @@ def test_the_factory_is_called_once_an_env_and_once_for_the_metadata(backend: ty
         assert creator.meta_data.metadata == CountingEnv.metadata
         assert creator.make_variant().state_dict().keys() == creator.state_dict().keys()
         assert len(log.read_text()) == 4
+    made: list[Any] = []
+
+    class Watched(CountingEnv):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    EnvCreator(lambda: made.append(Watched()) or made[-1])
+    assert [(env.closed, env.calls) for env in made] == [(True, 0)], "it is closed and not reset"
 
 
 def logged(log: str) -> Any:
     with open(log, "a") as file:
         file.write("x")
     return counted()
-
-
-def test_the_env_that_is_made_for_the_metadata_is_closed_and_not_reset() -> None:
-    made = []
-    EnvCreator(lambda: made.append(Watched()) or made[-1])
-    assert [(env.closed, env.calls) for env in made] == [(True, 0)]
-
-
-class Watched(CountingEnv):
-    closed = False
-
-    def close(self) -> None:
-        self.closed = True
 
 
 # Copies.
@@ -349,7 +323,7 @@ def test_collectors_take_creators_and_pass_arguments_that_theirs_precede() -> No
     with SyncDataCollector([creator] * 2, **options) as collector:
         collector.next()
         assert collector.env.get_env_attr("env_id") == [1, 2]
-        assert collector.env.get_env_attr("length") == [9, 9]
+        assert collector.env.get_env_attr("length") == [9, 9], "each env has its own, and what is common"
     assert calls_of(creator) == 2 + 4
     single = EnvCreator(counted)
     with SyncDataCollector(single, frames_per_batch=4) as collector:
@@ -360,16 +334,8 @@ def test_collectors_take_creators_and_pass_arguments_that_theirs_precede() -> No
 # Bad input.
 
 
-def test_repr_shows_the_function_and_its_arguments() -> None:
-    assert repr(EnvCreator(counted, {"env_id": 3}, length=2)) == "EnvCreator(counted, length=2, env_id=3)"
-    assert repr(EnvCreator(counted, [{}, {"env_id": 1}], share_memory=False)) == (
-        "EnvCreator(counted, create_env_kwargs=[{}, {'env_id': 1}], share_memory=False)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
+def test_bad_input_is_refused_where_it_is_given() -> None:
+    for make, error, text in (
         (lambda: EnvCreator(CountingEnv()), TypeError, "create_env_fn must be a callable"),
         (lambda: EnvCreator(lambda: None), TypeError, "expected an env"),
         (lambda: EnvCreator(counted, 3), TypeError, "create_env_kwargs must be a dict"),
@@ -377,11 +343,13 @@ def test_repr_shows_the_function_and_its_arguments() -> None:
         (lambda: EnvCreator(counted, [1]), TypeError, "create_env_kwargs must be a dict"),
         (lambda: EnvCreator(partial(counted, size=1)), TypeError, "size"),
         (lambda: SharedState({"a": np.array([None])}), TypeError, "'a' is an array of objects"),
-    ],
-)
-def test_bad_input_is_refused_where_it_is_given(make: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        make()
+    ):
+        with pytest.raises(error, match=text):
+            make()
+    assert repr(EnvCreator(counted, {"env_id": 3}, length=2)) == "EnvCreator(counted, length=2, env_id=3)"
+    assert repr(EnvCreator(counted, [{}, {"env_id": 1}], share_memory=False)) == (
+        "EnvCreator(counted, create_env_kwargs=[{}, {'env_id': 1}], share_memory=False)"
+    )
 
 
 def test_envs_that_are_made_to_be_measured_do_not_count() -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,22 @@ from collector.job.committing import Committer
 from collector.job.job import JobError
 from collector.job.look.metrics import Metrics
 from collector.job.playing import JobFailedError
-from collector.job.run import JobState, resume_job, run_job
+from collector.job.run import resume_job, run_job
 from collector.store.files import system_calls
 from collector.store.head import make_head
 from collector.store.writer import StoreWriter
-from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process
-from vecenv.tuning.auto_backend import VECTOR_ENVS
+from tests.backends import FULL
+from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
 
-LOCAL = sorted(VECTOR_ENVS.keys() - {"ray"})
 NOTICE = "Ending after this round, and keeping what is whole; once more ends it at once."
-SLOW = ("auto", "subproc")
 backends = pytest.mark.parametrize(
-    "backend", [pytest.param(each, marks=[pytest.mark.slow] if each in SLOW else []) for each in LOCAL]
+    "backend",
+    [
+        "dummy",
+        "shmem",
+        *(pytest.param(each, marks=[pytest.mark.slow]) for each in ("auto", "subproc")),
+        pytest.param("thread", marks=FULL),
+    ],
 )
 
 
@@ -49,18 +54,6 @@ def torch_and_mlp() -> tuple[Any, Any]:
     from collector.policy.mlp import MLPPolicy
 
     return torch, MLPPolicy
-
-
-def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:
-    """A progress callback that sends a signal once so many episodes are there."""
-    sent: list[int] = []
-
-    def on_progress(state: JobState) -> None:
-        if state.episodes >= episodes and not sent:
-            sent.append(signum)
-            signal.raise_signal(signum)
-
-    return on_progress
 
 
 class TestWhatAJobWrites:
@@ -94,16 +87,8 @@ class TestWhatAJobWrites:
             assert (state.episodes, state.steps) == (first, lengths[:first].sum())
             assert all((a.seed, len(a)) == (b.seed, len(b)) for a, b in zip(data, Dataset(uninterrupted), strict=False))
 
-    def test_another_seed_gives_other_episodes(self, tmp_path: Path) -> None:
-        for seed in (0, 1):
-            run_job(job(episodes=2, seed=seed), tmp_path / str(seed))
-        one, two = (Dataset(tmp_path / str(seed))[0] for seed in (0, 1))
-        assert one.obs[0].tolist() != two.obs[0].tolist()
-
-    @pytest.mark.parametrize(
-        ("policy", "repeatable"),
-        [("mlp", True), (f"{HERE}:Drawing", False)],
-    )
+    @FULL
+    @pytest.mark.parametrize(("policy", "repeatable"), [("mlp", True), (f"{HERE}:Drawing", False)])
     def test_a_job_says_whether_it_is_repeatable(self, policy: str, repeatable: bool, tmp_path: Path) -> None:
         pytest.importorskip("torch")
         for name, backend in (("a", "dummy"), ("b", "shmem")):
@@ -120,6 +105,7 @@ class TestWhatAJobWrites:
         episode = Dataset(tmp_path / "a")[0]
         assert np.allclose(episode.action, 0.5 * np.tanh(episode.obs["pose"][0][:-1]))
 
+    @FULL
     def test_weights_come_from_a_checkpoint_that_runs_nothing(self, tmp_path: Path) -> None:
         torch, MLPPolicy = torch_and_mlp()
         with gymnasium.make("CartPole-v1") as env:
@@ -135,22 +121,6 @@ class TestWhatAJobWrites:
         with pytest.raises(JobError, match="cannot be read with weights_only=True"):
             run_job(job(policy="mlp", checkpoint=str(tmp_path / "object.pt"), device="cpu"), tmp_path / "b")
 
-    def test_wrappers_and_transforms_are_around_each_env(self, tmp_path: Path) -> None:
-        changes = {
-            "wrappers": ["gymnasium.wrappers:FlattenObservation"],
-            "transforms": [{"call": "UnsqueezeTransform", "kwargs": {"dim": 0}}],
-            "max_episode_steps": 7,
-        }
-        run_job(msgspec.convert({**msgspec.to_builtins(job()), **changes}, type(job())), tmp_path / "a")
-        data = Dataset(tmp_path / "a")
-        assert data[0].obs.shape[1:] == (1, 4)
-        assert data.lengths.max() == 7
-
-    def test_commits_happen_by_size(self, tmp_path: Path) -> None:
-        small = job(**counting(), episodes=60, shard_bytes=2000)
-        run_job(small, tmp_path / "size")
-        assert len(Dataset(tmp_path / "size").shard_files) >= 3
-
     def test_a_commit_is_due_when_more_comes_than_may_wait(self, uninterrupted: Path, tmp_path: Path) -> None:
         first, *others = Dataset(uninterrupted)
         with (
@@ -161,24 +131,15 @@ class TestWhatAJobWrites:
             committer.add(others)
         assert_same(tmp_path / "a", uninterrupted)
 
-    def test_a_commit_is_due_by_time_though_an_env_does_not_return(self, tmp_path: Path) -> None:
-        hanging, committed = 40, 30  # those that end in the same batch as the hang are played again
-        slow = {
-            **counting(every=episode_seed(0, hanging), how="hang"),
-            "episodes": 99,
-            "num_envs": 1,
-            "backend": "shmem",
-            "shard_seconds": 0.2,
-        }
-        (tmp_path / "job.json").write_bytes(msgspec.json.encode(job(**slow)))
-        with process("-m", "collector", "run", str(tmp_path / "job.json"), "--out", str(tmp_path / "a")) as running:
-            while not (tmp_path / "a" / "manifest.jsonl").exists() or len(Dataset(tmp_path / "a")) < committed:
-                assert running.poll() is None
-                time.sleep(0.02)
-            running.kill()
-        numbers = Dataset(tmp_path / "a").numbers.tolist()
-        assert numbers == list(range(len(numbers)))
-        assert committed <= len(numbers) <= hanging
+    def test_a_commit_is_due_by_time_though_nothing_is_added(self, uninterrupted: Path, tmp_path: Path) -> None:
+        with (
+            StoreWriter(tmp_path / "a", make_head()) as writer,
+            Committer(writer, 2**30, seconds=0.05) as committer,
+        ):
+            for number, episode in enumerate(Dataset(uninterrupted)[:2]):
+                committer.add([episode])
+                while len(Dataset(tmp_path / "a")) <= number:
+                    time.sleep(0.01)
 
     def test_observations_that_are_no_arrays_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"object"):
@@ -190,11 +151,11 @@ class TestFailures:
         ("how", "at", "backend"),
         [
             ("raise", "step", "dummy"),
-            ("raise", "reset", "dummy"),
-            pytest.param("raise", "reset", "shmem", marks=pytest.mark.slow),
             ("nan", "step", "dummy"),
-            ("inf", "step", "dummy"),
-            ("kill", "step", "shmem"),
+            *(pytest.param(*each, marks=FULL) for each in (("raise", "reset", "dummy"), ("inf", "step", "dummy"))),
+            pytest.param("kill", "step", "shmem", marks=FULL),
+            pytest.param("raise", "reset", "shmem", marks=pytest.mark.slow),
+            pytest.param("hang", "step", "shmem", marks=pytest.mark.slow),
         ],
     )
     def test_an_episode_that_fails_is_skipped_and_counted(
@@ -204,6 +165,7 @@ class TestFailures:
         failing = [episode.number for episode in whole if episode.seed % 13 == 0]
         assert 0 < len(failing) < 10
         changes = {**counting(every=13, how=how, at=at), "episodes": 40, "backend": backend}
+        changes |= {"step_timeout": 0.5} if how == "hang" else {}
         state = run_job(job(**changes), tmp_path / "a")
         data = Dataset(tmp_path / "a")
         assert state.status == "complete"
@@ -214,20 +176,11 @@ class TestFailures:
             assert_equal(episode, whole[episode.number])
         assert np.isfinite(data.returns).all()
 
-    @pytest.mark.slow
-    def test_an_env_that_hangs_fails_after_its_timeout(self, uninterrupted: Path, tmp_path: Path) -> None:
-        changes = {**counting(every=13, how="hang"), "episodes": 40, "backend": "shmem", "step_timeout": 0.5}
-        state = run_job(job(**changes), tmp_path / "a")
-        assert state.status == "complete"
-        assert len(Dataset(tmp_path / "a")) == 40 - len(state.skipped)
-
-    def test_a_failure_that_does_not_come_again_costs_nothing(self, uninterrupted: Path, tmp_path: Path) -> None:
-        changes = {**counting(every=13), "episodes": 40}
-        os.environ["FAILS_ONCE"] = str(tmp_path / "failed")
-        try:
-            state = run_job(job(**changes, wrappers=(f"{HERE}:OnlyOnce",)), tmp_path / "a")
-        finally:
-            del os.environ["FAILS_ONCE"]
+    def test_a_failure_that_does_not_come_again_costs_nothing(
+        self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FAILS_ONCE", str(tmp_path / "failed"))
+        state = run_job(job(**counting(every=13, how="once"), episodes=40), tmp_path / "a")
         assert state.retried == 1
         assert state.skipped == {}
         assert_same(tmp_path / "a", uninterrupted)
@@ -239,10 +192,7 @@ class TestFailures:
             run_job(job(**counting(every=3), episodes=400, max_failed=2), tmp_path / "a")
         assert_whole(Dataset(tmp_path / "a"))
 
-    def test_an_env_that_always_fails_ends_the_job_soon(self, tmp_path: Path) -> None:
-        with pytest.raises(JobFailedError, match="3 episodes failed"):
-            run_job(job(**counting(every=1), episodes=10**6, max_failed=2), tmp_path / "a")
-
+    @FULL
     def test_on_error_raise_is_the_error_of_the_env(self, tmp_path: Path) -> None:
         with pytest.raises(OverflowError, match="cannot be played"):
             run_job(job(**counting(every=episode_seed(0, 90)), episodes=400, on_error="raise"), tmp_path / "a")
@@ -254,6 +204,7 @@ class TestFailures:
         with pytest.raises(KeyError, match="no such state"):
             run_job(job(policy=f"{HERE}:bad"), tmp_path / "a")
 
+    @FULL
     def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
         self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -280,6 +231,7 @@ class TestFailures:
         resume_job(tmp_path / "a", small)
         assert_same(tmp_path / "a", uninterrupted)
 
+    @FULL
     def test_so_does_a_disk_that_is_full_when_metrics_are_written(self, tmp_path: Path) -> None:
         metrics = Metrics(tmp_path)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -293,7 +245,7 @@ class TestFailures:
 
 
 class TestGoingOn:
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=FULL)])
     def test_a_job_that_was_stopped_goes_on_anywhere(self, signum: int, uninterrupted: Path, tmp_path: Path) -> None:
         state = run_job(job(**counting(), episodes=40), tmp_path / "a", on_progress=stop_at(5, signum))
         assert (state.status, state.signum) == ("interrupted", signum)
@@ -305,6 +257,7 @@ class TestGoingOn:
         assert sum(state.lengths) < state.steps, "what was there was not played again"
         assert_same(tmp_path / "a", uninterrupted)
 
+    @FULL
     def test_a_job_of_steps_ends_where_it_would_have(self, tmp_path: Path) -> None:
         run_job(job(**counting(), steps=300), tmp_path / "whole")
         run_job(job(**counting(), steps=300), tmp_path / "a", on_progress=stop_at(5))
@@ -330,6 +283,7 @@ class TestGoingOn:
                 resume_job(tmp_path / "a", first, settings)
         assert (tmp_path / "a" / "manifest.jsonl").read_bytes() == before
 
+    @FULL
     def test_a_changed_policy_is_refused(self, tmp_path: Path) -> None:
         torch, MLPPolicy = torch_and_mlp()
         weights = tmp_path / "w.pt"
@@ -342,6 +296,7 @@ class TestGoingOn:
         with pytest.raises(JobError, match="has changed: policy_hash was"):
             resume_job(tmp_path / "a")
 
+    @FULL
     def test_statistics_that_are_gone_are_no_resume(self, tmp_path: Path) -> None:
         changes: dict[str, Any] = {"wrappers": ("gymnasium.wrappers:NormalizeObservation",), "episodes": 500}
         state = run_job(job(**changes), tmp_path / "a", on_progress=stop_at(5))
@@ -353,13 +308,6 @@ class TestGoingOn:
         with pytest.raises(JobError, match=f"names '{HERE}:Counting', which is code: .* --allow-import {HERE}"):
             resume_job(uninterrupted)
 
-    def test_failures_are_counted_across_runs(self, tmp_path: Path) -> None:
-        failing = job(**counting(every=13), episodes=40)
-        run_job(failing, tmp_path / "whole")
-        run_job(failing, tmp_path / "a", on_progress=stop_at(30))
-        resume_job(tmp_path / "a", failing)
-        assert_same(tmp_path / "a", tmp_path / "whole")
-
 
 class TestFolders:
     def test_a_folder_in_use_is_refused_and_replaced_on_demand(self, tmp_path: Path) -> None:
@@ -370,6 +318,7 @@ class TestFolders:
         run_job(job(episodes=5), tmp_path / "a", overwrite=True)
         assert len(Dataset(tmp_path / "a")) == 5
 
+    @FULL
     def test_a_job_that_cannot_run_removes_nothing(self, tmp_path: Path) -> None:
         run_job(job(episodes=3), tmp_path / "a")
         for changes in ({"env": "no_such_module:Env-v0"}, {"env": "CartPoll-v1"}, {"policy": f"{HERE}:none"}):
@@ -377,40 +326,16 @@ class TestFolders:
                 run_job(job(**changes), tmp_path / "a", overwrite=True)
         assert len(Dataset(tmp_path / "a")) == 3
 
-    def test_files_of_others_are_never_removed(self, tmp_path: Path) -> None:
-        (tmp_path / "thesis.tex").write_text("ten years")
-        with pytest.raises(DatasetError, match=r"thesis\.tex"):
-            run_job(job(), tmp_path, overwrite=True)
-        assert (tmp_path / "thesis.tex").read_text() == "ten years"
-
     def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DatasetError, match=r"cannot write to .*file.x: Not a directory; choose another"):
             run_job(job(), tmp_path / "file" / "x")
 
-    def test_a_second_job_in_a_folder_is_refused_and_harms_nothing(self, uninterrupted: Path, tmp_path: Path) -> None:
-        first = job(**counting(), episodes=40)
-        run_job(first, tmp_path / "a", on_progress=stop_at(5))
-        with StoreWriter(tmp_path / "a", None, resume=True):
-            for attempt in (
-                lambda: resume_job(tmp_path / "a", first),
-                lambda: run_job(first, tmp_path / "a", overwrite=True),
-            ):
-                with pytest.raises(DatasetError, match=f"is being written by pid {os.getpid()}"):
-                    attempt()
-        resume_job(tmp_path / "a", first)
-        assert_same(tmp_path / "a", uninterrupted)
-
     def test_a_folder_of_the_first_form_is_refused_and_says_so(self, tmp_path: Path) -> None:
         (tmp_path / "manifest.json").write_text("{}")
-        for attempt in (
-            lambda: run_job(job(), tmp_path),
-            lambda: run_job(job(), tmp_path, overwrite=True),
-            lambda: resume_job(tmp_path),
-            lambda: resume_job(tmp_path, job()),
-        ):
+        for attempt in (partial(run_job, job()), partial(run_job, job(), overwrite=True), resume_job):
             with pytest.raises(DatasetError, match=r"first form .*Dataset and load_episodes read them.*another folder"):
-                attempt()
+                attempt(tmp_path)
         assert (tmp_path / "manifest.json").read_text() == "{}"
 
 
@@ -437,7 +362,7 @@ class TestSignals:
     @pytest.mark.parametrize(
         ("backend", "signum"),
         [
-            ("shmem", signal.SIGINT),
+            pytest.param("shmem", signal.SIGINT, marks=FULL),
             pytest.param("shmem", signal.SIGTERM, marks=pytest.mark.slow),
             pytest.param("subproc", signal.SIGTERM, marks=pytest.mark.slow),
         ],
@@ -467,7 +392,7 @@ class TestSignals:
     @pytest.mark.parametrize(
         ("backend", "how", "code"),
         [
-            ("dummy", "hang", 143),
+            pytest.param("dummy", "hang", 143, marks=FULL),
             pytest.param("shmem", "hang", 143, marks=pytest.mark.slow),
             pytest.param("shmem", "hold", 143, marks=pytest.mark.slow),
             pytest.param("dummy", "hold", -9, marks=pytest.mark.slow),  # nothing else can end such a process
@@ -501,8 +426,10 @@ class TestSignals:
         run_job(here, tmp_path / "whole")
         assert_same(tmp_path / "a", tmp_path / "whole")
 
+    @FULL
     def test_the_second_ctrl_c_ends_a_job_whose_envs_hang(self, tmp_path: Path) -> None:
-        options = ["--env", f"{HERE}:Hanging", "--num-envs", "2", "--episodes", "4", "--no-plot"]
+        hanging = ["--env", f"{HERE}:Counting", "--env-kwargs", '{"every": 1, "how": "hang"}']
+        options = [*hanging, "--num-envs", "2", "--episodes", "4", "--no-plot"]
         with process("-m", "collector", "run", *options, "--out", str(tmp_path / "a")) as running:
             assert running.stdout is not None
             assert running.stderr is not None

@@ -14,6 +14,7 @@ import pytest
 
 from collector import Dataset
 from collector.job.cli import main
+from tests.backends import FULL
 from tests.job_envs import HERE, ROOT
 
 PONG = ["--env", "ALE/Pong-v5", "--num-envs", "2", "--max-episode-steps", "30"]
@@ -32,6 +33,7 @@ def fresh(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
+@FULL
 class TestAtari:
     def test_it_runs_though_ale_py_was_not_imported(self, tmp_path: Path, capsys: Any) -> None:
         pytest.importorskip("ale_py")
@@ -61,6 +63,7 @@ class TestAtari:
 
 
 class TestSize:
+    @FULL
     def test_a_dry_run_says_how_much_would_be_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
     ) -> None:
@@ -78,26 +81,24 @@ class TestSize:
         assert re.fullmatch(
             r"about 1\d\d\.\d KiB for the job: \d\d bytes a step, .* an hour at .* steps/s", size["in_words"]
         )
-
-    def test_of_episodes_as_long_as_the_first_ones(self, tmp_path: Path, capsys: Any) -> None:
-        arguments = ["--env", "Pendulum-v1", "--backend", "dummy", "--max-episode-steps", "50"]
-        assert main(["run", *arguments, "--episodes", "40", "--dry-run", "--compress", "true"]) == 0
+        arguments = ["--env", "Pendulum-v1", "--backend", "dummy", "--max-episode-steps", "50", "--episodes", "40"]
+        assert "note: about" not in capsys.readouterr().out, "it is small"
+        assert main(["run", *arguments, "--dry-run", "--compress", "true"]) == 0
         size = json.loads(capsys.readouterr().out)["size"]
         assert size["bytes"] == pytest.approx(40 * 50 * size["compressed_bytes_per_step"], rel=0.01)
-        data = collect(tmp_path / "a", *arguments, "--episodes", "40", "--compress", "true")
+        data = collect(tmp_path / "b", *arguments, "--compress", "true")
         assert data.nbytes == pytest.approx(size["bytes"], rel=0.3)
 
     def test_an_env_that_cannot_be_made_is_found(self, capsys: Any) -> None:
+        failing = ["--env", f"{HERE}:Counting", "--env-kwargs", '{"every": 1}']
         for env, message in (
-            ("CartPoll-v1", "there is no env CartPoll-v1"),
-            ("none:X-v0", "No module named 'none'"),
-            (f"{HERE}:Counting", "fails in its first steps: OverflowError"),
+            (["--env", "CartPoll-v1"], "there is no env CartPoll-v1"),
+            (failing, "fails in its first steps: OverflowError"),
         ):
-            flags = ["--env", env, "--steps", "9", "--backend", "dummy", "--on-error", "raise", "--dry-run"]
-            kwargs = ["--env-kwargs", '{"every": 1}'] if "Counting" in env else []
-            assert main(["run", *flags, *kwargs]) == 2
+            assert main(["run", *env, "--steps", "9", "--backend", "dummy", "--on-error", "raise", "--dry-run"]) == 2
             assert message in capsys.readouterr().err
 
+    @FULL
     def test_a_large_job_says_so_when_it_begins(self, tmp_path: Path, capsys: Any) -> None:
         large = ["--env", f"{HERE}:Large", "--num-envs", "1", "--backend", "dummy", "--on-error", "raise"]
         with pytest.raises(OverflowError, match="enough"):  # the env itself ends the job
@@ -105,10 +106,6 @@ class TestSize:
         [note] = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
         assert note.startswith("note: about 1.5 GiB for 20,000 episodes, 78.1 KiB a step; ")
         assert "compress = true makes it smaller" in note
-
-    def test_a_small_one_does_not(self, tmp_path: Path, capsys: Any) -> None:
-        collect(tmp_path / "a", "--env", "CartPole-v1", "--episodes", "9", "--backend", "dummy")
-        assert "note: about" not in capsys.readouterr().out
 
     def test_a_disk_without_room_is_said(self) -> None:
         from collector import Job
@@ -151,15 +148,10 @@ def make_env(**kwargs):
         (tmp_path / "mine.py").write_text(self.MODULE)
         return tmp_path
 
+    @FULL
     def test_policy_wrapper_and_kwargs(self, here: Path, capsys: Any) -> None:
-        flags = [
-            "--env",
-            "mine:make_env",
-            "--env-kwargs",
-            '{"sutton_barto_reward": true}',
-            "--policy",
-            "mine:always_left",
-        ]
+        flags = ["--env", "mine:make_env", "--env-kwargs", '{"sutton_barto_reward": true}']
+        flags += ["--policy", "mine:always_left"]
         done = fresh("run", *flags, "--wrapper", "mine:Shifted", "--episodes", "9", "--no-plot", "--out", "a", cwd=here)
         assert done.returncode == 0, done.stderr
         data = Dataset(here / "a")
@@ -175,7 +167,9 @@ def make_env(**kwargs):
         wrappers = '["gymnasium.wrappers:FlattenObservation", {"call": "mine:Shifted", "kwargs": {"by": 5.0}}]'
         flags = ["--env", "CartPole-v1", "--episodes", "3", "--wrappers", wrappers, "--transform", "StepCounter"]
         monkeypatch.syspath_prepend(str(here))
-        every = collect(here / "a", *flags, "--backend", "dummy").transitions()
+        data = collect(here / "a", *flags, "--backend", "dummy", "--max-episode-steps", "7")
+        assert data.lengths.max() == 7
+        every = data.transitions()
         assert abs(every.obs["observation"][every.step == 0] - 5).max() <= 0.05
         assert every.obs["step_count"][:, 0].tolist() == every.step.tolist()
 

@@ -15,6 +15,7 @@ from collector import Dataset, Job, load_job
 from collector.job.cli import main
 from collector.job.job import JobError
 from collector.job.job_files import with_settings
+from tests.backends import FULL
 from tests.job_envs import HERE, ROOT
 
 TOML = """
@@ -53,25 +54,12 @@ class TestFiles:
         assert job.env_kwargs == {"sutton_barto_reward": True}
         (tmp_path / "a.yaml").write_text(YAML)
         assert load_job(tmp_path / "a.yaml") == job
-        content = {**job.env_kwargs}
-        (tmp_path / "a.json").write_text(
-            json.dumps(
-                {
-                    "env": "CartPole-v1",
-                    "num_envs": 4,
-                    "backend": "dummy",
-                    "episodes": 12,
-                    "seed": 3,
-                    "wrappers": list(job.wrappers),
-                    "env_kwargs": content,
-                }
-            )
-        )
+        names = ("env", "num_envs", "backend", "episodes", "seed", "wrappers", "env_kwargs")
+        (tmp_path / "a.json").write_text(json.dumps({name: getattr(job, name) for name in names}))
         assert load_job(tmp_path / "a.json") == job
 
-    @pytest.mark.parametrize(
-        ("line", "message"),
-        [
+    def test_what_is_wrong_is_said(self, file: Path) -> None:
+        for line, message in (
             ("episods = 3", "a job has no 'episods'; did you mean 'episodes'?"),
             ("colour = 3", "a job has no 'colour'; it has env, episodes, steps, "),
             ("num_workers = 'two'", "num_workers: Expected `int | null`, got `str`"),
@@ -85,14 +73,12 @@ class TestFiles:
             ("device = 'tpu'", 'device must be "auto", "cpu", "cuda" or "cuda:N", got \'tpu\''),
             ("env_kwargs.deep = 1", "cannot be read"),
             ("[[", "cannot be read"),
-        ],
-    )
-    def test_what_is_wrong_is_said(self, line: str, message: str, file: Path) -> None:
-        file.write_text(f"{line}\n{TOML}")
-        with pytest.raises(JobError) as error:
-            load_job(file)
-        assert str(file) in str(error.value)
-        assert message in str(error.value)
+        ):
+            file.write_text(f"{line}\n{TOML}")
+            with pytest.raises(JobError) as error:
+                load_job(file)
+            assert str(file) in str(error.value)
+            assert message in str(error.value)
 
     def test_files_that_are_none(self, tmp_path: Path) -> None:
         for name, message in (("job.txt", r"must end in \.toml, \.json"), ("none.toml", "No such file")):
@@ -140,12 +126,8 @@ class TestCommandLine:
         assert "12 of a job of 12 episodes" in capsys.readouterr().out
         assert main(["info", str(folder), "--json"]) == 0
         info = json.loads(capsys.readouterr().out)
-        assert (info["status"], info["episodes"], info["steps"], info["repeatable"]) == (
-            "complete",
-            12,
-            data.steps,
-            True,
-        )
+        found = [info[name] for name in ("status", "episodes", "steps", "repeatable")]
+        assert found == ["complete", 12, data.steps, True]
         assert main(["verify", str(folder), "--replay", "3"]) == 0
         assert "3 of 3 episodes, played again with the policy, are the same bit for bit" in capsys.readouterr().out
         assert main(["plot", str(folder), "--out", str(tmp_path / "b.png")]) == 0
@@ -163,13 +145,8 @@ class TestCommandLine:
     def test_json_is_alone_on_standard_output(self, file: Path, tmp_path: Path, capsys: Any) -> None:
         assert main(["run", str(file), "--no-plot", "--json", "--out", str(tmp_path / "a")]) == 0
         out, error = capsys.readouterr()
-        found = json.loads(out)
-        assert (found["episodes"], found["status"], found["interrupted"], found["skipped"]) == (
-            12,
-            "complete",
-            False,
-            {},
-        )
+        found = [json.loads(out)[name] for name in ("episodes", "status", "interrupted", "skipped")]
+        assert found == [12, "complete", False, {}]
         assert "Collecting 12 episodes" in error
 
     def test_a_dry_run_says_what_would_be_and_does_nothing(
@@ -188,37 +165,30 @@ class TestCommandLine:
         assert main(["run", "--env", "CartPole", "--steps", "1e2", "--backend", "dummy", "--no-plot"]) == 0
         assert Dataset("data/CartPole").steps >= 100
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["runn", "x.toml"], "'runn' is no command; did you mean run?"),
-            (
-                ["--env", "CartPole-v1"],
-                "'--env' is no command; the flags of a job come after run: python -m collector run",
-            ),
-            (["look", "data"], "'look' is no command; begin with one of run, resume, "),
-            (["run", "--episodes", "3"], "a job has an env"),
-            (["run", "--env", "CartPole-v1"], "a job has either episodes = N or steps = N"),
-            (["run", "--env", "CartPoll-v1", "--steps", "3"], "there is no env CartPoll-v1: "),
-            (["run", "--env", "CartPole-v1", "--steps", "0"], "steps must be at least 1, got 0"),
-            (
-                ["run", "--env", "CartPole-v1", "--steps", "3", "--backend", "ship"],
-                "backend: Invalid enum value 'ship'",
-            ),
-            (["run", "--env", "none:X-v0", "--steps", "3", "--backend", "dummy"], "No module named 'none'"),
-            (["run", "none.toml"], "none.toml cannot be read: No such file"),
-            (["resume", "none"], "none holds no collected episodes"),
-            (["info", "none"], "none holds no collected episodes"),
-        ],
-    )
     def test_what_cannot_be_is_said_without_a_traceback(
-        self, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        assert main([*arguments, *(["--no-plot"] if arguments[0] == "run" else [])]) in (1, 2)
-        error = capsys.readouterr().err
-        assert message in error
-        assert "Traceback" not in error
+        for arguments, message in (
+            ("runn x.toml", "'runn' is no command; did you mean run?"),
+            ("--env CartPole-v1", "'--env' is no command; the flags of a job come after run: python -m collector run"),
+            ("look data", "'look' is no command; begin with one of run, resume, "),
+            ("run --episodes 3", "a job has an env"),
+            ("run --env CartPole-v1", "a job has either episodes = N or steps = N"),
+            ("run --env CartPoll-v1 --steps 3", "there is no env CartPoll-v1: "),
+            ("run --env CartPole-v1 --steps 0", "steps must be at least 1, got 0"),
+            ("run --env CartPole-v1 --steps 3 --backend ship", "backend: Invalid enum value 'ship'"),
+            ("run --env none:X-v0 --steps 3 --backend dummy", "No module named 'none'"),
+            (f'run --env CartPole-v1 --steps 3 --policy {HERE}:Mean --policy-kwargs {{"size":3}}', "argument 'size'"),
+            ("run none.toml", "none.toml cannot be read: No such file"),
+            ("resume none", "none holds no collected episodes"),
+            ("info none", "none holds no collected episodes"),
+        ):
+            no_plot = ["--no-plot"] if arguments.startswith("run ") else []
+            assert main([*arguments.split(), *no_plot]) in (1, 2)
+            error = capsys.readouterr().err
+            assert message in error
+            assert "Traceback" not in error
 
     def test_cuda_that_is_not_there_is_an_error(self, file: Path, tmp_path: Path, capsys: Any) -> None:
         if pytest.importorskip("torch").cuda.is_available():
@@ -245,31 +215,30 @@ class TestCommandLine:
         assert main(["tune", str(file), "--num-envs", "2", "--seconds", "0.2"]) == 0
         assert '\nFor the job file:\nbackend = "' in capsys.readouterr().out
 
-    def test_help_needs_neither_torch_nor_rich(self) -> None:
+    @FULL
+    def test_help_needs_few_libraries_and_an_error_names_those_that_a_run_needs(self, tmp_path: Path) -> None:
+        """One program, with a child for each library that is missing."""
+        command = f"run --env CartPole-v1 --steps 9 --out {tmp_path / 'a'}".split()
         code = (
-            "import sys; from collector.job.cli import main\n"
-            "try: main(['run', '--help'])\n"
-            "finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])"
+            "import os, sys\n"
+            "if not os.fork():\n"
+            "    from collector.job.cli import main\n"
+            "    try: main(['run', '--help'])\n"
+            "    finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])\n"
+            "print('help:', os.wait()[1])\n"
+            "for library in ('msgspec', 'tyro', 'rich', 'matplotlib'):\n"
+            "    sys.stdout.flush()\n"
+            "    if not os.fork():\n"
+            "        sys.modules[library] = None\n"
+            "        from collector.job.cli import main\n"
+            f"        sys.exit(main({command}))\n"
+            "    print(library, os.waitstatus_to_exitcode(os.wait()[1]))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0
-        assert done.stdout.splitlines()[-1] == "[]"
+        lines = done.stdout.splitlines()
+        assert lines[-6:] == ["[]", "help: 0", "msgspec 2", "tyro 2", "rich 2", "matplotlib 2"]
         assert "--num-envs" in done.stdout
-
-    @pytest.mark.parametrize("library", ["msgspec", "tyro", "rich", "matplotlib"])
-    def test_a_missing_library_is_an_error_that_names_what_to_install(self, library: str, tmp_path: Path) -> None:
-        arguments = ["run", "--env", "CartPole-v1", "--steps", "9", "--out", str(tmp_path / "a")]
-        code = (
-            f"import sys; sys.modules[{library!r}] = None\n"
-            f"from collector.job.cli import main; sys.exit(main({arguments}))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert "pip install 'vecenv[job]'" in done.stderr
+        assert done.stderr.count("pip install 'vecenv[job]'") == 4
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "a").exists()
-
-    def test_a_class_of_a_policy_that_does_not_fit_is_an_error(self, file: Path, tmp_path: Path, capsys: Any) -> None:
-        flags = ["--policy", f"{HERE}:Mean", "--policy-kwargs", '{"size": 3}', "--no-plot"]
-        assert main(["run", str(file), *flags, "--out", str(tmp_path / "a")]) == 2
-        assert "unexpected keyword argument 'size'" in capsys.readouterr().err

@@ -17,8 +17,8 @@ from collector.job.look.metrics import read_metrics
 from collector.job.look.replay import replay_episodes
 from collector.job.look.video import make_videos
 from collector.job.run import run_job
-from tests.job_envs import HERE, counting, job
-from tests.test_job import stop_at
+from tests.backends import FULL
+from tests.job_envs import HERE, counting, job, stop_at
 
 DRAWN = {"env": f"{HERE}:Drawn", "episodes": 3}
 
@@ -41,20 +41,17 @@ class TestReplay:
         (tmp_path / "dataset.json").write_text(json.dumps(head))
         assert set(replay_episodes(tmp_path, 5).values()) == {"obs differs from step 0 on"}
 
-    @pytest.mark.parametrize("replays", [True, False])
-    def test_of_other_jobs_the_actions_are_repeated(self, replays: bool, tmp_path: Path) -> None:
-        env = "CartPole-v1" if replays else f"{HERE}:Forgetful"
-        run_job(job(env=env, policy=f"{HERE}:Drawing", episodes=8), tmp_path)
-        found = replay_episodes(tmp_path, 3, [HERE])
-        assert list(found) == [0, 4, 7]
-        assert found[7] == ("" if replays else "obs differs from step 0 on")
-
-    def test_the_command_says_what_differs(self, tmp_path: Path, capsys: Any) -> None:
-        run_job(job(env=f"{HERE}:Forgetful", episodes=8, num_envs=1), tmp_path)
-        assert main(["verify", str(tmp_path), "--replay", "8", "--allow-import", HERE]) in (0, 1)
+    @FULL
+    def test_of_other_jobs_the_actions_are_repeated(self, tmp_path: Path, capsys: Any) -> None:
+        for env, differs in (("CartPole-v1", ""), (f"{HERE}:Forgetful", "obs differs from step 0 on")):
+            run_job(job(env=env, policy=f"{HERE}:Drawing", episodes=8), tmp_path, overwrite=True)
+            found = replay_episodes(tmp_path, 3, [HERE])
+            assert list(found) == [0, 4, 7]
+            assert found[7] == differs
+        assert main(["verify", str(tmp_path), "--replay", "8", "--allow-import", HERE]) == 1
         out = capsys.readouterr().out
         assert "8 episodes in 1 shards: whole" in out
-        assert "episodes, played again with the policy" in out
+        assert "obs differs from step 0 on" in out
 
     def test_damage_is_found(self, tmp_path: Path, capsys: Any) -> None:
         run_job(job(episodes=5), tmp_path)
@@ -104,6 +101,7 @@ def test_tensorboard_reads_what_a_job_wrote_for_it(tmp_path: Path) -> None:
     assert events.Scalars("job/episodes")[-1].value == 40
 
 
+@FULL
 class TestPictures:
     @pytest.mark.usefixtures("fonts")
     def test_the_picture_shows_something(self, tmp_path: Path) -> None:
@@ -154,7 +152,7 @@ class TestTables:
     def wide(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "300")
 
-    @pytest.mark.parametrize("size", [{"episodes": 40}, {"steps": 900}], ids=str)
+    @pytest.mark.parametrize("size", [{"episodes": 40}, pytest.param({"steps": 900}, marks=FULL)], ids=str)
     def test_the_last_one_of_a_job_and_info_say_the_same(self, size: Any, tmp_path: Path, capsys: Any) -> None:
         run_job(job(**size), tmp_path / "a", on_progress=stop_at(9))
         for command in (["resume", "--no-plot"], ["resume", "--no-plot"], ["info"]):  # the second has nothing to do
@@ -175,6 +173,8 @@ class TestTables:
             assert main([*command, str(tmp_path / "a")]) == 0
             tables.append(rows_of(capsys.readouterr().out))
         assert tables[0]["failures"] == tables[1]["failures"] != "none"
+        run_job(job(**counting(every=7), episodes=40), tmp_path / "whole")
+        assert dict(Dataset(tmp_path / "a").failed) == dict(Dataset(tmp_path / "whole").failed)
 
     def test_text_of_others_is_shown_as_it_is(self, tmp_path: Path, capsys: Any) -> None:
         run_job(job(episodes=2), tmp_path)

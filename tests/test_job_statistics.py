@@ -22,8 +22,8 @@ from collector.job.job import JobError, TransformCall
 from collector.job.look.info import dataset_info
 from collector.job.look.replay import replay_episodes
 from collector.job.statistics.kept import KEPT, read_statistics
-from tests.job_envs import assert_same, counting, job
-from tests.test_job import stop_at
+from tests.backends import FULL
+from tests.job_envs import assert_same, counting, job, stop_at
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv
 from vecenv.transforms import NormalizeReward, TransformedVectorEnv, VecNorm
 
@@ -55,7 +55,12 @@ def assert_nothing_is_lost(folder: Path) -> None:
 
 class TestLearning:
     @pytest.mark.parametrize(
-        "backend", ["dummy", "shmem", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.local_ray])]
+        "backend",
+        [
+            "dummy",
+            pytest.param("shmem", marks=FULL),
+            pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.local_ray]),
+        ],
     )
     def test_a_job_that_was_stopped_goes_on_with_its_statistics(self, backend: str, tmp_path: Path) -> None:
         state = run_job(learning(backend=backend), tmp_path / "a", on_progress=stop_at(20))
@@ -68,6 +73,7 @@ class TestLearning:
         assert seen(tmp_path / "a") == before + resumed.frames
         assert_nothing_is_lost(tmp_path / "a")
 
+    @FULL
     def test_the_first_observations_after_a_resume_are_normalised_by_what_came_before(self, tmp_path: Path) -> None:
         run_job(learning(), tmp_path / "a", on_progress=stop_at(20))
         known = set(Dataset(tmp_path / "a").numbers.tolist())
@@ -80,14 +86,7 @@ class TestLearning:
             expected, _ = venv.reset(seed=[first.seed])
         np.testing.assert_allclose(first.obs[0], expected[0], rtol=1e-5)
 
-    def test_rewards_too_and_transforms_without_statistics_beside_them(self, tmp_path: Path) -> None:
-        chain = ("DoubleToFloat", TransformCall("NormalizeReward"), TransformCall("RewardSum"))
-        changes: dict[str, Any] = {"env": "Pendulum-v1", "max_episode_steps": 20, "transforms": chain[1:]}
-        run_job(learning(**changes), tmp_path / "a", on_progress=stop_at(8))
-        before = seen(tmp_path / "a", "count", "0.NormalizeReward")
-        resumed = resume_job(tmp_path / "a")
-        assert seen(tmp_path / "a", "count", "0.NormalizeReward") == before + resumed.frames
-
+    @FULL
     def test_an_episode_that_is_played_again_has_them_as_well(self, tmp_path: Path) -> None:
         chain = (TransformCall("VecNorm", {"in_keys": ["count"], "decay": 1.0}),)
         state = run_job(learning(**counting(every=13, how="raise"), transforms=chain), tmp_path / "a")
@@ -95,6 +94,7 @@ class TestLearning:
         assert state.status == "complete"
         assert seen(tmp_path / "a", "count_count") >= 60
 
+    @FULL
     def test_without_the_file_it_is_refused(self, tmp_path: Path) -> None:
         run_job(learning(), tmp_path / "a", on_progress=stop_at(20))
         (tmp_path / "a" / KEPT).rename(tmp_path / "kept")
@@ -112,6 +112,7 @@ class TestLearning:
         shutil.move(tmp_path / "kept", tmp_path / "a" / KEPT)
         assert resume_job(tmp_path / "a").status == "complete"
 
+    @FULL
     def test_what_cannot_be_said_again_is_said(self, tmp_path: Path, capsys: Any) -> None:
         run_job(learning(episodes=8), tmp_path / "a")
         assert dataset_info(tmp_path / "a")["statistics"] == [
@@ -122,6 +123,7 @@ class TestLearning:
         assert "VecNorm had statistics of the episodes before each" in capsys.readouterr().err
 
 
+@FULL
 class TestKilled:
     @pytest.fixture(autouse=True)
     def _server(self) -> Iterator[None]:
@@ -139,8 +141,7 @@ class TestKilled:
         ],
     )
     def test_by_sigkill_within_and_between_commits_nothing_is_lost(self, call: int, when: str, tmp_path: Path) -> None:
-        chain = (LEARNING,)
-        out = tmp_path / "a"
+        chain, out = (LEARNING,), tmp_path / "a"
         assert kills.finish(kills.start(out, "dummy", 60, f"{call}:{when}", chain), (0, -signal.SIGKILL)) != 0
         committed = kills.check(out, set())
         if committed:
@@ -176,6 +177,12 @@ class TestFrozen:
             assert run_job(msgspec.structs.replace(wanted, backend=backend), tmp_path / name).repeatable
         assert_same(tmp_path / "a", tmp_path / "b")
         assert not any(replay_episodes(tmp_path / "a", 5).values())
+        frozen = json.loads((tmp_path / "stats/cartpole.json").read_text())
+        mean, std = np.array(frozen["observation_mean"]), np.sqrt(np.maximum(frozen["observation_var"], 1e-4))
+        run_job(job(), tmp_path / "raw")
+        for ours, raw in zip(Dataset(tmp_path / "a"), Dataset(tmp_path / "raw"), strict=True):
+            np.testing.assert_allclose(ours.obs, (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
+        assert not (tmp_path / "a" / KEPT).exists()
 
     @pytest.mark.ray
     @pytest.mark.local_ray
@@ -183,15 +190,6 @@ class TestFrozen:
         run_job(load_job(file), tmp_path / "a")
         assert run_job(load_job(file), tmp_path / "b", cluster=ray_address, cluster_actors=2).repeatable
         assert_same(tmp_path / "a", tmp_path / "b")
-
-    def test_they_normalise_and_are_not_updated(self, file: Path, tmp_path: Path) -> None:
-        run_job(load_job(file), tmp_path / "a")
-        frozen = json.loads((tmp_path / "stats/cartpole.json").read_text())
-        mean, std = np.array(frozen["observation_mean"]), np.sqrt(np.maximum(frozen["observation_var"], 1e-4))
-        run_job(job(), tmp_path / "raw")
-        for ours, raw in zip(Dataset(tmp_path / "a"), Dataset(tmp_path / "raw"), strict=True):
-            np.testing.assert_allclose(ours.obs, (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
-        assert not (tmp_path / "a" / KEPT).exists()
 
     def test_it_resumes_without_the_file_and_refuses_a_changed_one(self, file: Path, tmp_path: Path) -> None:
         run_job(load_job(file), tmp_path / "whole")
@@ -207,6 +205,7 @@ class TestFrozen:
         resume_job(tmp_path / "a")
         assert_same(tmp_path / "a", tmp_path / "whole")
 
+    @FULL
     def test_info_and_dry_run_say_so(self, file: Path, tmp_path: Path, capsys: Any) -> None:
         assert main(["run", str(file), "--dry-run"]) == 0
         plan = json.loads(capsys.readouterr().out)
@@ -221,9 +220,12 @@ class TestFrozen:
         assert main(["info", str(tmp_path / "a")]) == 0
         assert "VecNorm frozen" in capsys.readouterr().out
 
+    @FULL
     def test_what_one_job_has_learnt_another_takes_over(self, file: Path, tmp_path: Path) -> None:
         chain = (LEARNING, TransformCall("NormalizeReward"))
-        run_job(learning(transforms=chain), tmp_path / "a")
+        stopped = run_job(learning(transforms=chain), tmp_path / "a", on_progress=stop_at(8))
+        resumed = resume_job(tmp_path / "a")
+        assert seen(tmp_path / "a", "count", "1.NormalizeReward") == stopped.frames + resumed.frames
         known = str(tmp_path / "a" / KEPT)
         frozen = tuple(TransformCall(each.call, each.kwargs, known) for each in chain)
         assert run_job(learning(transforms=frozen), tmp_path / "b").repeatable
@@ -231,24 +233,22 @@ class TestFrozen:
         assert one["frozen"]["state"]["reward_count"] == seen(tmp_path / "a")
         assert two["frozen"]["state"]["count"] == seen(tmp_path / "a", "count", "1.NormalizeReward")
 
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
+    def test_files_that_are_none(self, file: Path, tmp_path: Path) -> None:
+        (tmp_path / "stats/cartpole.json").unlink()
+        for content, message in (
             (None, "cartpole.json cannot be read: No such file or directory"),
             ("{", "cartpole.json cannot be read: "),
             ("[1, 2]", "cartpole.json has no statistics; collector.save_statistics writes such a file"),
             ("{}", "cartpole.json has no statistics"),
             ('{"envs": [{"0.VecNorms": {}}]}', "and not those of one VecNorm; collector.save_statistics writes"),
             ('{"mean": 1.0}', r"cartpole.json does not fit VecNorm: .* expected {'obser.*, got {'mean': \(\)}"),
-        ],
-    )
-    def test_files_that_are_none(self, content: str | None, message: str, file: Path, tmp_path: Path) -> None:
-        (tmp_path / "stats/cartpole.json").unlink()
-        if content is not None:
-            (tmp_path / "stats/cartpole.json").write_text(content)
-        with pytest.raises(JobError, match=message):
-            run_job(load_job(file), tmp_path / "a")
+        ):
+            if content is not None:
+                (tmp_path / "stats/cartpole.json").write_text(content)
+            with pytest.raises(JobError, match=message):
+                run_job(load_job(file), tmp_path / "a")
 
+    @FULL
     def test_they_may_be_those_that_envs_have_shared(self, file: Path, tmp_path: Path) -> None:
         creator = EnvCreator(lambda: TransformedEnv(gymnasium.make("CartPole-v1"), VecNorm(decay=1.0)))
         creator().reset(seed=0)

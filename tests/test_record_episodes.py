@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, SyncDataCollector, make_head
 from collector.store.record.recorder import EpisodeRecorder
+from tests.backends import FULL
 from tests.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
 from tests.stored import assert_same
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest
@@ -38,8 +39,8 @@ MAKERS: dict[str, Any] = {
     ("maker", "tree"),
     [
         ("gymnasium_sync", False),
-        ("gymnasium_sync", True),
-        ("shmem", False),
+        pytest.param("gymnasium_sync", True, marks=FULL),
+        pytest.param("shmem", False, marks=FULL),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in [("shmem", True), ("ours_sync", False)]),
         *(pytest.param("ours_async", tree, marks=pytest.mark.slow) for tree in (False, True)),
     ],
@@ -80,7 +81,7 @@ def test_a_loop_on_the_engine(tmp_path: Path) -> None:
     assert [found[env, 0].seed for env in range(N)] == [7, 8, 9]
 
 
-@pytest.mark.parametrize("kind", [DummyVectorEnv, ShmemVectorEnv])
+@pytest.mark.parametrize("kind", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL)])
 def test_rounds_with_autoreset_and_mixed_rounds(kind: Any, tmp_path: Path) -> None:
     for name in ("autoreset", "reset", "send"):
         with RecordEpisodes(kind(env_fns()), tmp_path / name) as venv:
@@ -99,6 +100,7 @@ def test_rounds_with_autoreset_and_mixed_rounds(kind: Any, tmp_path: Path) -> No
         assert sum(map(len, found.values())) > N * STEPS * (0.6 if name == "reset" else 1) - 4 * N
 
 
+@FULL
 def test_rounds_of_some_envs(tmp_path: Path) -> None:
     with RecordEpisodes(ShmemVectorEnv(env_fns(), wait_num=1), tmp_path) as venv:
         venv.reset()
@@ -116,6 +118,7 @@ def test_rounds_of_some_envs(tmp_path: Path) -> None:
     assert sum(map(len, found.values())) > taken - 5 * N
 
 
+@FULL
 def test_a_collector_and_a_facade_on_a_recorded_vector_env(tmp_path: Path) -> None:
     venv = RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path / "a")
     with SyncDataCollector(venv, None, frames_per_batch=30, total_frames=120) as batches:
@@ -244,6 +247,7 @@ def test_a_loop_that_ends_by_an_exception_leaves_a_data_set_to_resume(tmp_path: 
     assert len(Dataset(tmp_path)) == 2 * before
 
 
+@FULL
 def test_shards_are_committed_by_size_and_by_time_while_the_loop_runs(tmp_path: Path) -> None:
     for name, options in (("size", {"shard_bytes": 1}), ("time", {"shard_seconds": 0.0})):
         with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path / name, **options) as envs:
@@ -251,6 +255,7 @@ def test_shards_are_committed_by_size_and_by_time_while_the_loop_runs(tmp_path: 
             assert len(Dataset(tmp_path / name)) > 10
 
 
+@FULL
 def test_long_episodes_are_kept_until_their_end(tmp_path: Path) -> None:
     make = partial(gymnasium.make, "Pendulum-v1", max_episode_steps=1500)
     with RecordEpisodes(SyncVectorEnv([make] * 2), tmp_path) as envs:
@@ -304,7 +309,7 @@ def test_actions_of_tuple_spaces_are_batches_for_a_vector_env_and_rows_for_an_en
             assert (episode.action[1] == [episode.env_id + 1, 3]).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=FULL) for seed in (0, 2, 3))])
 def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, tmp_path: Path) -> None:
     rng, n = np.random.default_rng(seed), 5
     obs = rng.random((n, 2), np.float32)

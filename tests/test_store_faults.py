@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from collector import Dataset, DatasetError, StoreWriter
 from collector.store.files import system_calls
 from collector.store.files.safe_folder import SafeFolder
+from tests.backends import FULL
 from tests.stored import assert_same, episode, head
 
 CALLS = ("write", "fsync", "rename", "truncate", "unlink", "mkdir")
@@ -69,6 +69,10 @@ def calls_of_a_job(folder: Path, **options: Any) -> list[str]:
     return made
 
 
+def full(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def assert_readable(folder: Path, at_least: list[int], at_most: list[int] | None = None) -> None:
     """Every committed episode is there, with every bit, and none is there twice."""
     if not (folder / "dataset.json").exists():
@@ -106,7 +110,7 @@ def test_each_system_call_fails_once(compress: bool, tmp_path: Path) -> None:
                     return real(*args)
                 if kind == "half":  # half of a write, or all of another call, is done before it fails
                     real(args[0], bytes(args[1])[: len(args[1]) // 2]) if name == "write" else real(*args)
-                raise OSError(errno.ENOSPC, "No space left on device")
+                return full()
 
             with every_call(act), suppress(DatasetError):
                 collect(folder, committed.extend, compress=compress)
@@ -123,12 +127,7 @@ def test_a_failed_commit_can_be_tried_again_by_the_same_writer(tmp_path: Path) -
         folder = tmp_path / str(failing)
         committed: list[int] = []
 
-        def act(number: int, name: str, real: Any, args: Any, failing: int = failing) -> Any:
-            if number == failing:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return real(*args)
-
-        with every_call(act):
+        with every_call(lambda n, name, real, args, failing=failing: (full if n == failing else real)(*args)):
             collect(folder, committed.extend, attempts=2)
         assert sorted(committed) == list(range(6))
         assert_readable(folder, committed)
@@ -136,10 +135,8 @@ def test_a_failed_commit_can_be_tried_again_by_the_same_writer(tmp_path: Path) -
 
 
 def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path: Path) -> None:
-    def act(number: int, name: str, real: Any, args: Any) -> Any:
-        if name in ("write", "truncate"):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(*args)
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
     with StoreWriter(tmp_path, head()) as writer:
         writer.add(episode(0))
@@ -147,7 +144,9 @@ def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path
         writer.add(episode(1))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SafeFolder, "write", lambda folder, name, data: (folder.path / name).write_bytes(data))
-            with every_call(act), pytest.raises(DatasetError, match="Input/output error; the 1 episodes committed"):
+            for name in ("write", "truncate"):
+                patch.setattr(system_calls, name, broken)
+            with pytest.raises(DatasetError, match="Input/output error; the 1 episodes committed"):
                 writer.commit()
         with pytest.raises(DatasetError, match=r"cannot go on: .*resume with another one"):
             writer.commit()
@@ -203,7 +202,7 @@ def run_and_kill(folder: Path, at: int, after: bool) -> list[int]:
     return committed
 
 
-@pytest.mark.parametrize("after", [pytest.param(False, marks=slow), True], ids=["half_done", "done"])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=slow), pytest.param(True, marks=FULL)])
 def test_the_process_is_killed_at_each_system_call(after: bool, tmp_path: Path) -> None:
     calls = calls_of_a_job(tmp_path / "whole")
     lost = []
@@ -217,6 +216,7 @@ def test_the_process_is_killed_at_each_system_call(after: bool, tmp_path: Path) 
     assert lost[-1] == 6
 
 
+@FULL
 def test_the_resume_is_killed_at_each_system_call_too(tmp_path: Path) -> None:
     def torn(folder: Path) -> Path:
         committed = run_and_kill(folder, calls.index("truncate") if "truncate" in calls else 20, False)
@@ -236,22 +236,3 @@ def test_the_resume_is_killed_at_each_system_call_too(tmp_path: Path) -> None:
         committed = run_and_kill(folder, at, after=True)
         assert_readable(folder, [*before, *committed])
         assert_finished(folder)
-
-
-def test_a_full_disk_is_an_error_with_what_is_kept(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, head()) as writer:
-        writer.add(episode(0))
-        writer.commit()
-        writer.add(episode(1))
-        with pytest.MonkeyPatch.context() as patch:
-
-            def full(fd: int, data: Any) -> None:
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-            patch.setattr(system_calls, "write", full)
-            with pytest.raises(DatasetError, match="No space left on device; the 1 episodes committed before are kept"):
-                writer.commit()
-        assert (writer.waiting_episodes, writer.committed.tolist()) == (1, [0])
-        assert np.array_equal(Dataset(tmp_path).numbers, [0])
-        writer.end()
-    assert_readable(tmp_path, [0, 1])

@@ -27,6 +27,7 @@ from collector.job.on_cluster.episode_actor import EpisodeActor
 from collector.job.plan import Plan
 from collector.job.run import JobState, resume_job, run_job
 from collector.store.files import system_calls
+from tests.backends import FULL
 from tests.hostile import lines_of, put_lines
 from tests.stored import episode, write
 
@@ -86,37 +87,50 @@ WAYS: tuple[Callable[[Path], object], ...] = (
     lambda folder: run_job(JOB, folder, overwrite=True),
     lambda folder: StoreWriter(folder, None, resume=True),
 )
+QUICK = ("shards/w000", "dataset.json", "manifest.jsonl.partial", "writer.lock")
 NAMES = (
-    *("shards", "shards/w000", "shards/w000/000000.npz", "shards/w000/000099.npz", "shards/w000/more/deep"),
-    *("dataset.json", "manifest.jsonl", "manifest.jsonl.partial", "metrics.jsonl", "statistics.json", "writer.lock"),
-    *("returns.png", "videos", "tensorboard/events"),
+    *("shards", "shards/w000/000000.npz", "shards/w000/000099.npz", "shards/w000/more/deep", "manifest.jsonl"),
+    *("metrics.jsonl", "statistics.json", "returns.png", "videos", "tensorboard/events"),
 )
 
 
+def link(path: Path, target: Path) -> dict[str, Any]:
+    """Move what is at the path to the target and put a link in its place; the contents of the folder of both then."""
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(target)
+    elif path.suffix:
+        target.write_bytes(b"of others")
+    else:
+        target.mkdir()
+        (target / "000001.npz").write_bytes(b"of others")
+    path.symlink_to(target)
+    return contents(target.parent)
+
+
 class TestLinks:
-    @pytest.mark.parametrize("name", NAMES)
-    def test_a_link_is_named_and_nothing_is_changed(self, name: str, folder: Path, tmp_path: Path) -> None:
-        target, path = tmp_path / "elsewhere", folder / name
-        path.parent.mkdir(exist_ok=True)
-        if path.exists():
-            path.rename(target)
-        else:
-            target.write_bytes(b"of others")
-        path.symlink_to(target)
-        before = contents(tmp_path)
-        for way in WAYS:
-            with pytest.raises(DatasetError, match=f"a/{name} is a link"):
-                way(folder)
-        assert contents(tmp_path) == before
+    @pytest.mark.parametrize("names", [QUICK, pytest.param(NAMES, marks=FULL)], ids=["", "all"])
+    def test_a_link_is_named_and_nothing_is_changed(
+        self, names: tuple[str, ...], stopped: Path, tmp_path: Path
+    ) -> None:
+        for i, name in enumerate(names):
+            folder = Path(shutil.copytree(stopped, tmp_path / str(i) / "a"))
+            before = link(folder / name, folder.parent / "elsewhere")
+            for way in WAYS:
+                with pytest.raises(DatasetError, match=f"a/{name} is a link"):
+                    way(folder)
+            assert contents(folder.parent) == before, name
 
-    @pytest.mark.parametrize("name", ["writer.lock", "metrics.jsonl", "shards/w000/000099.npz"])
-    def test_a_fifo_neither_blocks_nor_is_written_to(self, name: str, folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-        for way in WAYS:
-            with pytest.raises(DatasetError, match=f"{name} is a FIFO"):
-                way(folder)
+    def test_a_fifo_neither_blocks_nor_is_written_to(self, stopped: Path, tmp_path: Path) -> None:
+        for i, name in enumerate(("writer.lock", "metrics.jsonl", "shards/w000/000099.npz")):
+            folder = Path(shutil.copytree(stopped, tmp_path / str(i)))
+            (folder / name).unlink(missing_ok=True)
+            os.mkfifo(folder / name)
+            for way in WAYS:
+                with pytest.raises(DatasetError, match=f"{name} is a FIFO"):
+                    way(folder)
 
+    @FULL
     def test_folders_without_end_are_refused(self, folder: Path) -> None:
         (folder / "videos" / "/".join("x" * 500)).mkdir(parents=True)
         with pytest.raises(DatasetError, match="is deeper than"):
@@ -144,49 +158,38 @@ class TestLinks:
             writer.end()
         assert Dataset(tmp_path / "d").numbers.tolist() == [0, 1, 2]
 
-    @pytest.mark.parametrize("name", ["shards", "shards/w001", "shards/w001/000001.npz"])
-    def test_actors_follow_none_either(self, name: str, folder: Path, tmp_path: Path) -> None:
-        (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "elsewhere/000001.npz").write_bytes(b"of others")
-        if name == "shards":
-            shutil.rmtree(folder / name)
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).symlink_to(tmp_path / "elsewhere")
-        before = contents(tmp_path)
-        with pytest.raises(DatasetError, match=f"{name} is a link"):
-            StoreWriter(folder, None, writer=1, commit_line=print, recorded=[])
-        assert contents(tmp_path) == before
+    def test_actors_follow_none_either(self, stopped: Path, tmp_path: Path) -> None:
+        for i, name in enumerate(("shards", "shards/w001", "shards/w001/000001.npz")):
+            folder = Path(shutil.copytree(stopped, tmp_path / str(i) / "a"))
+            before = link(folder / name, folder.parent / "elsewhere")
+            with pytest.raises(DatasetError, match=f"{name} is a link"):
+                StoreWriter(folder, None, writer=1, commit_line=print, recorded=[])
+            assert contents(folder.parent) == before
 
     def test_an_actor_sees_the_head_itself(self, folder: Path, tmp_path: Path) -> None:
-        (folder / "dataset.json").rename(tmp_path / "head")
-        (folder / "dataset.json").symlink_to(tmp_path / "head")
+        link(folder / "dataset.json", tmp_path / "head")
         actor = EpisodeActor(0, 1)
         actor.start(JOB, str(folder), "cpu", 0)
         with pytest.raises(DatasetError, match=r"dataset\.json is a link"):
             actor.open(hashlib.sha256((tmp_path / "head").read_bytes()).hexdigest(), [])
         actor.close()
 
-    @pytest.mark.parametrize(
-        ("name", "look"),
-        [
+    @FULL
+    @pytest.mark.usefixtures("fonts")
+    def test_what_looks_at_a_data_set_follows_none(self, stopped: Path, tmp_path: Path) -> None:
+        looks: tuple[tuple[str, Callable[[Path], object]], ...] = (
             ("metrics.jsonl", Metrics),
             ("metrics.jsonl", read_metrics),
             ("tensorboard", lambda folder: Metrics(folder, tensorboard=True)),
             ("returns.png", plot_dataset),
             ("videos", make_videos),
-        ],
-    )
-    @pytest.mark.usefixtures("fonts")
-    def test_what_looks_at_a_data_set_follows_none(
-        self, name: str, look: Callable[[Path], object], folder: Path, tmp_path: Path
-    ) -> None:
-        (tmp_path / "elsewhere").mkdir()
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(tmp_path / "elsewhere")
-        before = contents(tmp_path)
-        with pytest.raises(DatasetError, match=f"{name} is a link"):
-            look(folder)
-        assert contents(tmp_path) == before
+        )
+        for i, (name, look) in enumerate(looks):
+            folder = Path(shutil.copytree(stopped, tmp_path / str(i) / "a"))
+            before = link(folder / name, folder.parent / "elsewhere")
+            with pytest.raises(DatasetError, match=f"{name} is a link"):
+                look(folder)
+            assert contents(folder.parent) == before, name
 
     def test_the_path_of_a_data_set_may_lead_through_links(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(folder)
@@ -215,21 +218,23 @@ class TestMemory:
         assert [part.shape for part in space.values()] == [(2**24,)] * 4
 
     @pytest.mark.usefixtures("unplayed", "_little")
-    @pytest.mark.parametrize("wanted", [{}, {"episodes": 2**50}, {"episodes": None, "steps": 9000}])
-    def test_numbers_that_no_episode_can_have(self, wanted: dict[str, Any], folder: Path) -> None:
-        for key, value in wanted.items():
-            edit_head(folder, ("job", key), value)
-        resume_job(folder)
+    def test_numbers_that_no_episode_can_have(self, folder: Path) -> None:
         lines = lines_of(folder)
-        for number in (2**50, 2**53 - 1):
-            put_lines(folder, [*lines[:-1], {**lines[-1], "episodes": [number, *lines[-1]["episodes"][1:]]}])
-            before = contents(folder)
-            with pytest.raises(DatasetError, match=f"manifest.jsonl: it has episode {number}, and the numbers"):
-                resume_job(folder)
-            assert contents(folder) == before
-            put_lines(folder, [*lines, {"state": {"skipped": [number]}}])
-            with pytest.raises(DatasetError, match=f"manifest.jsonl: it has episode {number}, and the numbers"):
-                resume_job(folder)
+        for wanted in ({}, {"episodes": 2**50}, {"episodes": None, "steps": 9000}):
+            for key, value in wanted.items():
+                edit_head(folder, ("job", key), value)
+            put_lines(folder, lines)
+            resume_job(folder)
+            for number in (2**50, 2**53 - 1):
+                for changed in (
+                    [*lines[:-1], {**lines[-1], "episodes": [number, *lines[-1]["episodes"][1:]]}],
+                    [*lines, {"state": {"skipped": [number]}}],
+                ):
+                    put_lines(folder, changed)
+                    before = contents(folder)
+                    with pytest.raises(DatasetError, match=f"manifest.jsonl: it has episode {number}, and the numbers"):
+                        resume_job(folder)
+                    assert contents(folder) == before
 
     @pytest.mark.usefixtures("_little")
     def test_a_plan_takes_memory_for_what_is_known(self) -> None:
@@ -266,6 +271,7 @@ def head_keys(folder: Path) -> list[tuple[str, ...]]:
     return [(key,) for key in head] + [(key, below) for key in inner for below in head[key]]
 
 
+@FULL
 class TestChecks:
     """All of the head and the manifest is checked before anything is changed."""
 

@@ -6,30 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.transforms import (
-    ActionScaling,
-    CatFrames,
-    CatTensors,
-    CenterCrop,
-    Compose,
-    DoubleToFloat,
-    DTypeCast,
-    Flatten,
-    GrayScale,
-    ObservationNorm,
-    RenameTransform,
-    Resize,
-    RewardClipping,
-    RewardScaling,
-    RewardSum,
-    SqueezeTransform,
-    StepCounter,
-    TimeLimit,
-    ToTensorImage,
-    TransformedEnv,
-    UnsqueezeTransform,
-    VecNorm,
-)
+from vecenv import transforms as tf
 
 IMAGE = spaces.Box(0, 255, (12, 10, 3), np.uint8)
 VECTOR = spaces.Box(-2, 3, (5,), np.float32)
@@ -73,50 +50,52 @@ class Samples(gymnasium.Env):
 
 
 CASES = {
-    "to tensor": (IMAGE, lambda: ToTensorImage()),
-    "to tensor, only moved": (IMAGE, lambda: ToTensorImage(keep_uint8=True, unsqueeze=True)),
-    "gray": (IMAGE, lambda: GrayScale()),
-    "gray 709": (IMAGE, lambda: GrayScale("709", keep_dim=False)),
-    "gray floats": (IMAGE, lambda: Compose(ToTensorImage(), GrayScale())),
-    "area": (IMAGE, lambda: Resize(5, 4)),
-    "area, larger": (IMAGE, lambda: Resize(15, 20)),
-    "bilinear": (IMAGE, lambda: Resize(5, 4, "bilinear")),
-    "bilinear floats": (IMAGE, lambda: Compose(ToTensorImage(), Resize(5, 14, "bilinear"))),
-    "area floats": (IMAGE, lambda: Compose(ToTensorImage(), Resize(5, 4))),
-    "atari": (IMAGE, lambda: Compose(GrayScale(), Resize(6), ToTensorImage(), CatFrames(4, -3))),
-    "crop": (IMAGE, lambda: CenterCrop(5, 7)),
-    "unsqueeze": (VECTOR, lambda: UnsqueezeTransform(-1)),
-    "squeeze": (VECTOR, lambda: Compose(UnsqueezeTransform(0), SqueezeTransform(0))),
-    "flatten": (IMAGE, lambda: Flatten()),
-    "flatten all": (MIXED, lambda: Flatten()),
-    "flatten one": (MIXED, lambda: Flatten(in_keys=["pixels"])),
-    "cat tensors": (VECTORS, lambda: CatTensors()),
-    "cat some": (MIXED, lambda: CatTensors(["v", "which", "x"], "joined", del_keys=False, sort=False)),
-    "frames": (VECTOR, lambda: CatFrames(3, -1)),
-    "frames, constant": (VECTOR, lambda: CatFrames(3, -1, padding="constant", padding_value=-9)),
-    "frames of a part": (MIXED, lambda: CatFrames(2, -1, in_keys=["x"], out_keys=["xs"])),
-    "norm": (VECTOR, lambda: ObservationNorm(0.5, [1, 2, 3, -4, 5])),
-    "standard normal": (VECTOR, lambda: ObservationNorm(0.5, 2.0, ["observation"], ["z"], standard_normal=True)),
-    "cast": (MIXED, lambda: DTypeCast("float32", "float64", in_keys_inv=["action"])),
-    "double to float": (MIXED, lambda: DoubleToFloat()),
-    "rename": (MIXED, lambda: RenameTransform(["x", ("deep", "y")], ["y", "z"])),
-    "rename all": (VECTOR, lambda: RenameTransform(["observation"], ["state"])),
-    "reward sum": (VECTOR, lambda: RewardSum()),
-    "reward clipping": (VECTOR, lambda: RewardClipping(-0.5, 0.5)),
-    "reward scaling": (VECTOR, lambda: RewardScaling(1.0, 0.5)),
-    "step counter": (MIXED, lambda: StepCounter()),
-    "actions": (VECTOR, lambda: Compose(ActionScaling(), ActionScaling(0, 1))),
+    "to tensor": (IMAGE, lambda: tf.ToTensorImage()),
+    "to tensor, only moved": (IMAGE, lambda: tf.ToTensorImage(keep_uint8=True, unsqueeze=True)),
+    "gray": (IMAGE, lambda: tf.GrayScale()),
+    "gray 709": (IMAGE, lambda: tf.GrayScale("709", keep_dim=False)),
+    "gray floats": (IMAGE, lambda: tf.Compose(tf.ToTensorImage(), tf.GrayScale())),
+    "area": (IMAGE, lambda: tf.Resize(5, 4)),
+    "area, larger": (IMAGE, lambda: tf.Resize(15, 20)),
+    "bilinear": (IMAGE, lambda: tf.Resize(5, 4, "bilinear")),
+    "bilinear floats": (IMAGE, lambda: tf.Compose(tf.ToTensorImage(), tf.Resize(5, 14, "bilinear"))),
+    "area floats": (IMAGE, lambda: tf.Compose(tf.ToTensorImage(), tf.Resize(5, 4))),
+    "atari": (IMAGE, lambda: tf.Compose(tf.GrayScale(), tf.Resize(6), tf.ToTensorImage(), tf.CatFrames(4, -3))),
+    "crop": (IMAGE, lambda: tf.CenterCrop(5, 7)),
+    "unsqueeze": (VECTOR, lambda: tf.UnsqueezeTransform(-1)),
+    "squeeze": (VECTOR, lambda: tf.Compose(tf.UnsqueezeTransform(0), tf.SqueezeTransform(0))),
+    "flatten": (IMAGE, lambda: tf.Flatten()),
+    "flatten all": (MIXED, lambda: tf.Flatten()),
+    "flatten one": (MIXED, lambda: tf.Flatten(in_keys=["pixels"])),
+    "cat tensors": (VECTORS, lambda: tf.CatTensors()),
+    "cat some": (MIXED, lambda: tf.CatTensors(["v", "which", "x"], "joined", del_keys=False, sort=False)),
+    "frames": (VECTOR, lambda: tf.CatFrames(3, -1)),
+    "frames, constant": (VECTOR, lambda: tf.CatFrames(3, -1, padding="constant", padding_value=-9)),
+    "frames of a part": (MIXED, lambda: tf.CatFrames(2, -1, in_keys=["x"], out_keys=["xs"])),
+    "norm": (VECTOR, lambda: tf.ObservationNorm(0.5, [1, 2, 3, -4, 5])),
+    "standard normal": (VECTOR, lambda: tf.ObservationNorm(0.5, 2.0, ["observation"], ["z"], standard_normal=True)),
+    "cast": (MIXED, lambda: tf.DTypeCast("float32", "float64", in_keys_inv=["action"])),
+    "double to float": (MIXED, lambda: tf.DoubleToFloat()),
+    "rename": (MIXED, lambda: tf.RenameTransform(["x", ("deep", "y")], ["y", "z"])),
+    "rename all": (VECTOR, lambda: tf.RenameTransform(["observation"], ["state"])),
+    "reward sum": (VECTOR, lambda: tf.RewardSum()),
+    "reward clipping": (VECTOR, lambda: tf.RewardClipping(-0.5, 0.5)),
+    "reward scaling": (VECTOR, lambda: tf.RewardScaling(1.0, 0.5)),
+    "step counter": (MIXED, lambda: tf.StepCounter()),
+    "actions": (VECTOR, lambda: tf.Compose(tf.ActionScaling(), tf.ActionScaling(0, 1))),
     "a function": (VECTOR, lambda: lambda obs: obs * 0.5),
     "all together": (
         VECTOR,
-        lambda: Compose(CatFrames(2, -1), RewardScaling(0.0, 0.1), RewardSum(), StepCounter(), ActionScaling()),
+        lambda: tf.Compose(
+            tf.CatFrames(2, -1), tf.RewardScaling(0.0, 0.1), tf.RewardSum(), tf.StepCounter(), tf.ActionScaling()
+        ),
     ),
 }
 """What is observed, and what makes the transform. All of these work on rows, and end no episode."""
 
 ENDING = {
-    "time limit": (VECTOR, lambda: TimeLimit(3)),
-    "counter with a limit": (VECTOR, lambda: Compose(CatFrames(2, -1), StepCounter(max_steps=2))),
+    "time limit": (VECTOR, lambda: tf.TimeLimit(3)),
+    "counter with a limit": (VECTOR, lambda: tf.Compose(tf.CatFrames(2, -1), tf.StepCounter(max_steps=2))),
 }
 """Those that end episodes."""
 
@@ -128,12 +107,12 @@ def plain(space, length):
 
 def transformed(space, length, transform):
     """A function that makes the same env with the transform around it."""
-    return lambda: TransformedEnv(Samples(space, length), transform())
+    return lambda: tf.TransformedEnv(Samples(space, length), transform())
 
 
 def normalised(**options):
     """An env with a VecNorm around it."""
-    return TransformedEnv(Samples(VECTOR, 5), VecNorm(**options))
+    return tf.TransformedEnv(Samples(VECTOR, 5), tf.VecNorm(**options))
 
 
 def envs_of(case, n):
