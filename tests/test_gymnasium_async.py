@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import counting
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
-from gymnasium_cases import OURS, Remembers
+from gymnasium_cases import KINDS, OURS, Remembers
 
 from vecenv import (
     AsyncVectorEnv,
@@ -25,7 +25,7 @@ from vecenv import (
 from vecenv.testing import CountingEnv, Gates, HangsOnStep, RaisesOnReset
 
 
-@pytest.fixture(params=OURS)
+@pytest.fixture(params=KINDS)
 def envs(request):
     envs = OURS[request.param]([Remembers] * 3)
     yield envs
@@ -222,7 +222,7 @@ def test_closing_does_not_wait_for_an_env_that_hangs():
     envs.close()
 
 
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kind):
     """SAME_STEP mode: the other envs go on, and the next step tries the reset again."""
     make = OURS[kind]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
-from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Reports, assert_same
+from gymnasium_cases import KINDS, NEAR_AND_FAR, OURS, Remembers, Reports, assert_same
 
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv
 from vecenv.testing import CountingEnv
@@ -196,7 +196,7 @@ class TestCalls:
         assert envs.call("failure") == (None, None)
         assert envs.get_attr("metadata") == ({"render_modes": []},) * 2
 
-    @pytest.mark.parametrize("kind", OURS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_every_keyword_of_a_call_is_the_methods_own(self, kind):
         """Also those that the methods of the engine have."""
         envs = OURS[kind]([Keywords] * 3)

@@ -12,8 +12,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium_cases import OURS, Echo, OneBuffer, Remembers, Reports, assert_same
+from gymnasium_cases import KINDS, OURS, Echo, OneBuffer, Remembers, Reports, assert_same
 
+from tests.backends import one_of
 from vecenv import (
     AsyncVectorEnv,
     GymnasiumVectorEnv,
@@ -26,12 +27,12 @@ from vecenv.testing import Gates, RaisesInConstructor
 PROCESSES = {name: make for name, make in OURS.items() if name != "sync"}
 
 
-@pytest.fixture(params=OURS)
+@pytest.fixture(params=KINDS)
 def make(request):
     return OURS[request.param]
 
 
-@pytest.fixture(params=PROCESSES)
+@pytest.fixture(params=one_of([*PROCESSES]))
 def make_async(request):
     return PROCESSES[request.param]
 

@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium_cases import OURS, Reports, assert_same
+from gymnasium_cases import KINDS, OURS, Reports, assert_same
 
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, VectorEnvWrapper
 from vecenv.facades.to_gymnasium.vector_infos import vector_infos
@@ -98,7 +98,7 @@ def test_a_key_that_looks_like_a_mask_does_not_replace_the_mask():
     assert vector_infos([(0, {"_y": 7})], 2)["_y"].tolist() == [7, 0]
 
 
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_differing_infos_of_real_steps_raise_nothing_and_lose_nothing(kind):
     envs = OURS[kind]([lambda: Reports({"x": 1}), lambda: Reports({"x": 2.7}, {"x": "late"}), Reports])
     envs.reset()
@@ -131,7 +131,7 @@ class Raises(Reports):
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("kind", [*OURS, "wrapped"])
+@pytest.mark.parametrize("kind", [*KINDS, "wrapped"])
 def test_an_env_id_of_the_envs_own_is_kept(kind, mode):
     """In step, in reset and in the infos of last steps; the engine below puts its own there."""
     env_fns = [lambda: Named(7, 3), Reports, lambda: Named(1, 4)]
@@ -152,7 +152,7 @@ def test_an_env_id_of_the_envs_own_is_kept(kind, mode):
 
 
 @pytest.mark.parametrize("options", [{}, {"seed_episodes": True}], ids=str)
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_an_env_are_not_taken_for_those_of_its_last_step(kind, options):
     envs = OURS[kind]([lambda: Named("a", 3, final_obs=1, final_info=2), Reports], autoreset_mode="SameStep", **options)
     envs.reset()
@@ -165,7 +165,7 @@ def test_keys_of_an_env_are_not_taken_for_those_of_its_last_step(kind, options):
     envs.close()
 
 
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_nor_is_an_episode_taken_for_begun_when_another_env_fails(kind):
     envs = OURS[kind]([lambda: Named("a", 3, final_obs=1), Raises])
     envs.reset()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import utils
-from gymnasium_cases import NEAR_AND_FAR, OURS, Echo, Reports, assert_same
+from gymnasium_cases import KINDS, NEAR_AND_FAR, OURS, Echo, Reports, assert_same
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
@@ -212,7 +212,7 @@ BATCHES = [
 
 
 @pytest.mark.parametrize("space", BATCHES, ids=str)
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(space, kind):
     space.seed(3)
     theirs, ours = gym.vector.SyncVectorEnv([lambda: Echo(space)] * 3), OURS[kind]([lambda: Echo(space)] * 3)

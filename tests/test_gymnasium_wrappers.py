@@ -12,7 +12,7 @@ import pygame
 import pytest
 import torch
 from gymnasium.wrappers import vector as wrappers
-from gymnasium_cases import OURS, Pictures, Untimed, assert_same
+from gymnasium_cases import KINDS, OURS, Pictures, Untimed, assert_same
 
 import vecenv
 from vecenv.testing import CountingEnv
@@ -196,7 +196,7 @@ def test_rllib_can_drive_ours(backend):
     envs.close()
 
 
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_statistics_survive_the_reset_of_other_envs(kind):
     """gymnasium's vector envs take the mask out of the options, and the wrapper then forgets all envs."""
     envs = wrappers.RecordEpisodeStatistics(
