@@ -7,7 +7,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from tests.backends import one_of
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 OURS = {
@@ -15,10 +14,6 @@ OURS = {
     "async": AsyncVectorEnv,
     "async-subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
 }
-KINDS = one_of([*OURS])
-"""Their names, as parameters of tests."""
-NEAR_AND_FAR = one_of(["sync", "async"])
-"""Where it matters only whether the envs are in this process; that the backends agree is tested elsewhere."""
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 

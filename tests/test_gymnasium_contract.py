@@ -43,7 +43,7 @@ class TestAttributes:
 
     def test_metadata_is_a_copy_that_names_the_autoreset_mode(self, make):
         """The metadata of the env class must not be written to (gymnasium #1623)."""
-        for mode, given in ((mode, given) for mode in AutoresetMode for given in (mode, mode.value)):
+        for given, mode in [(mode, mode) for mode in AutoresetMode] + [(mode.value, mode) for mode in AutoresetMode]:
             envs = make([cartpole()] * 2, autoreset_mode=given)
             assert envs.metadata["autoreset_mode"] is mode
             assert envs.autoreset_mode is mode
