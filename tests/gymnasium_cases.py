@@ -14,8 +14,6 @@ OURS = {
     "async": AsyncVectorEnv,
     "async-subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
 }
-NEAR_AND_FAR = ["sync", "async"]
-"""Where it matters only whether the envs are in this process; that the backends agree is tested elsewhere."""
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 

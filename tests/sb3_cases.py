@@ -2,9 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
-from cases import counting, equal_bits
-
-from vecenv import DummyVectorEnv, SB3VecEnv
+from cases import equal_bits
 
 
 def cartpoles(n, max_episode_steps=10, **options):
@@ -15,12 +13,6 @@ def cartpoles(n, max_episode_steps=10, **options):
 def closing(*envs):
     for env in envs:
         env.close()
-
-
-def counted_envs(backend):
-    """Four CountingEnvs of three steps an episode, two of them in a worker where there are workers."""
-    options = {} if backend is DummyVectorEnv else {"num_workers": 2}
-    return SB3VecEnv(backend(counting(4, length=3), **options))
 
 
 def assert_same(got, want):

@@ -7,6 +7,7 @@ import pytest
 from cases import RaisesOnce
 from gymnasium.vector import AutoresetMode
 
+from tests.backends import FULL, one_of
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
@@ -26,18 +27,14 @@ def over(facade, make, env_fns, **options):
 
 
 NEXT, SAME = (functools.partial(GymnasiumVectorEnv, autoreset_mode=mode) for mode in ("NextStep", "SameStep"))
-IN_PROCESSES = {
+KINDS = {
     "next-step": functools.partial(over, NEXT, ShmemVectorEnv),
     "same-step": functools.partial(over, SAME, SubprocVectorEnv),
     "same-step-wrapped": functools.partial(over, lambda venv: SAME(VectorEnvWrapper(venv)), ShmemVectorEnv),
     "disabled": lambda env_fns: AsyncVectorEnv(
         env_fns, num_workers=len(env_fns), autoreset_mode=AutoresetMode.DISABLED
     ),
-    "sb3": functools.partial(over, SB3VecEnv, ShmemVectorEnv),
     "sb3-wrapped": functools.partial(over, lambda venv: SB3VecEnv(VectorEnvWrapper(venv)), SubprocVectorEnv),
-}
-EVERYWHERE = {
-    **IN_PROCESSES,
     "same-step-dummy": functools.partial(over, SAME, DummyVectorEnv),
     "sb3-dummy": functools.partial(over, SB3VecEnv, DummyVectorEnv),
 }
@@ -47,7 +44,21 @@ FAULTS = {
     "raises in reset": (lambda: RaisesOnce(1), ValueError, "boom in reset"),
     "worker ends in reset": (lambda: ExitsOnReset(1, at=1), WorkerDiedError, "env 1"),
 }
-CASES = [(kind, fault) for fault in FAULTS for kind in (IN_PROCESSES if fault.startswith("worker") else EVERYWHERE)]
+QUICK = [
+    ("same-step-dummy", "raises in step"),
+    ("sb3-dummy", "raises in step"),
+    ("sb3-dummy", "raises in reset"),
+    ("next-step", "worker ends in step"),
+]
+FURTHER = [
+    ("same-step-wrapped", "raises in step"),
+    ("disabled", "raises in step"),
+    ("same-step-dummy", "raises in reset"),
+    ("sb3-wrapped", "raises in reset"),
+    ("same-step", "worker ends in step"),
+    ("disabled", "worker ends in reset"),
+    ("sb3-wrapped", "worker ends in reset"),
+]
 
 
 def observed(result):
@@ -55,10 +66,10 @@ def observed(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-@pytest.mark.parametrize(("kind", "fault"), CASES)
+@pytest.mark.parametrize(("kind", "fault"), [*QUICK, *(pytest.param(*case, marks=FULL) for case in FURTHER)])
 def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(kind, fault):
     bad, error, match = FAULTS[fault]
-    envs = EVERYWHERE[kind]([CountingEnv, bad, lambda: CountingEnv(2)])
+    envs = KINDS[kind]([CountingEnv, bad, lambda: CountingEnv(2)])
     envs.reset()
     envs.step(np.zeros(3, int))
     with pytest.raises(error, match=match) as caught:
@@ -75,9 +86,9 @@ def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(
     envs.close()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVERYWHERE if not kind.startswith("sb3")])
+@pytest.mark.parametrize("kind", one_of(["same-step-dummy", "next-step", "disabled"]))
 def test_a_masked_reset_heals_the_one_that_failed_and_the_others_go_on(kind):
-    envs = EVERYWHERE[kind]([CountingEnv, lambda: RaisesOnStep(1, at=2), lambda: CountingEnv(2)])
+    envs = KINDS[kind]([CountingEnv, lambda: RaisesOnStep(1, at=2), lambda: CountingEnv(2)])
     envs.reset()
     envs.step(np.zeros(3, int))
     for _ in range(2):  # no env is stepped beside one that has failed
@@ -89,9 +100,10 @@ def test_a_masked_reset_heals_the_one_that_failed_and_the_others_go_on(kind):
     envs.close()
 
 
+@FULL
 @pytest.mark.parametrize("kind", ["next-step", "same-step", "same-step-wrapped"])
 def test_an_autoreset_that_kills_its_worker_is_that_error_and_the_step_before_is_kept(kind):
-    envs = EVERYWHERE[kind]([lambda: CountingEnv(0, length=9), lambda: ExitsOnReset(1, at=1, length=2)])
+    envs = KINDS[kind]([lambda: CountingEnv(0, length=9), lambda: ExitsOnReset(1, at=1, length=2)])
     envs.reset()
     envs.step(np.zeros(2, int))
     if kind == "next-step":

@@ -8,7 +8,16 @@ from cases import BareWorker, LocalWorker, ProcessWorker, counting, custom
 from gymnasium import spaces
 from test_actions import TestRowsBelongToTheEnvs as RowsBelongToTheEnvs
 
-from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, SubprocVectorEnv, VectorEnvWrapper, WorkerDiedError
+from tests.backends import FULL, one_of
+from vecenv import (
+    BaseVectorEnv,
+    ClosedError,
+    DummyVectorEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    VectorEnvWrapper,
+    WorkerDiedError,
+)
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.testing import CountingEnv, ExitsOnStep, RaisesOnStep, check_vector_env
 from vecenv.testing.model import Twins
@@ -48,6 +57,7 @@ class TestSubclassing:
 class TestArguments:
     """Where tianshou has them."""
 
+    @FULL
     def test_shared_memory_for_subprocesses(self):
         twins = Twins(2)
         with SubprocVectorEnv(twins.env_fns, None, None, True, "fork") as venv:
@@ -56,10 +66,10 @@ class TestArguments:
         with SubprocVectorEnv(twins.env_fns, wait_num=1, share_memory=False, context="fork") as venv:
             assert not isinstance(venv.engine.backend, ShmemBackend)
 
-    @pytest.mark.parametrize("share_memory", [False, True])
-    def test_the_context_comes_after_it(self, share_memory):
-        with pytest.raises(ValueError, match=r"context must be one of .* got 'thread'"):
-            SubprocVectorEnv(counting(2), None, None, share_memory, "thread")
+    def test_the_context_comes_after_it(self):
+        for share_memory in (False, True):
+            with pytest.raises(ValueError, match=r"context must be one of .* got 'thread'"):
+                SubprocVectorEnv(counting(2), None, None, share_memory, "thread")
 
 
 class TestCustomWorkers:
@@ -105,9 +115,9 @@ class TestCustomWorkers:
         with pytest.raises(ClosedError):
             venv.workers  # noqa: B018
 
-    def test_worker_processes_are_not(self, process_backend):
+    def test_worker_processes_are_not(self):
         with (
-            process_backend(counting(2)) as venv,
+            ShmemVectorEnv(counting(2)) as venv,
             pytest.raises(AttributeError, match="reach its envs by get_env_attr"),
         ):
             venv.workers  # noqa: B018
@@ -153,9 +163,9 @@ class Remote(ProcessWorker):
         super().close_env()
 
 
-@pytest.mark.parametrize("worker_fn", [ProcessWorker, SaysSo, Remote])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the processes of these tests only
 class TestCustomWorkersThatEnd:
+    @pytest.mark.parametrize("worker_fn", one_of([ProcessWorker, SaysSo, Remote]))
     def test_a_reset_makes_a_new_one(self, worker_fn):
         with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], worker_fn) as venv:
             venv.reset()
@@ -175,11 +185,14 @@ class TestCustomWorkersThatEnd:
             assert (venv.alive(), venv.failed_id, venv.stats()["restarts"]) == ([True, True], [], 1)
             assert venv.step([7, 8])[0][:, [2, 4]].tolist() == [[3, 7], [1, 8]]
 
+    @FULL
+    @pytest.mark.parametrize("worker_fn", [ProcessWorker, SaysSo, Remote])
     def test_they_keep_that_part_of_the_contract(self, worker_fn):
         check_vector_env(partial(BaseVectorEnv, worker_fn=worker_fn), ["workers_that_end", "env_errors"])
 
-    def test_restart_replaces_it(self, worker_fn):
-        with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], worker_fn, on_error="restart") as venv:
+    @FULL
+    def test_restart_replaces_it(self):
+        with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], ProcessWorker, on_error="restart") as venv:
             venv.reset()
             for _ in range(2):
                 venv.step([3, 4])
@@ -191,6 +204,8 @@ class TestCustomWorkersThatEnd:
             assert venv.alive() == [True, True]
             assert venv.stats()["restarts"] == 2
 
+    @FULL
+    @pytest.mark.parametrize("worker_fn", [ProcessWorker, Remote])
     def test_one_that_ends_while_nothing_is_asked_of_it(self, worker_fn):
         with BaseVectorEnv([CountingEnv, partial(CountingEnv, 1)], worker_fn) as venv:
             venv.reset()
@@ -201,13 +216,14 @@ class TestCustomWorkersThatEnd:
             assert venv.reset()[0][:, 0].tolist() == [0, 1]
             assert venv.alive() == [True, True]
 
-    def test_one_that_cannot_be_made_again_is_tried_again(self, worker_fn):
+    @FULL
+    def test_one_that_cannot_be_made_again_is_tried_again(self):
         broken = []
 
         def made(env_fn):
             if broken:
                 raise OSError("no room")
-            return worker_fn(env_fn)
+            return ProcessWorker(env_fn)
 
         with BaseVectorEnv([partial(ExitsOnStep, at=1)], made) as venv:
             venv.reset()

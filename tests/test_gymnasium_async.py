@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from cases import counting
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
-from gymnasium_cases import OURS, Remembers
+from gymnasium_cases import MODES, OURS, Remembers
 
+from tests.backends import FULL, one_of
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     GymnasiumVectorEnv,
     SB3VecEnv,
-    ShmemVectorEnv,
     VectorEnvError,
     VectorEnvWrapper,
     WorkerDiedError,
@@ -25,7 +25,7 @@ from vecenv import (
 from vecenv.testing import CountingEnv, Gates, HangsOnStep, RaisesOnReset
 
 
-@pytest.fixture(params=OURS)
+@pytest.fixture(params=one_of(["sync", "async"]))
 def envs(request):
     envs = OURS[request.param]([Remembers] * 3)
     yield envs
@@ -54,16 +54,31 @@ def start(envs, call):
 
 
 @pytest.mark.parametrize("call", ["reset", "step", "call"])
-def test_the_two_halves_are_the_whole(envs, call):
+def test_the_two_halves_are_the_whole_and_between_them_all_other_calls_are_refused(envs, call):
     envs.reset(seed=3)
     start(envs, call)
-    result = getattr(envs, f"{call}_wait")()
+    for use in (
+        envs.reset,
+        lambda: envs.step([0, 0, 0]),
+        lambda: envs.call("add", 1),
+        lambda: envs.set_attr("failure", None),
+        envs.render,
+        lambda: envs.np_random_seed,
+    ):
+        with pytest.raises(AlreadyPendingCallError, match=f"waiting for a pending call to `{call}` to complete"):
+            use()
+    for timeout in ("1", float("nan"), True, [1]):
+        for wait in (getattr(envs, f"{call}_wait"), lambda timeout: envs.close(timeout=timeout)):
+            with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
+                wait(timeout)
+    result = getattr(envs, f"{call}_wait")(float("inf"))
     if call == "reset":
         assert result[0].shape == (3, 1)
     elif call == "step":
         assert result[1].tolist() == [1.0, 2.0, 0.0]
     else:
         assert result == (3, 3, 3)
+    assert envs.step([1, 1, 1])[1].tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("call", ["reset", "step", "call"])
@@ -76,24 +91,6 @@ def test_waiting_for_what_was_not_started_is_refused(envs, call):
     with pytest.raises(NoAsyncCallError):
         getattr(envs, f"{call}_wait")()
     getattr(envs, f"{other}_wait")()
-
-
-@pytest.mark.parametrize("pending", ["reset", "step", "call"])
-def test_while_a_call_is_pending_all_others_are_refused(envs, pending):
-    envs.reset()
-    start(envs, pending)
-    for use in (
-        envs.reset,
-        lambda: envs.step([0, 0, 0]),
-        lambda: envs.call("add", 1),
-        lambda: envs.set_attr("failure", None),
-        envs.render,
-        lambda: envs.np_random_seed,
-    ):
-        with pytest.raises(AlreadyPendingCallError, match=f"waiting for a pending call to `{pending}` to complete"):
-            use()
-    getattr(envs, f"{pending}_wait")()
-    assert envs.step([1, 1, 1])[1].tolist() == [1.0] * 3
 
 
 def test_the_exception_of_a_call_comes_when_it_is_waited_for(envs):
@@ -111,8 +108,9 @@ def test_closing_while_a_call_is_pending_warns(envs):
     assert envs.closed
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "shared_memory"), [("SameStep", True), *(pytest.param(mode, False, marks=FULL) for mode in MODES[:2])]
+)
 def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memory):
     """In each phase of a step: while the others have answered, while the resets of SAME_STEP mode are running."""
     with Gates(2, length=1, infos=False) as gates:
@@ -143,10 +141,9 @@ def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memo
         envs.close()
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_call_that_timed_out_can_be_waited_for_again(shared_memory):
+def test_a_call_that_timed_out_can_be_waited_for_again():
     with Gates(2, ops=["echo"], infos=False) as gates:
-        envs = AsyncVectorEnv(gates.env_fns, shared_memory, num_workers=2)
+        envs = AsyncVectorEnv(gates.env_fns, num_workers=2)
         envs.reset()
         envs.call_async("echo", "a")
         gates.open(1)
@@ -159,11 +156,11 @@ def test_a_call_that_timed_out_can_be_waited_for_again(shared_memory):
         envs.close()
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_worker_that_dies_in_a_pending_call_is_reported_when_it_is_waited_for(shared_memory):
+@FULL
+def test_a_worker_that_dies_in_a_pending_call_is_reported_when_it_is_waited_for():
     """Also if the env was started again meanwhile, below the facade."""
     with Gates(2, ops=["echo"], infos=False) as gates:
-        envs = AsyncVectorEnv(gates.env_fns, shared_memory, num_workers=2)
+        envs = AsyncVectorEnv(gates.env_fns, num_workers=2)
         envs.reset()
         pid, _ = envs.get_attr("ran_in")[1]
         envs.call_async("echo", "a")
@@ -194,25 +191,7 @@ def test_what_is_refused_is_not_pending(envs):
     assert envs.step([1, 2, 0])[1].tolist() == [1.0, 2.0, 0.0]
 
 
-@pytest.mark.parametrize("call", ["reset", "step", "call"])
-def test_a_bad_timeout_is_refused_and_nothing_is_lost(envs, call):
-    envs.reset()
-    start(envs, call)
-    for timeout in ("1", float("nan"), True, [1]):
-        with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
-            getattr(envs, f"{call}_wait")(timeout)
-        with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
-            envs.close(timeout=timeout)
-    getattr(envs, f"{call}_wait")(float("inf"))
-
-
-@pytest.mark.parametrize("options", [[1], "x", 3])
-def test_options_that_are_no_dict_are_refused(envs, options):
-    with pytest.raises(TypeError, match="takes one dict of options for all envs, or None; got"):
-        envs.reset(options=options)
-    assert envs.get_attr("resets") == ([], [], [])
-
-
+@FULL
 def test_closing_does_not_wait_for_an_env_that_hangs():
     envs = AsyncVectorEnv([HangsOnStep], step_timeout=0.3)
     envs.reset()
@@ -222,16 +201,15 @@ def test_closing_does_not_wait_for_an_env_that_hangs():
     envs.close()
 
 
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", one_of(["sync", "async"]))
 def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kind):
     """SAME_STEP mode: the other envs go on, and the next step tries the reset again."""
-    make = OURS[kind]
     env_fns = [
         lambda: RaisesOnReset(0, at=1, length=2),
         lambda: CountingEnv(1, length=2),
         lambda: CountingEnv(2, length=9),
     ]
-    envs = make(env_fns, autoreset_mode="SameStep")
+    envs = OURS[kind](env_fns, autoreset_mode="SameStep")
     envs.reset()
     envs.step([1, 1, 1])
     with pytest.raises(ValueError, match="boom in reset") as caught:
@@ -249,7 +227,7 @@ def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kin
 
 def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
     """The wrapper makes the facade step by halves."""
-    envs = GymnasiumVectorEnv(Interrupted(ShmemVectorEnv([Remembers] * 2), at=2))
+    envs = GymnasiumVectorEnv(Interrupted(DummyVectorEnv([Remembers] * 2), at=2))
     envs.reset()
     with pytest.raises(KeyboardInterrupt):
         envs.step([1, 2])
@@ -281,11 +259,11 @@ def test_a_subclass_may_change_one_half_of_a_step(facade, half):
     envs.close()
 
 
-def test_an_interrupt_of_the_random_starts_leaves_nothing_pending(backend):
+def test_an_interrupt_of_the_random_starts_leaves_nothing_pending():
     """Their answers are no result of a later call, and no env is stepped past its end."""
 
     def make(at):
-        venv = Interrupted(backend(counting(4, length=3), strict=True), at)
+        venv = Interrupted(DummyVectorEnv(counting(4, length=3), strict=True), at)
         return GymnasiumVectorEnv(venv, random_initial_steps=9)
 
     whole, envs, stepped = (make(at) for at in (0, 3, 5))

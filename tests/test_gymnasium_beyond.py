@@ -3,23 +3,19 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium_cases import NEAR_AND_FAR, OURS, Remembers, Reports
+from gymnasium_cases import Remembers, Reports
 
-from vecenv import AsyncVectorEnv, EnvContractError, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, VectorEnvWrapper
+from tests.backends import FULL
+from vecenv import AsyncVectorEnv, DummyVectorEnv, EnvContractError, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
 from vecenv.engine.arguments.seeding import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
 
 
-@pytest.fixture(params=NEAR_AND_FAR)
-def make(request):
-    return OURS[request.param]
-
-
 class TestFinalInfoAsAList:
-    def test_code_written_for_gymnasium_0_29_works(self, make):
+    def test_code_written_for_gymnasium_0_29_works(self):
         """As in CleanRL before its move to gymnasium 1.0."""
         env_fns = [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1", max_episode_steps=5))] * 3
-        envs = make(env_fns, autoreset_mode="SameStep", final_info_format="list")
+        envs = SyncVectorEnv(env_fns, autoreset_mode="SameStep", final_info_format="list")
         envs.reset(seed=1)
         lengths = []
         for _ in range(5):
@@ -35,8 +31,10 @@ class TestFinalInfoAsAList:
         assert not np.array_equal(real_next_obs, obs)
         envs.close()
 
-    def test_the_keys_and_masks_are_those_of_0_29(self, make):
-        envs = make([lambda: Reports({"x": 1}, length=1), Reports], autoreset_mode="SameStep", final_info_format="list")
+    def test_the_keys_and_masks_are_those_of_0_29(self):
+        envs = SyncVectorEnv(
+            [lambda: Reports({"x": 1}, length=1), Reports], autoreset_mode="SameStep", final_info_format="list"
+        )
         envs.reset()
         *_, infos = envs.step([0, 0])
         assert infos["final_info"].tolist() == [{"x": 1}, None]
@@ -49,9 +47,9 @@ class TestFinalInfoAsAList:
 
 class TestSeedsOfEpisodes:
     @pytest.mark.parametrize(("mode", "resets"), [("NextStep", [2, 1]), ("SameStep", [3, 2])])
-    def test_every_autoreset_has_the_next_seed_of_its_env(self, make, mode, resets):
+    def test_every_autoreset_has_the_next_seed_of_its_env(self, mode, resets):
         env_fns = [lambda i=i: CountingEnv(i, length=2 + i) for i in range(2)]
-        envs = make(env_fns, autoreset_mode=mode, seed_episodes=True)
+        envs = SyncVectorEnv(env_fns, autoreset_mode=mode, seed_episodes=True)
         batches = [envs.reset(seed=7)[0], *(envs.step([0, 0])[0] for _ in range(7))]
         for i in range(2):
             seen = dict.fromkeys(int(batch[i, 3]) for batch in batches)
@@ -59,7 +57,7 @@ class TestSeedsOfEpisodes:
         envs.close()
 
     def test_any_episode_can_be_played_again_by_itself(self):
-        envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, seed_episodes=True)
+        envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, seed_episodes=True)
         envs.reset(seed=7)
         while True:
             obs, _, terminations, _, _ = envs.step([1, 1])
@@ -71,8 +69,8 @@ class TestSeedsOfEpisodes:
         assert first.tolist() == obs[0].tolist()
         envs.close()
 
-    def test_without_a_seed_from_the_caller_they_are_drawn(self, make):
-        envs = make([Remembers] * 2, seed_episodes=True)
+    def test_without_a_seed_from_the_caller_they_are_drawn(self):
+        envs = SyncVectorEnv([Remembers] * 2, seed_episodes=True)
         envs.reset()
         (first, second) = (resets[0][0] for resets in envs.get_attr("resets"))
         assert isinstance(first, int)
@@ -95,16 +93,16 @@ class TestSeedsOfEpisodes:
 
 
 class TestRandomStarts:
-    def start(self, make, most, seed=5, **options):
+    def start(self, most, seed=5, **options):
         env_fns = [lambda i=i: CountingEnv(i, length=4) for i in range(8)]
-        envs = make(env_fns, random_initial_steps=most, **options)
+        envs = SyncVectorEnv(env_fns, random_initial_steps=most, **options)
         obs, infos = envs.reset(seed=seed)
         return envs, obs, infos
 
-    def test_envs_start_at_different_times_in_the_same_way_for_the_same_seed(self, make):
+    def test_envs_start_at_different_times_in_the_same_way_for_the_same_seed(self):
         results = []
         for seed in (5, 5, 6):
-            envs, obs, _ = self.start(make, 3, seed)
+            envs, obs, _ = self.start(3, seed)
             results.append(obs.tolist())
             assert set(obs[:, 2].tolist()) <= {0, 1, 2, 3}
             assert len(set(obs[:, 2].tolist())) > 1
@@ -112,8 +110,8 @@ class TestRandomStarts:
         assert results[0] == results[1]
         assert results[0] != results[2]
 
-    def test_more_steps_than_an_episode_has_go_into_the_next(self, make):
-        envs, obs, infos = self.start(make, 15)
+    def test_more_steps_than_an_episode_has_go_into_the_next(self):
+        envs, obs, infos = self.start(15)
         assert obs[:, 2].max() < 4
         assert obs[:, 1].max() > 0
         assert infos["episode"].tolist() == [0] * 8
@@ -121,14 +119,14 @@ class TestRandomStarts:
         assert (later[:, 2] == obs[:, 2] + 1).all()
         envs.close()
 
-    def test_a_masked_reset_makes_no_random_steps(self, make):
-        envs, _, _ = self.start(make, 3)
+    def test_a_masked_reset_makes_no_random_steps(self):
+        envs, _, _ = self.start(3)
         obs, _ = envs.reset(options={"reset_mask": np.arange(8) < 4})
         assert (obs[:4, 2] == 0).all()
         envs.close()
 
     def test_it_works_below_wrappers_and_without_seeds(self):
-        venv = VectorEnvWrapper(ShmemVectorEnv([lambda i=i: CountingEnv(i, length=4) for i in range(8)]))
+        venv = VectorEnvWrapper(DummyVectorEnv([lambda i=i: CountingEnv(i, length=4) for i in range(8)]))
         envs = GymnasiumVectorEnv(venv, random_initial_steps=15, seed_episodes=True)
         first, _ = envs.reset()
         second, _ = envs.reset()
@@ -151,8 +149,8 @@ class VectorReward(Reports):
 
 class TestVectorRewards:
     @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-    def test_they_are_rows_also_where_all_envs_are_reset(self, make, mode):
-        envs = make(
+    def test_they_are_rows_also_where_all_envs_are_reset(self, mode):
+        envs = SyncVectorEnv(
             [lambda: VectorReward([1, 2], length=2), lambda: VectorReward(np.array([3, 4]), length=2)],
             autoreset_mode=mode,
         )
@@ -163,8 +161,8 @@ class TestVectorRewards:
         envs.close()
 
     @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-    def test_an_env_with_rewards_of_another_shape_fails_and_the_results_of_the_others_are_kept(self, make, mode):
-        envs = make(
+    def test_an_env_with_rewards_of_another_shape_fails_and_the_results_of_the_others_are_kept(self, mode):
+        envs = SyncVectorEnv(
             [lambda: VectorReward(1.0, 1), lambda: VectorReward([1, 2]), lambda: VectorReward(2.0)], autoreset_mode=mode
         )
         envs.reset()
@@ -175,8 +173,8 @@ class TestVectorRewards:
         envs.close()
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@FULL
+@pytest.mark.parametrize(("shared_memory", "mode"), [(True, "NextStep"), (False, "SameStep")])
 def test_a_dead_worker_is_a_truncated_episode_if_so_asked(shared_memory, mode):
     env_fns = [lambda: ExitsOnStep(0, at=2, infos=False), lambda: CountingEnv(1, infos=False)]
     envs = AsyncVectorEnv(env_fns, shared_memory, autoreset_mode=mode, on_error="restart", num_workers=2)

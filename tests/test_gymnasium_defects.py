@@ -14,26 +14,16 @@ import pytest
 from gymnasium import spaces
 from gymnasium_cases import OURS, Echo, OneBuffer, Remembers, Reports, assert_same
 
+from tests.backends import FULL, one_of
 from vecenv import (
     AsyncVectorEnv,
+    DummyVectorEnv,
     GymnasiumVectorEnv,
-    ShmemVectorEnv,
+    SyncVectorEnv,
     VectorEnvNormObs,
     WorkerDiedError,
 )
 from vecenv.testing import Gates, RaisesInConstructor
-
-PROCESSES = {name: make for name, make in OURS.items() if name != "sync"}
-
-
-@pytest.fixture(params=OURS)
-def make(request):
-    return OURS[request.param]
-
-
-@pytest.fixture(params=PROCESSES)
-def make_async(request):
-    return PROCESSES[request.param]
 
 
 class Unpicklable(Exception):
@@ -74,9 +64,9 @@ class OneRow(Reports):
         return (obs, np.array([reward * self.t]), *rest)
 
 
-def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step(make):
+def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step():
     """W1"""
-    envs = make([lambda: Reports(length=2)] * 2)
+    envs = AsyncVectorEnv([lambda: Reports(length=2)] * 2, shared_memory=False)
     envs.reset()
     for _ in range(2):
         *_, terminations, _, _ = envs.step([1, 1])
@@ -87,10 +77,10 @@ def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step(mak
     envs.close()
 
 
-def test_a_step_that_timed_out_is_not_taken_for_the_next_one(make_async):
+def test_a_step_that_timed_out_is_not_taken_for_the_next_one():
     """W2"""
     with Gates(2) as gates:
-        envs = make_async(gates.env_fns, num_workers=2)
+        envs = AsyncVectorEnv(gates.env_fns, num_workers=2)
         envs.reset_async()
         gates.open()
         envs.reset_wait()
@@ -106,9 +96,9 @@ def test_a_step_that_timed_out_is_not_taken_for_the_next_one(make_async):
         envs.close()
 
 
-def test_a_wrong_number_of_actions_does_not_shift_later_answers(make):
+def test_a_wrong_number_of_actions_does_not_shift_later_answers():
     """W3"""
-    envs = make([lambda: Echo(spaces.Discrete(10))] * 3)
+    envs = SyncVectorEnv([lambda: Echo(spaces.Discrete(10))] * 3)
     envs.reset()
     with pytest.raises(ValueError, match="got 2 actions for 3 envs"):
         envs.step([5, 5])
@@ -117,9 +107,9 @@ def test_a_wrong_number_of_actions_does_not_shift_later_answers(make):
 
 
 @pytest.mark.parametrize("name", ["typo", "add"])
-def test_a_failed_call_breaks_nothing(make, name):
+def test_a_failed_call_breaks_nothing(name):
     """W4"""
-    envs = make([Remembers] * 2)
+    envs = SyncVectorEnv([Remembers] * 2)
     envs.reset()
     with pytest.raises((AttributeError, TypeError)):
         envs.call(name)
@@ -127,13 +117,19 @@ def test_a_failed_call_breaks_nothing(make, name):
     envs.close()
 
 
-@pytest.mark.parametrize("env_class", [Fails, FailsUnpicklably])
-def test_an_exception_leaves_the_others_usable_and_a_reset_heals(make, env_class):
-    """W4, W5, W6: Neither one whose constructor needs other arguments nor one that cannot be pickled is in the way."""
-    envs = make([env_class] * 3)
+@pytest.mark.parametrize(
+    ("env_class", "shared_memory"), [(FailsUnpicklably, True), pytest.param(Fails, False, marks=FULL)]
+)
+def test_an_exception_leaves_the_others_usable_and_a_reset_heals(env_class, shared_memory):
+    """W4, W5, W6: Neither one whose constructor needs other arguments nor one that cannot be pickled is in the way.
+
+    The traceback of the env comes with it.
+    """
+    envs = AsyncVectorEnv([env_class] * 3, shared_memory=shared_memory)
     envs.reset()
     with pytest.raises(Exception, match=r"because|Unpicklable|1") as caught:
         envs.step([1, 4, 1])
+    assert "raise self.error()" in f"{caught.value} {caught.value.__cause__}"
     assert caught.value.partial.env_id.tolist() == [0, 2]
     assert caught.value.partial.obs[:, 0].tolist() == [1, 1]
     with pytest.raises(type(caught.value)):
@@ -144,19 +140,9 @@ def test_an_exception_leaves_the_others_usable_and_a_reset_heals(make, env_class
     envs.close()
 
 
-def test_the_traceback_of_the_env_comes_with_the_exception(make_async):
-    """W5"""
-    envs = make_async([Fails] * 2)
-    envs.reset()
-    with pytest.raises(Exception, match="because") as caught:
-        envs.step([1, 4])
-    assert "raise self.error()" in str(caught.value.__cause__) or "raise self.error()" in str(caught.value)
-    envs.close()
-
-
-def test_a_killed_worker_is_a_clear_error_and_close_works(make_async):
+def test_a_killed_worker_is_a_clear_error_and_close_works():
     """W7"""
-    envs = make_async([Reports] * 4, num_workers=2)
+    envs = AsyncVectorEnv([Reports] * 4, num_workers=2)
     envs.reset()
     os.kill(envs.call("pid")[0], signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
@@ -166,20 +152,27 @@ def test_a_killed_worker_is_a_clear_error_and_close_works(make_async):
     envs.close()
 
 
-def test_an_env_fn_that_raises_is_seen_as_what_it_raised(make):
+def test_an_env_fn_that_raises_is_seen_as_what_it_raised():
     """W8"""
     with pytest.raises(ValueError, match="boom in __init__"):
-        make([Reports, RaisesInConstructor])
+        AsyncVectorEnv([Reports, RaisesInConstructor])
 
 
 @pytest.mark.parametrize(
     "space",
-    [spaces.Text(5), spaces.OneOf((spaces.Discrete(5), spaces.Box(0, 1, (2,)))), spaces.Sequence(spaces.Discrete(4))],
+    one_of(
+        [
+            spaces.Text(5),
+            spaces.OneOf((spaces.Discrete(5), spaces.Box(0, 1, (2,)))),
+            spaces.Sequence(spaces.Discrete(4)),
+        ]
+    ),
+    ids=str,
 )
-def test_text_and_other_unstackable_observations_are_those_of_this_step(make, space):
+def test_text_and_other_unstackable_observations_are_those_of_this_step(space):
     """W9: With shared memory gymnasium returns the initial ones forever, or refuses the space."""
     space.seed(1)
-    envs = make([lambda: Echo(space)] * 2)
+    envs = AsyncVectorEnv([lambda: Echo(space)] * 2)
     obs, _ = envs.reset()
     assert obs in envs.observation_space
     for _ in range(3):
@@ -189,9 +182,9 @@ def test_text_and_other_unstackable_observations_are_those_of_this_step(make, sp
     envs.close()
 
 
-def test_a_reused_options_dict_resets_the_same_envs_again(make):
+def test_a_reused_options_dict_resets_the_same_envs_again():
     """W10"""
-    envs = make([Remembers] * 3)
+    envs = SyncVectorEnv([Remembers] * 3)
     options = {"reset_mask": np.array([True, False, True]), "a": 1}
     envs.reset()
     for _ in range(2):
@@ -202,9 +195,10 @@ def test_a_reused_options_dict_resets_the_same_envs_again(make):
     envs.close()
 
 
-def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_reuses_its_arrays(make):
+@pytest.mark.parametrize("kind", one_of(["sync", "async"]))
+def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_reuses_its_arrays(kind):
     """W11"""
-    envs = make([OneBuffer, lambda: OneBuffer(length=9)], autoreset_mode="SameStep")
+    envs = OURS[kind]([OneBuffer, lambda: OneBuffer(length=9)], autoreset_mode="SameStep")
     envs.reset()
     envs.step([0, 0])
     obs, *_, infos = envs.step([0, 0])
@@ -217,9 +211,9 @@ def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_
     envs.close()
 
 
-def test_a_probability_of_one_third_is_not_rounded_to_zero(make):
+def test_a_probability_of_one_third_is_not_rounded_to_zero():
     """W12: FrozenLake's resets say prob=1, an int, and its steps 0.333."""
-    envs = make([lambda: gym.make("FrozenLake-v1")] * 4)
+    envs = SyncVectorEnv([lambda: gym.make("FrozenLake-v1")] * 4)
     _, infos = envs.reset(seed=3)
     seen = set(infos["prob"].tolist())
     for action in np.random.default_rng(0).integers(0, 4, (40, 4)):
@@ -228,10 +222,9 @@ def test_a_probability_of_one_third_is_not_rounded_to_zero(make):
     envs.close()
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled(shared_memory):
+def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled():
     """W13"""
-    envs = AsyncVectorEnv([lambda: Reports(length=1)] * 2, shared_memory=shared_memory, autoreset_mode="Disabled")
+    envs = AsyncVectorEnv([lambda: Reports(length=1)] * 2, autoreset_mode="Disabled")
     envs.reset()
     envs.step([1, 1])
     with pytest.raises(gym.error.ResetNeeded):
@@ -240,15 +233,15 @@ def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled(shar
     envs.close()
 
 
-def test_rewards_of_shape_one_are_numbers(make):
+def test_rewards_of_shape_one_are_numbers():
     """W14: gymnasium #1445"""
-    envs = make([lambda: OneRow(length=2)] * 2)
+    envs = SyncVectorEnv([lambda: OneRow(length=2)] * 2)
     envs.reset()
     assert [envs.step([1, 1])[1].tolist() for _ in range(3)] == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
     envs.close()
 
 
-@pytest.mark.parametrize("mode", ["same", "different"])
+@pytest.mark.parametrize("mode", one_of(["same", "different"]))
 def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
     """W15"""
 
@@ -263,9 +256,9 @@ def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
     envs.close()
 
 
-def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade(make):
+def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade():
     """W16"""
-    envs = make([Remembers] * 3)
+    envs = SyncVectorEnv([Remembers] * 3)
     envs.reset()
     _, rew, *_, info = envs.venv.step([2, 1], id=[2, 0])
     assert (rew.tolist(), [row["env_id"] for row in info]) == ([2.0, 1.0], [2, 0])
@@ -275,7 +268,7 @@ def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade(make):
 
 def test_normalised_observations_work_with_same_step_autoreset():
     """W16: gymnasium's own observation wrappers refuse this mode."""
-    venv = VectorEnvNormObs(ShmemVectorEnv([lambda: Reports(length=2)] * 2))
+    venv = VectorEnvNormObs(DummyVectorEnv([lambda: Reports(length=2)] * 2))
     envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
     envs.reset()
     envs.step([0, 0])
@@ -301,22 +294,32 @@ class Foreign:
 
 
 @pytest.mark.parametrize(
-    "seed", [np.int64(5), np.array([5, 6]), np.array(5, np.int32), [np.uint8(5), np.int64(6)]], ids=repr
+    ("seed", "expected"),
+    [
+        (7, [7, 8, 9]),
+        (np.int64(7), [7, 8, 9]),
+        (np.array(7, np.int32), [7, 8, 9]),
+        ([3, None, 5], [3, None, 5]),
+        (np.array([3, 4, 5], np.uint8), [3, 4, 5]),
+        ((np.int32(1), np.uint8(2), 3), [1, 2, 3]),
+        (None, [None] * 3),
+    ],
+    ids=repr,
 )
-def test_seeds_may_be_numbers_and_arrays_of_numpy(make, seed):
+def test_seeds_may_be_numbers_and_arrays_of_numpy(seed, expected):
     """W17"""
-    envs = make([Remembers] * 2)
-    envs.reset(seed=seed)
-    assert [resets[0][0] for resets in envs.get_attr("resets")] == [5, 6]
+    envs = SyncVectorEnv([Remembers] * 3)
+    envs.reset(seed=seed, options={"a": 1})
+    assert envs.get_attr("resets") == tuple([(s, {"a": 1})] for s in expected)
     envs.close()
 
 
 @pytest.mark.parametrize("library", ["torch", "any other"])
 @pytest.mark.parametrize("space", [spaces.Discrete(9), spaces.Dict(a=spaces.Discrete(9), b=spaces.Box(-9, 9, (2,)))])
-def test_actions_may_be_arrays_of_any_library(make, space, library):
+def test_actions_may_be_arrays_of_any_library(space, library):
     """W17"""
     foreign = pytest.importorskip("torch").tensor if library == "torch" else Foreign
-    envs = make([lambda: Echo(space)] * 2)
+    envs = SyncVectorEnv([lambda: Echo(space)] * 2)
     envs.reset()
     if isinstance(space, spaces.Discrete):
         assert envs.step(foreign([3, 4]))[0].tolist() == [3, 4]

@@ -7,6 +7,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium_cases import Reports
 
 import vecenv
+from tests.backends import FULL
 from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, SyncVectorEnv
 from vecenv.facades.to_gymnasium.sync_and_async import ThreadedVectorEnv
 
@@ -39,13 +40,13 @@ def steps_to_the_end(envs):
     ("backend", "facade", "engine"),
     [
         ("dummy", SyncVectorEnv, "DummyVectorEnv"),
-        ("subproc", AsyncVectorEnv, "SubprocVectorEnv"),
+        pytest.param("subproc", AsyncVectorEnv, "SubprocVectorEnv", marks=FULL),
         ("shmem", AsyncVectorEnv, "ShmemVectorEnv"),
-        ("thread", ThreadedVectorEnv, "ThreadVectorEnv"),
+        pytest.param("thread", ThreadedVectorEnv, "ThreadVectorEnv", marks=FULL),
     ],
 )
 def test_make_vec_makes_each_backend(backend, facade, engine):
-    envs = vecenv.make_vec("CartPole-v1", 3, backend=backend)
+    envs = vecenv.make_vec("CartPole", 3, backend=backend)  # without a version the latest
     assert type(envs) is facade
     assert type(envs.venv).__name__ == engine
     assert repr(envs) == f"{facade.__name__}(CartPole-v1, num_envs=3)"
@@ -74,9 +75,14 @@ def test_arguments_go_where_they_belong():
     assert envs.step([0, 1])[1].tolist() == [5.0, 5.0]
     envs.step([0, 1])
     assert envs.step([0, 1])[3].all()
+    again = vecenv.make_vec(envs.spec)
+    assert again.single_observation_space.shape == (5,)
+    assert again.autoreset_mode is gym.vector.AutoresetMode.DISABLED
+    again.close()
     envs.close()
 
 
+@FULL
 @pytest.mark.parametrize("make", [vecenv.make_vec, gym.make_vec])
 def test_the_spec_makes_the_same_again(make):
     options = {"num_workers": 1, "autoreset_mode": "SameStep"}
@@ -92,27 +98,16 @@ def test_the_spec_makes_the_same_again(make):
         envs.close()
 
 
-def test_the_spec_keeps_wrappers_and_vector_arguments():
-    first = vecenv.make_vec(
-        "CartPole-v1", 2, wrappers=[gym.wrappers.TimeAwareObservation], vector_kwargs={"num_workers": 1}
-    )
-    again = vecenv.make_vec(first.spec)
-    assert again.single_observation_space.shape == (5,)
-    assert again.venv.num_workers == 1
-    for envs in (first, again):
-        envs.close()
-
-
-@pytest.mark.parametrize("mode", [None, "vector_entry_point"])
-def test_gym_make_vec_makes_ours_by_the_entry_point_of_a_spec(mode):
-    envs = gym.make_vec("Ours-v0", num_envs=2, vectorization_mode=mode, backend="dummy")
-    assert isinstance(envs, SyncVectorEnv)
-    assert repr(envs) == "SyncVectorEnv(Ours-v0, num_envs=2)"
-    assert steps_to_the_end(envs) == 7
-    again = gym.make_vec(envs.spec)
-    assert isinstance(again, SyncVectorEnv)
-    for made in (envs, again):
-        made.close()
+def test_gym_make_vec_makes_ours_by_the_entry_point_of_a_spec():
+    for mode in (None, "vector_entry_point"):
+        envs = gym.make_vec("Ours-v0", num_envs=2, vectorization_mode=mode, backend="dummy")
+        assert isinstance(envs, SyncVectorEnv)
+        assert repr(envs) == "SyncVectorEnv(Ours-v0, num_envs=2)"
+        assert steps_to_the_end(envs) == 7
+        again = gym.make_vec(envs.spec)
+        assert isinstance(again, SyncVectorEnv)
+        for made in (envs, again):
+            made.close()
     default = gym.make_vec("Ours-v0", num_envs=2)
     assert isinstance(default.venv, ShmemVectorEnv)
     default.close()
@@ -125,8 +120,10 @@ def ends_of_an_episode(envs):
     return "SameStep" if envs.step(actions)[1].all() else "NextStep"
 
 
-@pytest.mark.parametrize("backend", ["dummy", "subproc", "shmem", "thread"])
-@pytest.mark.parametrize("make", [vecenv.make_vec, gym.make_vec])
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    [(gym.make_vec, "dummy"), *(pytest.param(vecenv.make_vec, name, marks=FULL) for name in ("dummy", "shmem"))],
+)
 def test_venv_kwargs_pass_gymnasium_and_stay_in_the_spec(make, backend):
     """gym.make_vec refuses vector_kwargs for what is made by an entry point."""
     made = [make("Ours-v0", 2, backend=backend), make("Ours-v0", 2, backend=backend, venv_kwargs=SAME_STEP)]
@@ -136,16 +133,18 @@ def test_venv_kwargs_pass_gymnasium_and_stay_in_the_spec(make, backend):
         envs.close()
 
 
-@pytest.mark.parametrize("options", [{}, SAME_STEP])
-def test_vector_kwargs_and_venv_kwargs_at_once_are_refused(options):
-    with pytest.raises(TypeError, match="venv_kwargs and vector_kwargs are two names of one argument: pass only one"):
-        vecenv.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 1}, venv_kwargs=options)
+def test_vector_kwargs_and_venv_kwargs_at_once_are_refused():
     first = vecenv.make_vec("CartPole-v1", 2, backend="dummy", venv_kwargs=SAME_STEP)
-    with pytest.raises(TypeError, match="two names of one argument"):
-        vecenv.make_vec(first.spec, vector_kwargs=options)
+    refused = "venv_kwargs and vector_kwargs are two names of one argument: pass only one"
+    for options in ({}, SAME_STEP):
+        with pytest.raises(TypeError, match=refused):
+            vecenv.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 1}, venv_kwargs=options)
+        with pytest.raises(TypeError, match=refused):
+            vecenv.make_vec(first.spec, vector_kwargs=options)
     first.close()
 
 
+@FULL
 def test_what_gym_make_vec_is_asked_for_goes_before_what_was_registered():
     gym.spec("Ours-v0").kwargs.update(backend="dummy", venv_kwargs=SAME_STEP)
     registered = gym.make_vec("Ours-v0", 2)
@@ -156,6 +155,7 @@ def test_what_gym_make_vec_is_asked_for_goes_before_what_was_registered():
         envs.close()
 
 
+@FULL
 def test_gym_make_vec_makes_ours_where_the_classes_are_replaced(monkeypatch):
     """As a program that cannot be changed otherwise is moved over."""
     monkeypatch.setattr(gym.vector, "AsyncVectorEnv", AsyncVectorEnv)
@@ -165,6 +165,7 @@ def test_gym_make_vec_makes_ours_where_the_classes_are_replaced(monkeypatch):
     envs.close()
 
 
+@FULL
 def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     (tmp_path / "registers_it.py").write_text(
         "import gymnasium\ngymnasium.register('Named-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
@@ -174,12 +175,6 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     assert envs.spec.id == "Named-v0"
     envs.close()
     del gym.registry["Named-v0"]
-
-
-def test_an_id_without_a_version_is_that_of_the_latest():
-    envs = vecenv.make_vec("CartPole", 2, backend="dummy")
-    assert envs.spec.id == "CartPole-v1"
-    envs.close()
 
 
 def test_envs_registered_in_the_program_are_known_to_the_workers():
@@ -201,6 +196,8 @@ def test_what_is_not_there_is_refused():
         vecenv.facades.make_vec.Nothing  # noqa: B018
     with pytest.raises(TypeError, match="wait_num"):
         vecenv.make_vec("CartPole-v1", 2, vector_kwargs={"wait_num": 1})
+    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1, got 0"):
+        vecenv.make_vec("CartPole-v1", 0)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +217,3 @@ def test_what_is_not_there_is_refused():
 def test_an_argument_of_another_kind_is_named(arguments, message):
     with pytest.raises(TypeError, match=message):
         vecenv.make_vec(**{"id": "CartPole-v1", "num_envs": 2, **arguments})
-
-
-def test_as_many_envs_as_none_are_refused():
-    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1, got 0"):
-        vecenv.make_vec("CartPole-v1", 0)

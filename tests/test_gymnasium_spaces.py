@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import utils
-from gymnasium_cases import NEAR_AND_FAR, OURS, Echo, Reports, assert_same
+from gymnasium_cases import OURS, Echo, Reports, assert_same
 
-from vecenv import AsyncVectorEnv, SyncVectorEnv
-
-
-@pytest.fixture(params=NEAR_AND_FAR)
-def make(request):
-    return OURS[request.param]
+from tests.backends import FULL, one_of
+from vecenv import SyncVectorEnv
 
 
 class Word(gym.Space):
@@ -88,16 +84,10 @@ UNLIKE = {
     "different, texts": ("different", [spaces.Text(3), spaces.Text(4)]),
     "custom, all": ((spaces.Box(0, 1, (2, 5)), spaces.Box(0, 1, (5,))), [low_high(1)] * 2),
     "custom, one": ((spaces.Box(0, 1, (2, 2)), low_high(9)), [low_high(1), spaces.Box(0, 1, (3,))]),
+    "same, actions": ("same", [low_high(1)] * 2, [spaces.Discrete(2), spaces.Discrete(3)]),
+    "different, actions": ("different", [low_high(1)] * 2, [spaces.Discrete(2), spaces.Discrete(3)]),
+    "same, observations before actions": ("same", [low_high(2), low_high(3)], [spaces.Discrete(2), spaces.Discrete(3)]),
 }
-CLASSES = pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (gym.vector.SyncVectorEnv, SyncVectorEnv),
-        # What multiprocessing shares for it is never given back.
-        (functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False), AsyncVectorEnv),
-    ],
-    ids=["sync", "async"],
-)
 
 
 def refusal(make, env_fns, **options):
@@ -107,62 +97,55 @@ def refusal(make, env_fns, **options):
     return caught.value.with_traceback(None)  # which would keep what was being made
 
 
-def assert_refused_alike(theirs, ours, env_fns, **options):
-    """Ours says what gymnasium says, and which env it is."""
-    want, got = refusal(theirs, env_fns, **options), refusal(ours, env_fns, **options)
-    assert type(got) is type(want)
-    assert str(want) in str(got)
-    assert re.search("[Ee]nv [01]", str(got))
-
-
 class TestObservationModes:
-    @CLASSES
     @pytest.mark.parametrize("case", UNLIKE)
-    def test_envs_that_do_not_fit_are_refused_in_the_words_of_gymnasium_and_closed(self, theirs, ours, case):
-        mode, found = UNLIKE[case]
-        env_fns = [lambda space=space: Holds(space) for space in found]
-        assert_refused_alike(theirs, ours, env_fns, observation_mode=mode)
+    @pytest.mark.parametrize("kind", one_of(["sync", "async"]))
+    def test_envs_that_do_not_fit_are_refused_in_the_words_of_gymnasium_and_closed(self, kind, case):
+        """And the error says which env it is."""
+        mode, *found = UNLIKE[case]
+        env_fns = [functools.partial(Holds, *its) for its in zip(*found, strict=True)]
+        # What multiprocessing shares for it is never given back.
+        theirs = {
+            "sync": gym.vector.SyncVectorEnv,
+            "async": functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False),
+        }
+        want, got = (refusal(make[kind], env_fns, observation_mode=mode) for make in (theirs, OURS))
+        assert type(got) is type(want)
+        assert str(want) in str(got)
+        assert re.search("[Ee]nv [01]", str(got))
 
-    @CLASSES
-    @pytest.mark.parametrize("mode", ["same", "different"])
-    def test_unequal_action_spaces_are_refused_in_the_words_of_gymnasium(self, theirs, ours, mode):
-        env_fns = [lambda n=n: Holds(low_high(1), spaces.Discrete(n)) for n in (2, 3)]
-        assert_refused_alike(theirs, ours, env_fns, observation_mode=mode)
-
-    @CLASSES
-    def test_observations_are_looked_at_before_actions(self, theirs, ours):
-        assert_refused_alike(theirs, ours, [lambda n=n: Holds(low_high(n), spaces.Discrete(n)) for n in (2, 3)])
-
-    def test_different_bounds_are_batched_row_by_row(self, make):
-        envs = make([lambda high=high: Holds(low_high(high)) for high in (1, 2, 3)], observation_mode="different")
+    def test_different_bounds_are_batched_row_by_row(self):
+        envs = SyncVectorEnv(
+            [lambda high=high: Holds(low_high(high)) for high in (1, 2, 3)], observation_mode="different"
+        )
         assert envs.observation_space.high.tolist() == [[1, 1], [2, 2], [3, 3]]
         assert envs.single_observation_space == low_high(1)
         obs, _ = envs.reset()
         assert obs in envs.observation_space
         envs.close()
 
-    def test_a_pair_of_spaces_is_taken_as_batched_and_single(self, make):
+    def test_a_pair_of_spaces_is_taken_as_batched_and_single(self):
         batched, single = spaces.Box(-9, 9, (2, 2), np.float32), spaces.Box(-9, 9, (2,), np.float32)
-        envs = make([lambda: Holds(low_high(1))] * 2, observation_mode=(batched, single))
+        envs = SyncVectorEnv([lambda: Holds(low_high(1))] * 2, observation_mode=(batched, single))
         assert (envs.observation_space, envs.single_observation_space) == (batched, single)
         assert envs.reset()[0] in batched
         envs.close()
 
-    def test_an_env_without_a_space_is_refused(self, make):
+    def test_an_env_without_a_space_is_refused(self):
         with pytest.raises(TypeError, match="env 1 has the observation_space None"):
-            make([Reports, lambda: Holds(None)])
+            SyncVectorEnv([Reports, lambda: Holds(None)])
 
 
 class TestSpacesOfAUsersOwn:
-    def test_one_that_is_registered_nowhere_gives_tuples(self, make):
-        envs = make([lambda: Echo(Word())] * 2)
+    def test_one_that_is_registered_nowhere_gives_tuples(self):
+        envs = SyncVectorEnv([lambda: Echo(Word())] * 2)
         assert envs.action_space == spaces.Tuple((Word(), Word()))
         assert envs.reset()[0] == ("www", "www")
         assert envs.step(("a", "b"))[0] == ("a", "b")
         envs.close()
 
-    def test_registered_functions_decide_what_a_batch_is(self, make):
-        envs = make([lambda: Holds(Pair())] * 3)
+    def test_registered_functions_decide_what_a_batch_is(self):
+        envs = SyncVectorEnv([lambda: Holds(Pair())] * 3)
         assert envs.observation_space == spaces.Tuple((Pair(), Pair()))
         first, _ = envs.reset()
         assert first == {"joined": ["WWW"] * 3}
@@ -171,14 +154,14 @@ class TestSpacesOfAUsersOwn:
         assert later is not first
         envs.close()
 
-    def test_without_copies_the_registered_functions_write_to_one_batch(self, make):
-        envs = make([lambda: Holds(Pair())] * 3, copy=False)
+    def test_without_copies_the_registered_functions_write_to_one_batch(self):
+        envs = SyncVectorEnv([lambda: Holds(Pair())] * 3, copy=False)
         assert envs.reset()[0] is envs.step([0, 0, 0])[0]
         envs.close()
 
     @pytest.mark.parametrize("wrap", [lambda space: space, lambda space: spaces.Dict(a=space, b=spaces.Discrete(3))])
-    def test_a_registered_subclass_of_a_box_is_not_taken_for_a_box(self, make, wrap):
-        envs = make([lambda i=i: Numbered(i, wrap(Reversed(0, 9, (1,), np.float32))) for i in range(3)])
+    def test_a_registered_subclass_of_a_box_is_not_taken_for_a_box(self, wrap):
+        envs = SyncVectorEnv([lambda i=i: Numbered(i, wrap(Reversed(0, 9, (1,), np.float32))) for i in range(3)])
         obs, _ = envs.reset()
         boxes = obs["a"] if isinstance(obs, dict) else obs
         assert boxes.tolist() == [[2], [1], [0]]
@@ -205,18 +188,30 @@ BATCHES = [
     spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1, (2,)))),
     spaces.Tuple((spaces.Text(4), spaces.Box(0, 1, (2,)))),
     spaces.Dict(a=spaces.Sequence(spaces.Box(0, 1, (2,))), b=spaces.MultiBinary(2)),
+    spaces.Text(3),
+    spaces.Graph(spaces.Box(0, 1, (2,)), None),
     spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
     spaces.OneOf((spaces.Discrete(3), spaces.Box(0, 1, (2,)))),
     spaces.Sequence(spaces.Discrete(3), stack=True),
 ]
 
 
-@pytest.mark.parametrize("space", BATCHES, ids=str)
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize(
+    ("kind", "space"),
+    [
+        *(("sync", space) for space in BATCHES),
+        pytest.param("async", spaces.Tuple(BATCHES), id="async-all"),
+        pytest.param("async-subproc", spaces.Tuple(BATCHES), marks=FULL, id="async-subproc-all"),
+    ],
+    ids=str,
+)
 def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(space, kind):
+    """Spaces are batched as by gymnasium, with the same generators."""
     space.seed(3)
     theirs, ours = gym.vector.SyncVectorEnv([lambda: Echo(space)] * 3), OURS[kind]([lambda: Echo(space)] * 3)
-    ours.action_space.seed(1)
+    for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
+        assert getattr(ours, name) == getattr(theirs, name)
+        assert_same(getattr(ours, name).sample(), getattr(theirs, name).sample())
     ours.reset()
     theirs.reset()
     for _ in range(2):
@@ -228,9 +223,9 @@ def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(spac
     theirs.close()
 
 
-def test_dict_actions_may_be_a_list_of_dicts(make):
+def test_dict_actions_may_be_a_list_of_dicts():
     space = spaces.Dict(a=spaces.Discrete(9))
-    envs = make([lambda: Echo(space)] * 2)
+    envs = SyncVectorEnv([lambda: Echo(space)] * 2)
     envs.reset()
     assert envs.step([{"a": 3}, {"a": 4}])[0]["a"].tolist() == [3, 4]
     with pytest.raises(ValueError, match="got 1 actions for 2 envs"):

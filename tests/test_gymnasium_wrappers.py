@@ -12,9 +12,10 @@ import pygame
 import pytest
 import torch
 from gymnasium.wrappers import vector as wrappers
-from gymnasium_cases import OURS, Pictures, Untimed, assert_same
+from gymnasium_cases import MODES, Pictures, Untimed, assert_same
 
 import vecenv
+from tests.backends import FULL, one_of
 from vecenv.testing import CountingEnv
 
 PENDULUM = [lambda: gym.make("Pendulum-v1", max_episode_steps=7)] * 3
@@ -26,6 +27,12 @@ WITH_STATISTICS = [lambda: Untimed(gym.wrappers.RecordEpisodeStatistics(CARTPOLE
 
 
 WRAPPERS = {
+    "all of a PPO": (
+        PENDULUM,
+        lambda envs: wrappers.NormalizeReward(
+            wrappers.NormalizeObservation(wrappers.ClipAction(wrappers.RecordEpisodeStatistics(envs)))
+        ),
+    ),
     "VectorizeTransformObservation": (
         PENDULUM,
         lambda envs: wrappers.VectorizeTransformObservation(
@@ -61,12 +68,6 @@ WRAPPERS = {
     "ClipReward": (PENDULUM, lambda envs: wrappers.ClipReward(envs, -1, 0)),
     "NormalizeReward": (CARTPOLE, wrappers.NormalizeReward),
     "RecordEpisodeStatistics": (CARTPOLE, wrappers.RecordEpisodeStatistics),
-    "all of a PPO": (
-        PENDULUM,
-        lambda envs: wrappers.NormalizeReward(
-            wrappers.NormalizeObservation(wrappers.ClipAction(wrappers.RecordEpisodeStatistics(envs)))
-        ),
-    ),
 }
 
 
@@ -94,12 +95,12 @@ def outcome(base, wrap):
     return log
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name, mode):
+@pytest.mark.parametrize("name", one_of([*WRAPPERS]))
+def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name):
     env_fns, wrap = WRAPPERS[name]
-    expected = outcome(gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap)
-    assert_same(outcome(vecenv.AsyncVectorEnv(env_fns, autoreset_mode=mode), wrap), expected)
+    for mode in MODES[:2]:
+        expected = outcome(gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap)
+        assert_same(outcome(vecenv.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap), expected)
 
 
 TENSORS = {
@@ -110,13 +111,14 @@ TENSORS = {
 }
 
 
+@FULL
 @pytest.mark.parametrize("name", TENSORS)
 def test_actions_and_results_have_the_arrays_of_another_library(name):
     if name.startswith("Jax"):
         pytest.importorskip("jax")
     as_action, kind = (np.array, np.ndarray) if name == "JaxToNumpy" else (torch.tensor, torch.Tensor)
     logs = []
-    for make in (gym.vector.SyncVectorEnv, vecenv.AsyncVectorEnv):
+    for make in (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv):
         envs = TENSORS[name](make(PENDULUM))
         log = [envs.reset(seed=3)[0]]
         envs.action_space.seed(1)
@@ -129,10 +131,11 @@ def test_actions_and_results_have_the_arrays_of_another_library(name):
     assert_same(logs[1], logs[0])
 
 
+@FULL
 def test_frames_are_shown_as_around_gymnasiums_class(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     shown = []
-    for make in (gym.vector.SyncVectorEnv, vecenv.AsyncVectorEnv):
+    for make in (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv):
         envs = wrappers.HumanRendering(make(FRAMES), screen_size=(60, 40))
         envs.reset(seed=0)
         for _ in range(3):
@@ -143,6 +146,7 @@ def test_frames_are_shown_as_around_gymnasiums_class(monkeypatch):
     np.testing.assert_array_equal(shown[1], shown[0])
 
 
+@FULL
 def test_videos_are_those_around_gymnasiums_class(monkeypatch, tmp_path):
     """What is given to moviepy: it needs an older pillow than the other libraries, so it is not installed."""
     videos = []
@@ -157,7 +161,7 @@ def test_videos_are_those_around_gymnasiums_class(monkeypatch, tmp_path):
     for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["moviepy.video.io.ImageSequenceClip"].ImageSequenceClip = ImageSequenceClip
-    for make in (gym.vector.SyncVectorEnv, vecenv.AsyncVectorEnv):
+    for make in (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv):
         envs = wrappers.RecordVideo(make(FRAMES), tmp_path / make.__module__, episode_trigger=lambda episode: True)
         envs.reset(seed=0)
         for _ in range(8):
@@ -169,8 +173,8 @@ def test_videos_are_those_around_gymnasiums_class(monkeypatch, tmp_path):
     assert_same(videos[half:], videos[:half])
 
 
-@pytest.mark.parametrize("backend", ["dummy", "shmem"])
-def test_rllib_can_drive_ours(backend):
+@FULL
+def test_rllib_can_drive_ours():
     """What its SingleAgentEnvRunner does: an id with entry points, rows, lists of actions, infos as dicts."""
     gym.register(
         "RllibSingleAgentEnv-v0",
@@ -179,7 +183,7 @@ def test_rllib_can_drive_ours(backend):
     )
     mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
     try:
-        envs = wrappers.DictInfoToList(gym.make_vec("RllibSingleAgentEnv-v0", 2, mode, backend=backend))
+        envs = wrappers.DictInfoToList(gym.make_vec("RllibSingleAgentEnv-v0", 2, mode, backend="shmem"))
     finally:
         del gym.registry["RllibSingleAgentEnv-v0"]
     assert isinstance(envs.unwrapped, gym.vector.VectorEnv)
@@ -196,11 +200,12 @@ def test_rllib_can_drive_ours(backend):
     envs.close()
 
 
-@pytest.mark.parametrize("kind", OURS)
-def test_statistics_survive_the_reset_of_other_envs(kind):
+def test_statistics_survive_the_reset_of_other_envs():
     """gymnasium's vector envs take the mask out of the options, and the wrapper then forgets all envs."""
     envs = wrappers.RecordEpisodeStatistics(
-        OURS[kind]([lambda: CountingEnv(0, length=2), lambda: CountingEnv(1, length=4)], autoreset_mode="Disabled")
+        vecenv.SyncVectorEnv(
+            [lambda: CountingEnv(0, length=2), lambda: CountingEnv(1, length=4)], autoreset_mode="Disabled"
+        )
     )
     envs.reset()
     for _ in range(2):
@@ -212,10 +217,15 @@ def test_statistics_survive_the_reset_of_other_envs(kind):
     envs.close()
 
 
+@FULL
 def test_wrappers_around_each_env_go_by_make_vec():
     """Where a wrapper around the vector env is refused, in SAME_STEP mode, one around each env does it."""
     envs = vecenv.make_vec(
-        "CartPole-v1", 2, wrappers=[gym.wrappers.NormalizeObservation], vector_kwargs={"autoreset_mode": "SameStep"}
+        "CartPole-v1",
+        2,
+        backend="dummy",
+        wrappers=[gym.wrappers.NormalizeObservation],
+        vector_kwargs={"autoreset_mode": "SameStep"},
     )
     envs.reset(seed=1)
     for _ in range(30):

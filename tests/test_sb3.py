@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from functools import cache
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -21,75 +21,116 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
+from tests.backends import FULL, one_of
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     SB3VecEnv,
-    SubprocVectorEnv,
+    ShmemVectorEnv,
     SyncVectorEnv,
     VectorEnvNormObs,
     VectorEnvWrapper,
+    sb3,
 )
 from vecenv.testing import CountingEnv
 
 
-@cache
-def trained_on_dummy_vec_env():
-    env = DummyVecEnv(cartpoles(4))
-    return trained(env)
+def with_dicts():
+    return TimeAwareObservation(gym.make("CartPole-v1", max_episode_steps=12), flatten=False)
 
 
-def trained(env):
-    """The weights of a small PPO after a few hundred steps; the env is closed."""
-    torch.set_num_threads(1)
-    model = PPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, seed=3, device="cpu")
-    model.learn(256)
-    env.close()
-    return {name: value.numpy() for name, value in model.policy.state_dict().items()}
+def trained_ppo(make):
+    model = PPO("MlpPolicy", make(cartpoles(4)), n_steps=32, batch_size=64, n_epochs=2, seed=3, device="cpu")
+    return model.learn(256), {}
+
+
+def trained_dqn(make):
+    """Its replay buffer too."""
+    env = make(cartpoles(2))
+    model = DQN("MlpPolicy", env, learning_starts=10, buffer_size=100, batch_size=8, seed=0, device="cpu").learn(64)
+    names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+    return model, {name: getattr(model.replay_buffer, name)[:32] for name in names}
+
+
+def trained_sac(make):
+    """With continuous actions."""
+    env = make([lambda: gym.make("Pendulum-v1")] * 2)
+    return SAC("MlpPolicy", env, learning_starts=10, buffer_size=100, batch_size=8, seed=0, device="cpu").learn(20), {}
 
 
 class TestWithSB3:
-    def test_ppo_learns_the_same_weights_as_on_dummy_vec_env(self, backend):
-        weights, want = trained(SB3VecEnv(backend(cartpoles(4)))), trained_on_dummy_vec_env()
-        assert weights.keys() == want.keys()
-        assert [name for name in want if not equal_bits(weights[name], want[name])] == []
-
-    @pytest.mark.parametrize("form", ["array", "dict"])
-    def test_every_result_equals_that_of_dummy_vec_env(self, backend, form):
-        make = cartpoles(3, 7)
-        if form == "dict":
-            make = [lambda: TimeAwareObservation(gym.make("CartPole-v1", max_episode_steps=12), flatten=False)] * 3
-        ours, theirs = SB3VecEnv(backend(make)), DummyVecEnv(make)
+    @pytest.mark.parametrize(
+        ("make", "form"),
+        [
+            (sb3.DummyVecEnv, "dict"),
+            (sb3.SubprocVecEnv, "array"),
+            pytest.param(partial(sb3.SubprocVecEnv, shared_memory=False), "dict", marks=FULL),
+            pytest.param(lambda env_fns: SB3VecEnv(VectorEnvWrapper(ShmemVectorEnv(env_fns))), "dict", marks=FULL),
+        ],
+    )
+    def test_every_result_of_200_steps_equals_that_of_dummy_vec_env(self, make, form):
+        env_fns = cartpoles(3, 7) if form == "array" else [with_dicts] * 3
+        ours, theirs = make(env_fns), DummyVecEnv(env_fns)
         assert isinstance(ours, VecEnv)
         assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)
         assert (ours.num_envs, ours.render_mode, ours.metadata) == (3, theirs.render_mode, theirs.metadata)
         assert ours.seed(11) == theirs.seed(11) == [11, 12, 13]
         assert_same(ours.reset(), theirs.reset())
-        actions = np.random.default_rng(0).integers(0, 2, (60, 3))
         ended = 0
-        for action in actions:
+        for action in np.random.default_rng(0).integers(0, 2, (200, 3)):
             got, want = ours.step(action), theirs.step(action)
             assert_same(got, want)
             assert_same(ours.reset_infos, theirs.reset_infos)
             ended += got[2].sum()
-        assert ended >= 6
+        assert ended >= 20
         closing(ours, theirs)
 
-    @pytest.mark.parametrize("form", ["discrete", "tuple", "numpy32"])
-    @pytest.mark.parametrize("around", [lambda venv: venv, VectorEnvWrapper], ids=["engine", "wrapper"])
-    def test_last_observations_have_the_types_that_they_have_with_dummy_vec_env(self, backend, around, form):
-        make = [lambda: Reads(form)] * 2
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda env_fns: SB3VecEnv(DummyVectorEnv(env_fns)),
+            lambda env_fns: SB3VecEnv(VectorEnvWrapper(DummyVectorEnv(env_fns))),
+            pytest.param(lambda env_fns: SB3VecEnv(ShmemVectorEnv(env_fns)), marks=FULL),
+        ],
+        ids=["engine", "wrapper", "processes"],
+    )
+    def test_last_observations_have_the_types_that_they_have_with_dummy_vec_env(self, make):
+        for form in ("discrete", "tuple", "numpy32"):
+            found = []
+            for env in (make([lambda form=form: Reads(form)] * 2), DummyVecEnv([lambda form=form: Reads(form)] * 2)):
+                env.reset()
+                env.step(np.zeros(2, int))
+                found.append([info["terminal_observation"] for info in env.step(np.zeros(2, int))[3]])
+                env.close()
+            assert_same(*found)
+            assert kinds(found[0]) == kinds(found[1])
+
+    @FULL
+    @pytest.mark.parametrize("train", [trained_ppo, trained_dqn, trained_sac])
+    def test_an_algorithm_stores_and_learns_the_same_as_on_dummy_vec_env(self, train):
+        torch.set_num_threads(1)
         found = []
-        for env in (SB3VecEnv(around(backend(make))), DummyVecEnv(make)):
-            env.reset()
-            env.step(np.zeros(2, int))
-            found.append([info["terminal_observation"] for info in env.step(np.zeros(2, int))[3]])
-            env.close()
-        assert_same(*found)
-        assert kinds(found[0]) == kinds(found[1])
+        for make in (lambda env_fns: SB3VecEnv(ShmemVectorEnv(env_fns)), DummyVecEnv):
+            model, stored = train(make)
+            found.append(stored | {name: value.numpy() for name, value in model.policy.state_dict().items()})
+            model.env.close()
+        assert found[0].keys() == found[1].keys()
+        assert [name for name in found[1] if not equal_bits(found[0][name], found[1][name])] == []
+
+    @FULL
+    def test_vec_env_wrappers_and_evaluate_policy_take_it(self):
+        env = VecMonitor(VecFrameStack(VecNormalize(sb3.SubprocVecEnv(cartpoles(3))), 2))
+        assert env.env_is_wrapped(TimeLimit) == [True] * 3
+        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu")
+        model.learn(96)
+        assert {len(entry) for entry in model.ep_info_buffer} == {3}
+        mean, _ = evaluate_policy(model, env, n_eval_episodes=4)
+        assert 1 <= mean <= 10
+        assert env.reset().shape == (3, 8)
+        env.close()
 
     @pytest.mark.parametrize("below", ["engine", "wrapper", "gymnasium"])
-    def test_infos_keep_keys_that_the_engine_uses_too(self, backend, below):
+    def test_infos_keep_keys_that_the_engine_uses_too(self, below):
         keys = {"env_id": 7} if below == "gymnasium" else {"env_id": 7, "final_obs": 8, "final_info": 9}
 
         class Named(CountingEnv):
@@ -105,7 +146,7 @@ class TestWithSB3:
         if below == "gymnasium":
             ours = SB3VecEnv(gym.vector.SyncVectorEnv(make, autoreset_mode="SameStep"))
         else:
-            ours = SB3VecEnv(backend(make) if below == "engine" else VectorEnvWrapper(backend(make)))
+            ours = SB3VecEnv(DummyVectorEnv(make) if below == "engine" else VectorEnvWrapper(DummyVectorEnv(make)))
         theirs = DummyVecEnv(make)
         assert_same(ours.reset(), theirs.reset())
         for _ in range(7):
@@ -113,43 +154,13 @@ class TestWithSB3:
             assert_same(ours.reset_infos, theirs.reset_infos)
         closing(ours, theirs)
 
-    def test_algorithms_with_a_replay_buffer_store_the_same_and_learn_the_same(self, backend):
-        def trained_dqn(env):
-            model = DQN("MlpPolicy", env, learning_starts=10, buffer_size=100, batch_size=8, seed=0, device="cpu")
-            model.learn(64)
-            env.close()
-            return model.replay_buffer, model.policy.state_dict()
-
-        torch.set_num_threads(1)
-        buffer, weights = trained_dqn(SB3VecEnv(backend(cartpoles(2))))
-        want_buffer, want_weights = trained_dqn(DummyVecEnv(cartpoles(2)))
-        for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
-            assert equal_bits(getattr(buffer, name)[:32], getattr(want_buffer, name)[:32]), name
-        assert all(torch.equal(weights[name], want_weights[name]) for name in want_weights)
-
-    def test_algorithms_with_continuous_actions_learn(self):
-        env = SB3VecEnv(SubprocVectorEnv([lambda: gym.make("Pendulum-v1")] * 2))
-        model = SAC("MlpPolicy", env, learning_starts=10, buffer_size=100, batch_size=8, seed=0, device="cpu")
-        assert model.learn(20).replay_buffer.pos == 10
-        env.close()
-
+    @FULL
     def test_hindsight_replay_calls_compute_reward_of_the_envs(self):
         env = SB3VecEnv(DummyVectorEnv([lambda: BitFlippingEnv(n_bits=3, max_steps=3)] * 2))
         model = DQN(
             "MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, learning_starts=12, seed=0, device="cpu"
         )
         assert model.learn(40).num_timesteps == 40
-        env.close()
-
-    def test_vec_env_wrappers_and_evaluate_policy_take_it(self, backend):
-        env = VecMonitor(VecFrameStack(VecNormalize(SB3VecEnv(backend(cartpoles(3)))), 2))
-        assert env.env_is_wrapped(TimeLimit) == [True] * 3
-        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu")
-        model.learn(96)
-        assert {len(entry) for entry in model.ep_info_buffer} == {3}
-        mean, _ = evaluate_policy(model, env, n_eval_episodes=4)
-        assert 1 <= mean <= 10
-        assert env.reset().shape == (3, 8)
         env.close()
 
     def test_make_vec_env_builds_it(self):
@@ -160,7 +171,7 @@ class TestWithSB3:
         assert env.render_mode == "rgb_array"
         closing(env, other)
 
-    def test_wrappers_of_the_vector_env_work_below(self, backend):
+    def test_wrappers_of_the_vector_env_work_below(self):
         """Also those that change `step` alone."""
 
         class Doubles(VectorEnvWrapper):
@@ -168,7 +179,7 @@ class TestWithSB3:
                 obs, rew, *rest = super().step(action, id, **kwargs)
                 return (obs, rew * 2, *rest)
 
-        env = SB3VecEnv(Doubles(VectorEnvNormObs(backend(cartpoles(2)))))
+        env = SB3VecEnv(Doubles(VectorEnvNormObs(DummyVectorEnv(cartpoles(2)))))
         assert np.abs(env.reset()).max() <= 10
         env.step_async(np.zeros(2, int))
         with pytest.raises(RuntimeError, match="pending"):
@@ -181,7 +192,7 @@ class TestWithSB3:
 class TestVectorEnvsOfGymnasium:
     """V9: SB3 takes none of them."""
 
-    @pytest.mark.parametrize("mode", ["sync", "async"])
+    @pytest.mark.parametrize("mode", one_of(["sync", "async"]))
     def test_a_vector_env_of_gymnasium_is_taken_with_the_same_results(self, mode):
         options = {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False}
         if mode == "async":
@@ -216,7 +227,7 @@ class TestVectorEnvsOfGymnasium:
         assert (env.reset() >= 0.01).all()
         env.close()
 
-    @pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+    @pytest.mark.parametrize("make", one_of([SyncVectorEnv, AsyncVectorEnv]))
     def test_some_of_the_envs_of_a_vector_env_of_ours_can_be_reached(self, make):
         """As HerReplayBuffer does with compute_reward."""
         env = SB3VecEnv(make(counting(3), autoreset_mode="SameStep"))
@@ -268,18 +279,23 @@ def actions_of(env, batches):
     return env.get_attr("actions")
 
 
-def test_envs_get_what_dummy_vec_env_hands_them(backend):
-    ours = arrived(lambda env_fns: SB3VecEnv(backend(env_fns)), actions_of, ROWS)
+@pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
+def test_envs_get_what_dummy_vec_env_hands_them(kind):
+    ours = arrived(lambda env_fns: SB3VecEnv(kind(env_fns)), actions_of, ROWS)
     assert ours == arrived(DummyVecEnv, actions_of, ROWS)
 
 
+@FULL
 def test_without_sb3_the_error_says_what_to_install():
     program = (
         "import sys; sys.modules['stable_baselines3'] = None\n"
         "import vecenv\n"
-        "try: vecenv.SB3VecEnv\n"
-        "except ImportError as error: print(error)\n"
+        "def first(): vecenv.SB3VecEnv\n"
+        "def second(): import vecenv.sb3\n"
+        "for use in first, second:\n"
+        "    try: use()\n"
+        "    except ImportError as error: print(error)\n"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'\n"
+    assert done.stdout == "SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'\n" * 2

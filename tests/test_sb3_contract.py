@@ -7,19 +7,21 @@ import numpy as np
 import pytest
 from cases import counting
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
-from sb3_cases import cartpoles, closing, counted_envs
+from sb3_cases import cartpoles, closing
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecVideoRecorder
 
-from vecenv import DummyVectorEnv, SB3VecEnv
+from tests.backends import one_of
+from vecenv import DummyVectorEnv, SB3VecEnv, ShmemVectorEnv
 from vecenv.backends.ipc.messages import CALL, Channel
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.testing import CountingEnv
 
 
 @pytest.fixture
-def counted(backend):
-    env = counted_envs(backend)
+def counted():
+    """Four CountingEnvs of three steps an episode."""
+    env = SB3VecEnv(DummyVectorEnv(counting(4, length=3)))
     yield env
     env.close()
 
@@ -64,25 +66,21 @@ class TestEpisodes:
         assert len(set(seeds)) == 4
         assert counted.reset()[:, 3].tolist() == seeds
 
-    @pytest.mark.parametrize("seed", [-1, 0.5, "1", True])
-    def test_a_bad_seed_is_refused_at_once(self, counted, seed):
-        with pytest.raises(ValueError, match="seed must be"):
-            counted.seed(seed)
-        assert counted.reset()[:, 3].tolist() == [-1] * 4
-
-    @pytest.mark.parametrize("options", ["x", 3, [1, 2, 3, 4], [{}, {}, {}, None]], ids=repr)
-    def test_options_that_are_no_dicts_are_refused_at_once(self, counted, options):
-        with pytest.raises(TypeError, match="takes one dict, or a list of one dict for each env; got"):
-            counted.set_options(options)
-
-    def test_a_wrong_number_of_options_is_refused_at_once(self, counted):
+    def test_bad_seeds_and_options_are_refused_at_once(self, counted):
+        for seed in (-1, 0.5, "1", True):
+            with pytest.raises(ValueError, match="seed must be"):
+                counted.seed(seed)
+        for options in ("x", 3, [1, 2, 3, 4], [{}, {}, {}, None]):
+            with pytest.raises(TypeError, match="takes one dict, or a list of one dict for each env; got"):
+                counted.set_options(options)
         with pytest.raises(ValueError, match="got 3 options for 4 envs"):
             counted.set_options([{}] * 3)
+        assert counted.reset()[:, [2, 3]].tolist() == [[0, -1]] * 4
 
 
 class TestAccess:
-    def test_attributes_are_read_and_set_through_wrappers(self, backend):
-        env = SB3VecEnv(backend([lambda: TimeLimit(CountingEnv(), 9)] * 3))
+    def test_attributes_are_read_and_set_through_wrappers(self):
+        env = SB3VecEnv(DummyVectorEnv([lambda: TimeLimit(CountingEnv(), 9)] * 3))
         assert env.get_attr("length") == [5, 5, 5]
         env.set_attr("length", 7, indices=[0, -1])
         assert env.get_attr("length") == [7, 5, 7]
@@ -94,9 +92,10 @@ class TestAccess:
         assert env.env_method("reset", indices=2, seed=4)[0][0][3] == 4
         env.close()
 
-    def test_attributes_are_set_on_the_outermost_wrapper_as_by_dummy_vec_env(self, backend):
+    @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
+    def test_attributes_are_set_on_the_outermost_wrapper_as_by_dummy_vec_env(self, kind):
         env_fns, found = [lambda: TimeLimit(CountingEnv(), 9)] * 3, []
-        for env in (SB3VecEnv(backend(env_fns)), DummyVecEnv(env_fns)):
+        for env in (SB3VecEnv(kind(env_fns)), DummyVecEnv(env_fns)):
             env.reset()
             env.set_attr("dummy", 12)  # new
             env.set_attr("length", 7, indices=[0, -1])  # the inner env's own
@@ -114,8 +113,9 @@ class TestAccess:
         assert found[0] == found[1]
         assert found[0][2] == [5, 5, 5]
 
-    def test_a_method_of_all_envs_is_one_message_to_each_worker_before_any_answer(self, process_backend, monkeypatch):
-        env, messages, post, finish = counted_envs(process_backend), [], Channel.post, EnvCalls.finish
+    def test_a_method_of_all_envs_is_one_message_to_each_worker_before_any_answer(self, monkeypatch):
+        env = SB3VecEnv(ShmemVectorEnv(counting(4, length=3), num_workers=2))
+        messages, post, finish = [], Channel.post, EnvCalls.finish
 
         def noting(channel, kind, *rest):
             messages.append(kind)
@@ -132,39 +132,39 @@ class TestAccess:
         assert messages == [CALL, CALL, "wait"], "two workers with two envs each"
         closing(env)
 
-    def test_has_attr_is_true_only_if_all_have_it_and_harms_nothing(self, backend):
+    @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
+    def test_has_attr_is_true_only_if_all_have_it_and_harms_nothing(self, kind):
         def with_lambda():
             env = CountingEnv()
             env.odd = lambda: (yield)  # cannot be sent
             return env
 
-        env = SB3VecEnv(backend([with_lambda, CountingEnv]))
+        env = SB3VecEnv(kind([with_lambda, CountingEnv]))
         assert [env.has_attr(name) for name in ("length", "odd", "nope")] == [True, False, False]
         assert env.reset().shape == (2, 5)
         env.close()
 
-    def test_wrappers_of_each_env_are_found(self, backend):
+    @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
+    def test_wrappers_of_each_env_are_found(self, kind):
         class Mine(TimeLimit):
             pass
 
-        env = SB3VecEnv(backend([lambda: RecordEpisodeStatistics(Mine(CountingEnv(), 9)), CountingEnv]))
+        env = SB3VecEnv(kind([lambda: RecordEpisodeStatistics(Mine(CountingEnv(), 9)), CountingEnv]))
         assert env.env_is_wrapped(RecordEpisodeStatistics) == [True, False]
         assert env.env_is_wrapped(TimeLimit) == [True, False]
         assert env.env_is_wrapped(Monitor) == [False, False]
         assert env.env_is_wrapped(TimeLimit, indices=[-1]) == [False]
         env.close()
 
-    @pytest.mark.parametrize("indices", [4, -5, [0, 4]])
-    def test_an_index_out_of_range_is_refused(self, counted, indices):
-        with pytest.raises(IndexError, match="out of range for 4 envs"):
-            counted.get_attr("length", indices)
-
-    def test_arguments_that_could_not_be_passed_on_are_refused(self, counted):
+    def test_indices_out_of_range_and_arguments_that_could_not_be_passed_on_are_refused(self, counted):
+        for indices in (4, -5, [0, 4]):
+            with pytest.raises(IndexError, match="out of range for 4 envs"):
+                counted.get_attr("length", indices)
         with pytest.raises(TypeError, match="by position"):
             counted.env_method("reset", id=3)
 
-    def test_frames_are_tiled(self, backend):
-        env = SB3VecEnv(backend(counting(4)))
+    def test_frames_are_tiled(self):
+        env = SB3VecEnv(DummyVectorEnv(counting(4)))
         assert env.render_mode == "rgb_array"
         frame = env.render()
         assert frame.shape == (4, 6, 3)
@@ -177,21 +177,21 @@ class TestAccess:
             assert env.get_images() == [None, None]
         env.close()
 
-    def test_another_mode_than_that_of_the_envs_gives_a_warning_and_no_frame(self, backend):
+    def test_another_mode_than_that_of_the_envs_gives_a_warning_and_no_frame(self):
         """S8"""
-        env = SB3VecEnv(backend(counting(2)))
+        env = SB3VecEnv(DummyVectorEnv(counting(2)))
         with pytest.warns(UserWarning, match="has to be the same as the environment render mode"):
             assert env.render("ansi") is None
         env.close()
 
-    def test_envs_of_different_render_modes_are_refused(self, backend):
+    def test_envs_of_different_render_modes_are_refused(self):
         """S1"""
-        with backend(counting(2)) as venv:
+        with DummyVectorEnv(counting(2)) as venv:
             venv.set_env_attr("render_mode", "human", id=1)
             with pytest.raises(AssertionError, match="should be the same for all environments"):
                 SB3VecEnv(venv)
 
-    def test_a_video_is_recorded_with_the_frame_rate_of_the_envs(self, backend, monkeypatch, tmp_path):
+    def test_a_video_is_recorded_with_the_frame_rate_of_the_envs(self, monkeypatch, tmp_path):
         """S13: the recorder is SB3's; what writes the file is moviepy, of which the frames are all that matters."""
         written = []
 
@@ -204,7 +204,9 @@ class TestAccess:
 
         for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
             monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(ImageSequenceClip=ImageSequenceClip))
-        env = VecVideoRecorder(SB3VecEnv(backend(counting(2))), str(tmp_path), lambda step: step == 0, video_length=3)
+        env = VecVideoRecorder(
+            SB3VecEnv(DummyVectorEnv(counting(2))), str(tmp_path), lambda step: step == 0, video_length=3
+        )
         env.reset()
         for _ in range(5):
             env.step(np.zeros(2, int))
@@ -214,16 +216,3 @@ class TestAccess:
         assert frames.shape == (4, 4, 3, 3)
         assert (frames[:, 2:] == 1).all()
         assert path.startswith(str(tmp_path))
-
-
-class TestMaking:
-    def test_one_env_object_behind_two_factories_is_refused(self):
-        """S9"""
-        env = CountingEnv()
-        with pytest.raises(ValueError, match="returned the same env object"):
-            SB3VecEnv(DummyVectorEnv([lambda: env] * 2))
-
-    def test_an_unknown_start_method_is_refused(self, process_backend):
-        """S10"""
-        with pytest.raises(ValueError, match="illegal_method"):
-            SB3VecEnv(process_backend(counting(2), context="illegal_method"))
