@@ -183,7 +183,8 @@ class GymnasiumVectorEnv(AsyncCalls):
     def step(self, actions: Any) -> VectorStep:
         """Step all envs; returns (obs, rewards, terminations, truncations, infos).
 
-        `actions` is a batch of the action space or a sequence of one action an env, of any array library. rewards:
+        `actions` is a batch of the action space or a sequence of one action an env, of any array library; an env gets
+        its action in the type that it has there (a float64 row, a Python int), as in gymnasium. rewards:
         float64 (n,), or (n, m) of envs whose rewards are vectors (beyond gymnasium's contract: its wrappers want
         numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions.
         """
