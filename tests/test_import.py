@@ -67,7 +67,7 @@ print(json.dumps(found))
 def fresh(program: str, **env: str) -> str:
     """What the program prints in an interpreter of its own."""
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
