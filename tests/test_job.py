@@ -168,7 +168,7 @@ class TestFailures:
         changes |= {"step_timeout": 0.5} if how == "hang" else {}
         state = run_job(job(**changes), tmp_path / "a")
         data = Dataset(tmp_path / "a")
-        assert state.status == "complete"
+        assert (state.status, state.episodes, state.steps) == ("complete", len(data), data.steps)
         assert sorted(state.skipped) == failing
         assert data.numbers.tolist() == [number for number in range(40) if number not in failing]
         assert data.failed["skipped"] == len(failing)
@@ -252,7 +252,10 @@ class TestGoingOn:
         before = Dataset(tmp_path / "a")
         assert 5 <= len(before) < 40
         assert_whole(before)
-        state = resume_job(tmp_path / "a", settings=["backend=shmem"], allow_import=[HERE])
+        steps: list[int] = []
+        options: dict[str, Any] = {"allow_import": [HERE], "on_progress": lambda state: steps.append(state.steps)}
+        state = resume_job(tmp_path / "a", settings=["backend=shmem"], **options)
+        assert steps[0] > before.steps
         assert (state.status, state.episodes) == ("complete", 40)
         assert sum(state.lengths) < state.steps, "what was there was not played again"
         assert_same(tmp_path / "a", uninterrupted)

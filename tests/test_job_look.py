@@ -16,6 +16,7 @@ from collector.job.look.info import dataset_info
 from collector.job.look.metrics import read_metrics
 from collector.job.look.replay import replay_episodes
 from collector.job.look.video import make_videos
+from collector.job.playing import JobFailedError
 from collector.job.run import run_job
 from tests.backends import FULL
 from tests.job_envs import HERE, counting, job, stop_at
@@ -166,15 +167,19 @@ class TestTables:
                 assert rows[name].startswith(f"mean {values.mean():,.1f}, deviation {values.std():,.1f}, from ")
 
     def test_failures_are_those_of_the_whole_job(self, tmp_path: Path, capsys: Any) -> None:
-        run_job(job(**counting(every=7), episodes=40), tmp_path / "a", on_progress=stop_at(36))
+        failing = counting(every=7)
+        with pytest.raises(JobFailedError, match="2 episodes failed"):
+            run_job(job(**failing, episodes=40, max_failed=1), tmp_path / "a")
+        assert len(Dataset(tmp_path / "a").state["skipped"]) == 2
         tables = []
-        for command in (["resume", "--no-plot", "--allow-import", HERE], ["info"]):
+        for command in (["resume", "--no-plot", "--allow-import", HERE, "--set", "max_failed=9"], ["info"]):
             capsys.readouterr()
             assert main([*command, str(tmp_path / "a")]) == 0
             tables.append(rows_of(capsys.readouterr().out))
         assert tables[0]["failures"] == tables[1]["failures"] != "none"
-        run_job(job(**counting(every=7), episodes=40), tmp_path / "whole")
-        assert dict(Dataset(tmp_path / "a").failed) == dict(Dataset(tmp_path / "whole").failed)
+        run_job(job(**failing, episodes=40), tmp_path / "whole")
+        ours, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
+        assert (ours.failed, ours.state) == (whole.failed, whole.state)
 
     def test_text_of_others_is_shown_as_it_is(self, tmp_path: Path, capsys: Any) -> None:
         run_job(job(episodes=2), tmp_path)

@@ -429,7 +429,7 @@ def test_reset_and_set_seed_discard_what_is_in_flight(ledger):
 
 
 def test_frames_are_rounded_up_and_end_the_iterator_and_the_actors():
-    options = {"frames_per_batch": 7, "total_frames": 24, "storing_device": "cpu"}
+    options = {"frames_per_batch": 7, "total_frames": 21, "storing_device": "cpu"}
     with pytest.warns(UserWarning, match="not a multiple of the envs of 2 actors, 3 each: batches have 12 frames"):
         collector = RayCollector(cartpoles(3), lean, num_actors=2, **options)
     with (
