@@ -64,16 +64,17 @@ class OneRow(Reports):
         return (obs, np.array([reward * self.t]), *rest)
 
 
-def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step():
-    """W1"""
-    envs = AsyncVectorEnv([lambda: Reports(length=2)] * 2, shared_memory=False)
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+@pytest.mark.parametrize("options", [None, {"reset_mask": np.array([True, False])}], ids=["all", "mask"])
+def test_a_manual_reset_does_not_swallow_the_next_step(mode, options):
+    """W1: It clears the pending one; gymnasium's without shared memory does not."""
+    envs = SyncVectorEnv([lambda: Reports(length=1), Reports], autoreset_mode=mode)
     envs.reset()
-    for _ in range(2):
-        *_, terminations, _, _ = envs.step([1, 1])
-    assert terminations.all()
-    envs.reset(options={"reset_mask": np.array([True, False])})
+    envs.step([1, 1])
+    envs.reset(options=options)
     obs, rewards, *_ = envs.step([1, 1])
-    assert (rewards.tolist(), obs[:, 0].tolist()) == ([1.0, 0.0], [1, 0])
+    assert rewards.tolist() == [1.0, 1.0]
+    assert obs[0].tolist() == [1, 1]
     envs.close()
 
 
@@ -100,8 +101,12 @@ def test_a_wrong_number_of_actions_does_not_shift_later_answers():
     """W3"""
     envs = SyncVectorEnv([lambda: Echo(spaces.Discrete(10))] * 3)
     envs.reset()
-    with pytest.raises(ValueError, match="got 2 actions for 3 envs"):
-        envs.step([5, 5])
+    for count, kind in ((count, kind) for count in (2, 4) for kind in (list, np.array)):
+        with pytest.raises(ValueError, match=f"got {count} actions for 3 envs"):
+            envs.step(kind([5] * count))
+    for action in (1, np.int64(1), np.array(1), None):
+        with pytest.raises(TypeError, match="one action an env"):
+            envs.step(action)
     assert envs.step([7, 8, 9])[0].tolist() == [7, 8, 9]
     envs.close()
 
@@ -224,12 +229,14 @@ def test_a_probability_of_one_third_is_not_rounded_to_zero():
 
 def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled():
     """W13"""
-    envs = AsyncVectorEnv([lambda: Reports(length=1)] * 2, autoreset_mode="Disabled")
+    envs = AsyncVectorEnv([lambda: Reports(length=1), Reports, Reports], autoreset_mode="Disabled")
     envs.reset()
-    envs.step([1, 1])
-    with pytest.raises(gym.error.ResetNeeded):
-        envs.step([1, 1])
-    assert envs.get_attr("t") == (1, 1)
+    envs.step([1, 1, 1])
+    with pytest.raises(gym.error.ResetNeeded, match=r"envs \[0\] are over"):
+        envs.step([1, 1, 1])
+    obs, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
+    assert obs[:, 0].tolist() == [0, 1, 1]
+    assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 2, 2]
     envs.close()
 
 

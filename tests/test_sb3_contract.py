@@ -1,15 +1,12 @@
 """The SB3 facade as a VecEnv: episodes, seeds, options, attributes and frames."""
 
-import sys
-import types
-
 import numpy as np
 import pytest
 from cases import counting
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from sb3_cases import cartpoles, closing
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecVideoRecorder
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tests.backends import one_of
 from vecenv import DummyVectorEnv, SB3VecEnv, ShmemVectorEnv
@@ -190,29 +187,3 @@ class TestAccess:
             venv.set_env_attr("render_mode", "human", id=1)
             with pytest.raises(AssertionError, match="should be the same for all environments"):
                 SB3VecEnv(venv)
-
-    def test_a_video_is_recorded_with_the_frame_rate_of_the_envs(self, monkeypatch, tmp_path):
-        """S13: the recorder is SB3's; what writes the file is moviepy, of which the frames are all that matters."""
-        written = []
-
-        class ImageSequenceClip:
-            def __init__(self, frames, fps):
-                written.append((np.array(frames), fps))
-
-            def write_videofile(self, path):
-                written.append(path)
-
-        for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
-            monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(ImageSequenceClip=ImageSequenceClip))
-        env = VecVideoRecorder(
-            SB3VecEnv(DummyVectorEnv(counting(2))), str(tmp_path), lambda step: step == 0, video_length=3
-        )
-        env.reset()
-        for _ in range(5):
-            env.step(np.zeros(2, int))
-        env.close()
-        (frames, fps), path = written
-        assert fps == 30
-        assert frames.shape == (4, 4, 3, 3)
-        assert (frames[:, 2:] == 1).all()
-        assert path.startswith(str(tmp_path))
