@@ -78,10 +78,10 @@ def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(
     with pytest.raises(error, match=match) as caught:
         envs.reset() if "reset" in fault else envs.step(np.full(3, 7))
     assert "env 1" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    partial = caught.value.partial
     if fault == "raises in step":  # no env is stepped beside one that has failed
         with pytest.raises(error, match=match):
             envs.step(np.full(3, 7))
-    partial = caught.value.partial
     assert partial.env_id.tolist() == [0, 2]
     assert partial.obs[:, 4].tolist() == ([-1, -1] if "reset" in fault else [7, 7])
     obs = observed(envs.reset())

@@ -178,23 +178,3 @@ def test_statistics_survive_the_reset_of_other_envs():
     *_, infos = envs.step([0, 0])
     assert infos["episode"]["l"].tolist() == [2, 4]
     envs.close()
-
-
-@FULL
-def test_wrappers_around_each_env_go_by_make_vec():
-    """Where a wrapper around the vector env is refused, in SAME_STEP mode, one around each env does it."""
-    envs = vecenv.make_vec(
-        "CartPole-v1",
-        2,
-        backend="dummy",
-        wrappers=[gym.wrappers.NormalizeObservation],
-        vector_kwargs={"autoreset_mode": "SameStep"},
-    )
-    envs.reset(seed=1)
-    for _ in range(30):
-        obs, *_, infos = envs.step([0, 0])
-        if "final_obs" in infos:
-            break
-    assert obs.dtype == np.float32
-    assert infos["_final_obs"].any()
-    envs.close()

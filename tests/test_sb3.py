@@ -12,8 +12,7 @@ from action_cases import ROWS, arrived
 from cases import counting, equal_bits
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeAwareObservation, TimeLimit
-from gymnasium_cases import Reads, kinds
-from sb3_cases import assert_same, cartpoles, closing
+from gymnasium_cases import Reads, assert_same, cartpoles, kinds
 from stable_baselines3 import DQN, PPO, HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -63,7 +62,8 @@ class TestWithSB3:
             assert_same(ours.reset_infos, theirs.reset_infos)
             ended += got[2].sum()
         assert ended >= 20
-        closing(ours, theirs)
+        ours.close()
+        theirs.close()
 
     @pytest.mark.parametrize(
         "make",
@@ -134,7 +134,8 @@ class TestWithSB3:
         for _ in range(7):
             assert_same(ours.step(np.zeros(2, int)), theirs.step(np.zeros(2, int)))
             assert_same(ours.reset_infos, theirs.reset_infos)
-        closing(ours, theirs)
+        ours.close()
+        theirs.close()
 
     @FULL
     def test_hindsight_replay_calls_compute_reward_of_the_envs(self):
@@ -143,7 +144,6 @@ class TestWithSB3:
             "MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, learning_starts=12, seed=0, device="cpu"
         )
         assert model.learn(40).num_timesteps == 40
-        env.close()
 
     def test_wrappers_of_the_vector_env_work_below(self):
         """Also those that change `step` alone."""
@@ -160,7 +160,6 @@ class TestWithSB3:
             env.get_attr("spec")
         assert env.step_wait()[1].tolist() == [2, 2]
         assert env.venv.venv.get_obs_rms().count == 4
-        env.close()
 
 
 class TestVectorEnvsOfGymnasium:
@@ -190,7 +189,8 @@ class TestVectorEnvsOfGymnasium:
             ours.set_attr("gravity", 5.0, [1])
         assert ours.env_is_wrapped(TimeLimit, [1]) == [True]
         assert ours.env_method("get_wrapper_attr", "spec", indices=[2, 0, 1])[0].id == "CartPole-v1"
-        closing(ours, theirs)
+        ours.close()
+        theirs.close()
 
     def test_options_that_a_vector_env_of_gymnasium_cannot_give_each_env_are_refused_at_once(self):
         env = SB3VecEnv(gym.make_vec("CartPole-v1", 3, "sync", vector_kwargs={"autoreset_mode": "SameStep"}))
@@ -219,7 +219,8 @@ class TestVectorEnvsOfGymnasium:
         assert_same(env.reset(), same.reset())
         for _ in range(5):
             assert_same(env.step(np.array([3, 4])), same.step(np.array([3, 4])))
-        closing(env, same)
+        env.close()
+        same.close()
         assert envs.closed
 
     def test_infos_of_a_vector_env_of_gymnasium_reach_the_env_and_the_episode_they_belong_to(self):

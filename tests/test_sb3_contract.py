@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases import counting
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
-from sb3_cases import cartpoles, closing
+from gymnasium_cases import cartpoles
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -87,7 +87,6 @@ class TestAccess:
         assert [frame.shape for frame in env.env_method("render", indices=range(2))] == [(2, 3, 3)] * 2
         assert env.env_method("get_wrapper_attr", "length", indices=1) == [5]
         assert env.env_method("reset", indices=2, seed=4)[0][0][3] == 4
-        env.close()
 
     @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
     def test_attributes_are_set_on_the_outermost_wrapper_as_by_dummy_vec_env(self, kind):
@@ -127,7 +126,7 @@ class TestAccess:
         monkeypatch.setattr(EnvCalls, "finish", awaited)
         assert env.env_method("get_wrapper_attr", "length") == [3] * 4
         assert messages == [CALL, CALL, "wait"], "two workers with two envs each"
-        closing(env)
+        env.close()
 
     @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
     def test_has_attr_is_true_only_if_all_have_it_and_harms_nothing(self, kind):
@@ -166,7 +165,6 @@ class TestAccess:
         frame = env.render()
         assert frame.shape == (4, 6, 3)
         assert [frame[0, 0, 0], frame[0, 3, 0], frame[2, 0, 0], frame[2, 3, 0]] == [0, 1, 2, 3]
-        env.close()
 
     def test_frames_without_render_mode_are_none_with_a_warning(self):
         env = SB3VecEnv(DummyVectorEnv(cartpoles(2)))
