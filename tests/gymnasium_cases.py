@@ -1,10 +1,11 @@
-"""Envs and helpers of the tests of the gymnasium facade. Workers import it, so it stays light."""
+"""Envs and helpers of the tests of the facades. Workers import it, so it stays light."""
 
 import functools
 import os
 
 import gymnasium as gym
 import numpy as np
+from cases import equal_bits
 from gymnasium import spaces
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
@@ -134,6 +135,11 @@ class Reads(gym.Env):
         return self.read(self.t), 0.0, self.t == 2, False, {}
 
 
+def cartpoles(n, max_episode_steps=10, **options):
+    """Short episodes, so that some are cut off and some end."""
+    return [lambda: gym.make("CartPole-v1", max_episode_steps=max_episode_steps, **options)] * n
+
+
 class Untimed(gym.Wrapper):
     """Takes the time, which differs from run to run, out of the statistics of an episode."""
 
@@ -152,7 +158,7 @@ def assert_same(left, right, where="result"):
         for key in right:
             assert_same(left[key], right[key], f"{where}[{key!r}]")
     elif isinstance(right, (tuple, list)):
-        assert isinstance(left, (tuple, list)), where
+        assert type(left) is type(right), where
         assert len(left) == len(right), where
         for i, (a, b) in enumerate(zip(left, right, strict=True)):
             assert_same(a, b, f"{where}[{i}]")
@@ -162,7 +168,7 @@ def assert_same(left, right, where="result"):
         if right.dtype == object:
             assert_same(left.tolist(), right.tolist(), where)
         else:
-            np.testing.assert_array_equal(left, right, where)
+            assert equal_bits(left, right), where
     else:
         assert left == right, where
 

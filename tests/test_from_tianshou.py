@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from cases import BareWorker, LocalWorker, ProcessWorker, counting, custom
 from gymnasium import spaces
-from test_actions import TestRowsBelongToTheEnvs as RowsBelongToTheEnvs
 
 from tests.backends import FULL, one_of
 from vecenv import (
@@ -246,11 +245,3 @@ def test_a_worker_whose_env_raises_is_not_replaced():
         assert venv.alive() == [True]
         venv.reset()
         assert venv.workers == [worker]
-
-
-class TestRowsBelongToTheEnvsOfCustomWorkers(RowsBelongToTheEnvs):
-    """What holds for every backend holds for them."""
-
-    @pytest.fixture
-    def backend(self):
-        return custom

@@ -20,9 +20,8 @@ from vecenv import (
     VectorEnvError,
     VectorEnvWrapper,
     WorkerDiedError,
-    WorkerTimeoutError,
 )
-from vecenv.testing import CountingEnv, Gates, HangsOnStep, RaisesOnReset
+from vecenv.testing import CountingEnv, Gates, RaisesOnReset
 
 
 @pytest.fixture(params=one_of(["sync", "async"]))
@@ -191,16 +190,6 @@ def test_what_is_refused_is_not_pending(envs):
     assert envs.step([1, 2, 0])[1].tolist() == [1.0, 2.0, 0.0]
 
 
-@FULL
-def test_closing_does_not_wait_for_an_env_that_hangs():
-    envs = AsyncVectorEnv([HangsOnStep], step_timeout=0.3)
-    envs.reset()
-    with pytest.raises(WorkerTimeoutError):
-        envs.step([0])
-    envs.close()
-    envs.close()
-
-
 @pytest.mark.parametrize("kind", one_of(["sync", "async"]))
 def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kind):
     """SAME_STEP mode: the other envs go on, and the next step tries the reset again."""
@@ -235,7 +224,6 @@ def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
         envs.step([1, 2])
     envs.reset()
     assert envs.step([2, 0])[1].tolist() == [2.0, 0.0]
-    envs.close()
 
 
 @pytest.mark.parametrize("facade", [GymnasiumVectorEnv, SB3VecEnv])

@@ -6,7 +6,7 @@ import pytest
 from gymnasium_cases import Remembers, Reports
 
 from tests.backends import FULL
-from vecenv import AsyncVectorEnv, DummyVectorEnv, EnvContractError, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
+from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
 from vecenv.engine.arguments.seeding import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
 
@@ -29,7 +29,6 @@ class TestFinalInfoAsAList:
                     real_next_obs[i] = infos["final_observation"][i]
         assert lengths == [5, 5, 5]
         assert not np.array_equal(real_next_obs, obs)
-        envs.close()
 
     def test_the_keys_and_masks_are_those_of_0_29(self):
         envs = SyncVectorEnv(
@@ -42,7 +41,6 @@ class TestFinalInfoAsAList:
         assert infos["final_observation"][1] is None
         assert infos["_final_info"].tolist() == infos["_final_observation"].tolist() == [True, False]
         assert "final_obs" not in infos
-        envs.close()
 
 
 class TestSeedsOfEpisodes:
@@ -54,7 +52,6 @@ class TestSeedsOfEpisodes:
         for i in range(2):
             seen = dict.fromkeys(int(batch[i, 3]) for batch in batches)
             assert list(seen) == seed_chain(7 + i, resets[i])
-        envs.close()
 
     def test_any_episode_can_be_played_again_by_itself(self):
         envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, seed_episodes=True)
@@ -67,7 +64,6 @@ class TestSeedsOfEpisodes:
         env = gym.make("CartPole-v1")
         first, _ = env.reset(seed=envs.np_random_seed[0])
         assert first.tolist() == obs[0].tolist()
-        envs.close()
 
     def test_without_a_seed_from_the_caller_they_are_drawn(self):
         envs = SyncVectorEnv([Remembers] * 2, seed_episodes=True)
@@ -80,7 +76,6 @@ class TestSeedsOfEpisodes:
         envs.reset(seed=[5, None])
         assert envs.get_attr("resets")[0][2][0] == 5
         assert envs.get_attr("resets")[1][2][0] == next_seed(next_seed(second))
-        envs.close()
 
     def test_a_refused_step_uses_no_seed(self):
         envs = SyncVectorEnv([lambda: CountingEnv(0, length=1)] * 1, seed_episodes=True)
@@ -89,7 +84,6 @@ class TestSeedsOfEpisodes:
         with pytest.raises(ValueError, match="got 2 actions"):
             envs.step([0, 0])
         assert envs.step([0])[0][0, 3] == next_seed(7)
-        envs.close()
 
 
 class TestRandomStarts:
@@ -158,19 +152,6 @@ class TestVectorRewards:
         rewards = [envs.step([0, 0])[1].tolist() for _ in range(4)]
         paid, nothing = [[1, 2], [3, 4]], [[0, 0], [0, 0]]
         assert rewards == [paid, paid, nothing if mode == "NextStep" else paid, paid]
-        envs.close()
-
-    @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-    def test_an_env_with_rewards_of_another_shape_fails_and_the_results_of_the_others_are_kept(self, mode):
-        envs = SyncVectorEnv(
-            [lambda: VectorReward(1.0, 1), lambda: VectorReward([1, 2]), lambda: VectorReward(2.0)], autoreset_mode=mode
-        )
-        envs.reset()
-        with pytest.raises(EnvContractError, match=r"env 1: .* a reward of shape \(2,\), expected \(\)") as caught:
-            envs.step([0, 0, 0])
-        assert caught.value.env_id == 1
-        assert caught.value.partial.rew.tolist() == [1, 2]
-        envs.close()
 
 
 @FULL

@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium_cases import Remembers, Reports, assert_same
 
@@ -107,17 +107,6 @@ class TestSeedsAndOptions:
 
 
 class TestSteps:
-    def test_a_wrong_number_of_actions_is_refused_and_no_env_has_moved(self, make):
-        envs = make([Reports] * 3)
-        envs.reset()
-        for count, kind in ((count, kind) for count in (2, 4) for kind in (list, np.array)):
-            with pytest.raises(ValueError, match=f"got {count} actions for 3 envs"):
-                envs.step(kind([1] * count))
-        for action in (1, np.int64(1), np.array(1), None):
-            with pytest.raises(TypeError, match="one action an env"):
-                envs.step(action)
-        assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 1, 1]
-
     def test_results_have_the_documented_types_and_belong_to_the_caller(self, make):
         envs = make([Reports] * 3)
         first, _ = envs.reset()
@@ -147,27 +136,6 @@ class TestSteps:
         _, rewards_later, terminations_later, *_ = envs.step([1, 1, 1])
         assert not np.shares_memory(rewards, rewards_later)
         assert not np.shares_memory(terminations, terminations_later)
-
-    def test_a_step_of_a_finished_env_is_refused_when_autoreset_is_disabled(self, make):
-        envs = make([lambda: Reports(length=1), Reports, Reports], autoreset_mode="Disabled")
-        envs.reset()
-        envs.step([1, 1, 1])
-        with pytest.raises(ResetNeeded, match=r"envs \[0\] are over"):
-            envs.step([1, 1, 1])
-        obs, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
-        assert obs[:, 0].tolist() == [0, 1, 1]
-        assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 2, 2]
-
-    @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
-    @pytest.mark.parametrize("mask", [None, np.array([True, False])])
-    def test_a_manual_reset_clears_the_pending_one(self, make, mode, mask):
-        envs = make([lambda: Reports(length=1), Reports], autoreset_mode=mode)
-        envs.reset()
-        envs.step([1, 1])
-        envs.reset(options=None if mask is None else {"reset_mask": mask})
-        obs, rewards, *_ = envs.step([1, 1])
-        assert rewards.tolist() == [1.0, 1.0]
-        assert obs[0].tolist() == [1, 1]
 
 
 class TestCalls:

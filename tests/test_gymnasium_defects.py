@@ -64,17 +64,17 @@ class OneRow(Reports):
         return (obs, np.array([reward * self.t]), *rest)
 
 
-def test_a_manual_reset_without_shared_memory_does_not_swallow_the_next_step():
-    """W1"""
-    envs = AsyncVectorEnv([lambda: Reports(length=2)] * 2, shared_memory=False)
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+@pytest.mark.parametrize("options", [None, {"reset_mask": np.array([True, False])}], ids=["all", "mask"])
+def test_a_manual_reset_does_not_swallow_the_next_step(mode, options):
+    """W1: It clears the pending one; gymnasium's without shared memory does not."""
+    envs = SyncVectorEnv([lambda: Reports(length=1), Reports], autoreset_mode=mode)
     envs.reset()
-    for _ in range(2):
-        *_, terminations, _, _ = envs.step([1, 1])
-    assert terminations.all()
-    envs.reset(options={"reset_mask": np.array([True, False])})
+    envs.step([1, 1])
+    envs.reset(options=options)
     obs, rewards, *_ = envs.step([1, 1])
-    assert (rewards.tolist(), obs[:, 0].tolist()) == ([1.0, 0.0], [1, 0])
-    envs.close()
+    assert rewards.tolist() == [1.0, 1.0]
+    assert obs[0].tolist() == [1, 1]
 
 
 def test_a_step_that_timed_out_is_not_taken_for_the_next_one():
@@ -100,8 +100,12 @@ def test_a_wrong_number_of_actions_does_not_shift_later_answers():
     """W3"""
     envs = SyncVectorEnv([lambda: Echo(spaces.Discrete(10))] * 3)
     envs.reset()
-    with pytest.raises(ValueError, match="got 2 actions for 3 envs"):
-        envs.step([5, 5])
+    for count, kind in ((count, kind) for count in (2, 4) for kind in (list, np.array)):
+        with pytest.raises(ValueError, match=f"got {count} actions for 3 envs"):
+            envs.step(kind([5] * count))
+    for action in (1, np.int64(1), np.array(1), None):
+        with pytest.raises(TypeError, match="one action an env"):
+            envs.step(action)
     assert envs.step([7, 8, 9])[0].tolist() == [7, 8, 9]
     envs.close()
 
@@ -114,7 +118,6 @@ def test_a_failed_call_breaks_nothing(name):
     with pytest.raises((AttributeError, TypeError)):
         envs.call(name)
     assert envs.step([1, 2])[1].tolist() == [1.0, 2.0]
-    envs.close()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,6 @@ def test_a_reused_options_dict_resets_the_same_envs_again():
     assert list(options) == ["reset_mask", "a"]
     assert [len(resets) for resets in envs.get_attr("resets")] == [3, 1, 3]
     assert envs.get_attr("resets")[0][-1] == (None, {"a": 1})
-    envs.close()
 
 
 @pytest.mark.parametrize("kind", one_of(["sync", "async"]))
@@ -219,17 +221,18 @@ def test_a_probability_of_one_third_is_not_rounded_to_zero():
     for action in np.random.default_rng(0).integers(0, 4, (40, 4)):
         seen |= set(envs.step(action)[-1]["prob"].round(3).tolist())
     assert seen == {1, 0.333}
-    envs.close()
 
 
 def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled():
     """W13"""
-    envs = AsyncVectorEnv([lambda: Reports(length=1)] * 2, autoreset_mode="Disabled")
+    envs = AsyncVectorEnv([lambda: Reports(length=1), Reports, Reports], autoreset_mode="Disabled")
     envs.reset()
-    envs.step([1, 1])
-    with pytest.raises(gym.error.ResetNeeded):
-        envs.step([1, 1])
-    assert envs.get_attr("t") == (1, 1)
+    envs.step([1, 1, 1])
+    with pytest.raises(gym.error.ResetNeeded, match=r"envs \[0\] are over"):
+        envs.step([1, 1, 1])
+    obs, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
+    assert obs[:, 0].tolist() == [0, 1, 1]
+    assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 2, 2]
     envs.close()
 
 
@@ -238,7 +241,6 @@ def test_rewards_of_shape_one_are_numbers():
     envs = SyncVectorEnv([lambda: OneRow(length=2)] * 2)
     envs.reset()
     assert [envs.step([1, 1])[1].tolist() for _ in range(3)] == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
-    envs.close()
 
 
 @pytest.mark.parametrize("mode", one_of(["same", "different"]))
@@ -263,7 +265,6 @@ def test_some_of_the_envs_can_be_stepped_and_called_below_the_facade():
     _, rew, *_, info = envs.venv.step([2, 1], id=[2, 0])
     assert (rew.tolist(), [row["env_id"] for row in info]) == ([2.0, 1.0], [2, 0])
     assert envs.venv.call("add", 1, id=[1]) == [1]
-    envs.close()
 
 
 def test_normalised_observations_work_with_same_step_autoreset():
@@ -311,7 +312,6 @@ def test_seeds_may_be_numbers_and_arrays_of_numpy(seed, expected):
     envs = SyncVectorEnv([Remembers] * 3)
     envs.reset(seed=seed, options={"a": 1})
     assert envs.get_attr("resets") == tuple([(s, {"a": 1})] for s in expected)
-    envs.close()
 
 
 @pytest.mark.parametrize("library", ["torch", "any other"])
@@ -329,4 +329,3 @@ def test_actions_may_be_arrays_of_any_library(space, library):
             actions["b"].requires_grad_()
         obs, *_ = envs.step(actions)
         assert (obs["a"].tolist(), obs["b"].tolist()) == ([3, 4], [[1, 1], [1, 1]])
-    envs.close()

@@ -106,7 +106,6 @@ def test_differing_infos_of_real_steps_raise_nothing_and_lose_nothing():
     assert infos["x"].tolist() == [1.0, 2.7, 0.0]
     *_, infos = envs.step([0, 0, 0])
     assert infos["x"].tolist() == [1, "late", None]
-    envs.close()
 
 
 class Named(Reports):
@@ -175,7 +174,6 @@ def test_nor_is_an_episode_taken_for_begun_when_another_env_fails():
     envs.reset(options={"reset_mask": np.array([False, True])})
     obs, rewards, *_ = envs.step([0, 0])
     assert (obs[:, 0].tolist(), rewards.tolist()) == ([0, 1], [0.0, 1.0])
-    envs.close()
 
 
 def values_of(key, values):

@@ -122,14 +122,12 @@ class TestObservationModes:
         assert envs.single_observation_space == low_high(1)
         obs, _ = envs.reset()
         assert obs in envs.observation_space
-        envs.close()
 
     def test_a_pair_of_spaces_is_taken_as_batched_and_single(self):
         batched, single = spaces.Box(-9, 9, (2, 2), np.float32), spaces.Box(-9, 9, (2,), np.float32)
         envs = SyncVectorEnv([lambda: Holds(low_high(1))] * 2, observation_mode=(batched, single))
         assert (envs.observation_space, envs.single_observation_space) == (batched, single)
         assert envs.reset()[0] in batched
-        envs.close()
 
     def test_an_env_without_a_space_is_refused(self):
         with pytest.raises(TypeError, match="env 1 has the observation_space None"):
@@ -142,7 +140,6 @@ class TestSpacesOfAUsersOwn:
         assert envs.action_space == spaces.Tuple((Word(), Word()))
         assert envs.reset()[0] == ("www", "www")
         assert envs.step(("a", "b"))[0] == ("a", "b")
-        envs.close()
 
     def test_registered_functions_decide_what_a_batch_is(self):
         envs = SyncVectorEnv([lambda: Holds(Pair())] * 3)
@@ -152,12 +149,10 @@ class TestSpacesOfAUsersOwn:
         later, *_ = envs.step([0, 0, 0])
         assert later == first
         assert later is not first
-        envs.close()
 
     def test_without_copies_the_registered_functions_write_to_one_batch(self):
         envs = SyncVectorEnv([lambda: Holds(Pair())] * 3, copy=False)
         assert envs.reset()[0] is envs.step([0, 0, 0])[0]
-        envs.close()
 
     @pytest.mark.parametrize("wrap", [lambda space: space, lambda space: spaces.Dict(a=space, b=spaces.Discrete(3))])
     def test_a_registered_subclass_of_a_box_is_not_taken_for_a_box(self, wrap):
@@ -165,7 +160,6 @@ class TestSpacesOfAUsersOwn:
         obs, _ = envs.reset()
         boxes = obs["a"] if isinstance(obs, dict) else obs
         assert boxes.tolist() == [[2], [1], [0]]
-        envs.close()
 
 
 class Numbered(Holds):
@@ -232,4 +226,3 @@ def test_dict_actions_may_be_a_list_of_dicts():
         envs.step([{"a": 3}])
     with pytest.raises(ValueError, match="got 3 actions for 2 envs"):
         envs.step({"a": [1, 2, 3]})
-    envs.close()

@@ -1,15 +1,12 @@
 """The SB3 facade as a VecEnv: episodes, seeds, options, attributes and frames."""
 
-import sys
-import types
-
 import numpy as np
 import pytest
 from cases import counting
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
-from sb3_cases import cartpoles, closing
+from gymnasium_cases import cartpoles
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecVideoRecorder
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tests.backends import one_of
 from vecenv import DummyVectorEnv, SB3VecEnv, ShmemVectorEnv
@@ -90,7 +87,6 @@ class TestAccess:
         assert [frame.shape for frame in env.env_method("render", indices=range(2))] == [(2, 3, 3)] * 2
         assert env.env_method("get_wrapper_attr", "length", indices=1) == [5]
         assert env.env_method("reset", indices=2, seed=4)[0][0][3] == 4
-        env.close()
 
     @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
     def test_attributes_are_set_on_the_outermost_wrapper_as_by_dummy_vec_env(self, kind):
@@ -130,7 +126,7 @@ class TestAccess:
         monkeypatch.setattr(EnvCalls, "finish", awaited)
         assert env.env_method("get_wrapper_attr", "length") == [3] * 4
         assert messages == [CALL, CALL, "wait"], "two workers with two envs each"
-        closing(env)
+        env.close()
 
     @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
     def test_has_attr_is_true_only_if_all_have_it_and_harms_nothing(self, kind):
@@ -169,7 +165,6 @@ class TestAccess:
         frame = env.render()
         assert frame.shape == (4, 6, 3)
         assert [frame[0, 0, 0], frame[0, 3, 0], frame[2, 0, 0], frame[2, 3, 0]] == [0, 1, 2, 3]
-        env.close()
 
     def test_frames_without_render_mode_are_none_with_a_warning(self):
         env = SB3VecEnv(DummyVectorEnv(cartpoles(2)))
@@ -190,29 +185,3 @@ class TestAccess:
             venv.set_env_attr("render_mode", "human", id=1)
             with pytest.raises(AssertionError, match="should be the same for all environments"):
                 SB3VecEnv(venv)
-
-    def test_a_video_is_recorded_with_the_frame_rate_of_the_envs(self, monkeypatch, tmp_path):
-        """S13: the recorder is SB3's; what writes the file is moviepy, of which the frames are all that matters."""
-        written = []
-
-        class ImageSequenceClip:
-            def __init__(self, frames, fps):
-                written.append((np.array(frames), fps))
-
-            def write_videofile(self, path):
-                written.append(path)
-
-        for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
-            monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(ImageSequenceClip=ImageSequenceClip))
-        env = VecVideoRecorder(
-            SB3VecEnv(DummyVectorEnv(counting(2))), str(tmp_path), lambda step: step == 0, video_length=3
-        )
-        env.reset()
-        for _ in range(5):
-            env.step(np.zeros(2, int))
-        env.close()
-        (frames, fps), path = written
-        assert fps == 30
-        assert frames.shape == (4, 4, 3, 3)
-        assert (frames[:, 2:] == 1).all()
-        assert path.startswith(str(tmp_path))

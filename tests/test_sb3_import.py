@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from cases import counting, playing
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
@@ -24,6 +25,7 @@ class TestPrograms:
     @pytest.mark.parametrize(("cls", "arguments"), [(DummyVecEnv, {}), (SubprocVecEnv, {"start_method": None})])
     def test_make_vec_env_takes_the_class_and_its_arguments(self, cls, arguments):
         """What is trained, and what is measured of it, is the same with SB3's class and with ours."""
+        torch.set_num_threads(1)  # more of them wait for each other where others compute too
         results = []
         for made, kwargs in (
             (cls, {**arguments, "num_workers": 2, "on_error": "restart"}),
