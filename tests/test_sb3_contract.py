@@ -45,6 +45,19 @@ class TestEpisodes:
             reported.append((bool(dones[0]), infos[0]["TimeLimit.truncated"]))
         assert reported == [(False, False)] * 2 + [(True, False)] + [(False, False)] * 2 + [(True, True)]
 
+    def test_an_episode_that_ends_in_both_ways_is_not_truncated(self):
+        """As with DummyVecEnv."""
+
+        class Both(CountingEnv):
+            def step(self, action):
+                obs, reward, _, _, info = super().step(action)
+                return obs, reward, True, True, info
+
+        for env in (SB3VecEnv(DummyVectorEnv([Both])), DummyVecEnv([Both])):
+            env.reset()
+            assert env.step(np.zeros(1, int))[3][0]["TimeLimit.truncated"] is False
+            env.close()
+
     def test_seeds_and_options_are_for_the_next_reset_only(self, counted):
         assert counted.seed(7) == [7, 8, 9, 10]
         counted.set_options({"t": 1})

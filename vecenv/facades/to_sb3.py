@@ -150,7 +150,7 @@ class SB3VecEnv(VecEnv):
         for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}
         for i in over:
-            infos[i]["TimeLimit.truncated"] = bool(truncated[i])
+            infos[i]["TimeLimit.truncated"] = bool(truncated[i] > terminated[i])
         if not self._owns_obs:
             obs = nest.map(_own, obs)
         if left:
