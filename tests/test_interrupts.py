@@ -103,9 +103,8 @@ def is_usable_after_interrupts(venv: Any, moments: list[tuple[Any, str]]) -> Non
         usable(venv)
 
 
-@pytest.mark.parametrize("options", [{}, {"wait_num": 3}], ids=str)
-def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset(options: dict[str, Any]) -> None:
-    with DummyVectorEnv(counters(3), **options) as venv:
+def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset() -> None:
+    with DummyVectorEnv(counters(3)) as venv:
         venv.reset()
         with interrupting(venv.engine.backend, "wait", first=True):
             venv.step([0, 0], [0, 2])
