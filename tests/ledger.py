@@ -100,8 +100,8 @@ def column_params(
 ) -> list[Any]:
     """Columns as parameters: all modes or those named, all classes or the one named.
 
-    Dummy is in the quick tier, as it starts nothing; a column of each class is in the full tier, with `quick` in the
-    quick one; the whole product is left to the slow tier, because transports and modes do not know of each other.
+    Dummy is in the quick tier, as it starts nothing; columns of each class are in the full tier, with `quick` some of
+    them in the quick one; the whole product is slow, because transports and modes do not know of each other.
     `dummy`: also in this process, by Dummy and in threads. `ray`: also in actors, by `make test-ray`; `far`: on another
     node too.
     """
@@ -112,10 +112,10 @@ def column_params(
         known = [c for c in known if c.mode in modes or (c in _DUMMY and (waits or not c.is_async))]
     first = _first_tier(known)
     marks = {c: [pytest.mark.slow] if c not in first else [FULL] for c in known}
-    marks |= {c: [] for c in known if c in _DUMMY or (quick and c.mode == "blocks")}
+    marks |= {c: [] for c in known if c in _DUMMY or (quick and (c.mode == "blocks" or c in _THREAD[:3]))}
     actors = [c for c in _RAY if ray and only in (None, RayVectorEnv) and (not modes or c.placed in modes)]
     known += _some_actors([c for c in actors if far or c.mode.endswith(" near")])
-    marks |= {c: RAY[:1] for c in actors if quick and c.mode == "blocks near"}
+    marks |= {c: RAY[:1] for c in actors if quick and only is not None and c.mode == "blocks near"}
     return [pytest.param(c, id=c.title, marks=marks.get(c, RAY)) for c in known]
 
 

@@ -61,7 +61,7 @@ def refused(ledger: Ledger, ids: list[int]) -> WorkerDiedError:
     return caught.value
 
 
-@columns("blocks", "async", dummy=False, far=False)
+@columns("blocks", "async", dummy=False, far=False, quick=True)
 def test_alive_tells_the_death_of_an_idle_worker_without_waiting(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()

@@ -115,7 +115,7 @@ def test_the_budget_of_restarts_ends_in_the_error_of_the_env(column: Column) -> 
         assert ledger.round() == []
 
 
-@columns("blocks", dummy=False, far=False)
+@columns("blocks", dummy=False, far=False, quick=True)
 def test_the_end_of_a_worker_counts_for_the_env_that_was_running_alone(column: Column) -> None:
     """Those that share its worker are truncated and restarted with it, as often as it takes."""
     env_fns = counters(N, env1=partial(DiesOnStep, at=1))

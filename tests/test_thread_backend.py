@@ -20,7 +20,7 @@ import pytest
 import vecenv.engine.interrupts
 import vecenv.engine.lifetime
 from tests.backends import FULL
-from tests.ctrl_c import interrupt_at_random
+from tests.ctrl_c import interrupt_at_random, interrupting
 from tests.faulty import Counter, RaisesOnStep, TakesLong, counters
 from tests.ledger import CLOSED
 from vecenv import (
@@ -29,6 +29,7 @@ from vecenv import (
     VectorEnvError,
     WorkerTimeoutError,
 )
+from vecenv.backends.ipc import opcodes
 
 LIMIT = 0.3
 TIMEOUT = 20.0
@@ -398,6 +399,24 @@ def test_interrupts_at_random_moments_lose_no_env() -> None:
             venv.step([0] * len(venv.ready_id), venv.ready_id)
 
         assert interrupt_at_random(step, usable, 100, longest=1e-3) == 100
+
+
+def test_an_answer_that_comes_after_its_call_was_interrupted_is_not_that_of_the_next(gate: Gate) -> None:
+    class Opens(Counter):
+        """Its step lasts until env 0 has answered."""
+
+        def on_step(self) -> None:
+            gate.open()
+            wait_until(lambda: venv.engine.backend.arena.status[0] >= opcodes.DONE)
+
+    fns = [partial(BlocksAtGate, 0, gate, at=1), partial(Opens, 1)]
+    with ThreadVectorEnv(fns, num_workers=2, wait_num=1) as venv:
+        venv.reset()
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.step([0], [0])
+        venv.send([0], [1])
+        assert [row["env_id"] for row in venv.recv()[-1]] == [1]
+        assert venv.reset()[0][:, 2].tolist() == [0, 0]
 
 
 # Close.
