@@ -173,10 +173,10 @@ def custom(env_fns, **options):
 
 
 def sharing(cls, num_workers, **options):
-    """A function that makes vector envs of this class, whose envs share so many workers."""
+    """A function that makes vector envs of this class, whose envs share at most so many workers."""
 
     def make(env_fns, **more):
-        return cls(env_fns, num_workers=num_workers, **options, **more)
+        return cls(env_fns, num_workers=min(num_workers, len(env_fns)), **options, **more)
 
     make.__name__ = f"{cls.__name__} {num_workers} workers"
     return make

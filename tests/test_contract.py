@@ -14,7 +14,6 @@ from gymnasium import spaces
 
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
 from vecenv.backends.system_limits import usable_cpus
-from vecenv.testing import CountingEnv
 from vecenv.testing.model import Twins
 
 N = 4
@@ -54,20 +53,6 @@ class TestRounds:
 
 
 class TestResults:
-    def test_an_array_in_an_info_never_changes(self):
-        class Live(CountingEnv):
-            def step(self, action):
-                *row, _ = super().step(action)
-                self.state = getattr(self, "state", np.zeros(1))
-                self.state += 1
-                return (*row, {"state": self.state, "deep": [{"state": self.state}]})
-
-        with DummyVectorEnv([Live]) as venv:
-            venv.reset()
-            info = venv.step([0])[4][0]
-            venv.step([0])
-            assert (info["state"].tolist(), info["deep"][0]["state"].tolist()) == ([1], [1])
-
     def test_views_on_request_are_valid_until_the_next_call(self):
         with DummyVectorEnv(counting(2), copy=False) as venv:
             first, _ = venv.reset()

@@ -130,17 +130,6 @@ class TestArrays:
 
 
 class TestObjects:
-    def test_objects_do_not_change_later(self):
-        class Grows(Plays):
-            def _next(self):
-                self.script[0].append(len(self.script[0]))
-                return self.script[0]
-
-        with DummyVectorEnv([lambda: Grows(Odd(), [[]])] * 2) as venv:
-            first = venv.reset()[0]
-            venv.step([0, 0])
-            assert first.tolist() == [[0], [0]]
-
     @pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
     def test_graphs_are_of_their_own_env(self, backend):
         """Envs of a worker may fill one array, and a graph is a tuple with names."""

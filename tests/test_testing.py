@@ -21,7 +21,7 @@ def fake(env_fns, **options):
 
 MAKERS = [
     *(DummyVectorEnv, fake, custom, *WITH_TWO_WORKERS),
-    *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 3, 5)),
+    *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 5)),
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")

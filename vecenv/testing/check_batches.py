@@ -35,6 +35,12 @@ def check_returned_arrays_stay(factory: Factory) -> None:
                     for leaf in nest.leaves(part):
                         leaf[...] = 0  # the caller's own: must not reach the next results
                 kept = [(array, array.copy()) for array, _ in kept]
+    with factory([functools.partial(_WritesOver, i) for i in range(N)]) as venv:
+        venv.reset()
+        obs, *_, info = venv.step([0] * N)
+        venv.step([0] * N)
+        values = [obs["array"][0, 0], obs["objects"][0][0][0], info[0]["own"][0]]
+        assert values == [1, 1, 1], f"the env's own array came with 1s, which are {values} after it wrote over it"
 
 
 def check_infos(factory: Factory) -> None:
@@ -77,13 +83,30 @@ def check_observations_fit_their_space(factory: Factory) -> None:
 
 
 def check_actions_are_the_envs_own(factory: Factory) -> None:
-    """What an env does to its action reaches neither the caller nor another env."""
+    """What an env does to its action reaches neither the caller nor another env, and it may keep it."""
     with factory([_WritesToAction] * 2) as venv:
         venv.reset()
         actions = np.ones((2, 3), np.float32)
         obs = [venv.step(actions)[0] for _ in range(2)][-1]
         assert bool(np.all(actions == 1)), "an env wrote into the caller's actions"
         assert_same(obs, np.ones((2, 3), np.float32), "the action that came to the envs")
+
+
+class _WritesOver(CountingEnv):
+    """Has one array for all that it returns."""
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        box = spaces.Box(0, 99, (1,), np.int64)
+        self.observation_space = spaces.Dict({"array": box, "objects": spaces.Sequence(box)})
+        self.own = np.zeros(1, np.int64)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], {"own": self.own}
+
+    def _observation(self) -> Any:
+        self.own[...] = self.t
+        return {"array": self.own, "objects": (self.own,)}
 
 
 class _VectorRewards(CountingEnv):
@@ -107,17 +130,19 @@ class _Emits(CountingEnv):
 
 
 class _WritesToAction(CountingEnv):
-    """Observes the action that came, then writes over it."""
+    """Observes the action that came, or -1s if the one before is not as this env has left it; then writes over it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.action_space = spaces.Box(-9, 9, (3,), np.float32)
         self.observation_space = spaces.Box(-9, 9, (3,), np.float32)
+        self.kept = np.full(3, 7, np.float32)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         return np.zeros(3, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        seen = action.copy()
+        seen = action.copy() if bool(np.all(self.kept == 7)) else np.full(3, -1, np.float32)
+        self.kept = action
         action[...] = 7
         return seen, 0.0, False, False, {}

@@ -27,17 +27,11 @@ def check_rejected_calls(factory: Factory) -> None:
         before = venv.get_env_attr("calls")
         calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
             (ValueError, "two actions for three envs", lambda: venv.step([0, 1], [0, 1, 2])),
-            (ValueError, "too many actions", lambda: venv.step([0] * (N + 1))),
-            (ValueError, "one action for all", lambda: venv.step(3)),
             (ValueError, "no action", lambda: venv.step(None)),
             (IndexError, "an id out of range", lambda: venv.step([0, 0], [0, N])),
-            (IndexError, "a negative id", lambda: venv.reset([-1])),
             (ValueError, "an id given twice", lambda: venv.step([0, 0, 0], [1, 2, 1])),
-            (ValueError, "no ids", lambda: venv.reset([])),
-            (ValueError, "a short mask", lambda: venv.reset([True, False])),
             (TypeError, "a float id", lambda: venv.reset(1.0)),
             (ValueError, "too few seeds", lambda: venv.seed([1, 2])),
-            (ValueError, "a negative seed", lambda: venv.reset(seed=-1)),
         ]
         for expected, what, call in calls:
             assert_raises(expected, what, call)

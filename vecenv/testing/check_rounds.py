@@ -67,7 +67,7 @@ def check_mixed_rounds(factory: Factory) -> None:
 def check_autoreset(factory: Factory) -> None:
     """With `autoreset` an env whose episode ends is reset in the same round; or it is refused, the envs untouched."""
     for form in ("array", "dict", "object"):
-        twins = Twins(form=form, length=2)
+        twins = Twins(form=form, length=2, infos=form != "array")
         with factory(twins.env_fns) as venv:
             twins.compare(range(N), venv.reset(), [twins.reset(i) for i in range(N)])
             options = {"t": 1}
