@@ -140,14 +140,3 @@ class TestReadiness:
     def test_render_says_who_is_stepping(self, stepping):
         with pytest.raises(RuntimeError, match=r"Environments \[1\] are still stepping, cannot render them now\."):
             stepping.render()
-
-    def test_the_others_answer(self, stepping):
-        assert stepping.get_env_attr("env_id", [2, 0]) == [2, 0]
-        assert stepping.action_space == [stepping.action_space[0]] * 3
-
-    def test_nothing_in_flight_is_nothing_to_wait_for(self):
-        with DummyVectorEnv(counting(2), wait_num=1) as venv:
-            venv.reset()
-            for call in (lambda: venv.step(None), venv.recv):
-                with pytest.raises(RuntimeError, match=r"step\(None\): no step is in flight"):
-                    call()
