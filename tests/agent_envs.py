@@ -137,6 +137,15 @@ class Masked(Herd):
         return obs, *others, {agent: self._say(agent) for agent in obs}
 
 
+class Talkative(Herd):
+    """The last one acts by a word of up to 5 letters, and its reward is the length."""
+
+    _act = {**Herd._act, "cow_2": spaces.Text(5)}
+
+    def step(self, actions):
+        return super().step({agent: len(a) if isinstance(a, str) else a for agent, a in actions.items()})
+
+
 class Nameless(Herd):
     """Has no `possible_agents`."""
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pettingzoo
 import pytest
-from agent_envs import Herd, Nameless, Zoo
+from agent_envs import Herd, Nameless, Talkative, Zoo
 from gymnasium import spaces
 
 from vecenv import EnvContractError, ObservationError, ParallelVectorEnv
@@ -73,10 +73,6 @@ class Strangers(Herd):
 
 class Farsighted(Herd):
     _obs = {**Herd._obs, "cow_1": spaces.Box(-99, 99, (5,), np.float32)}
-
-
-class Talkative(Herd):
-    _act = {**Herd._act, "cow_2": spaces.Text(5)}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pettingzoo
 import pytest
-from agent_envs import Herd, Nameless, Zoo
+from agent_envs import Herd, Nameless, Talkative, Zoo
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -281,15 +281,6 @@ def test_dead_agents_need_no_actions_and_what_is_given_is_ignored():
         assert (rewards["cow_0"].tolist(), rewards["cow_1"].tolist()) == ([0, 0], [3, 3])
         assert venv.step({"cow_0": [7, 7], "cow_2": [1, 1]})[4]["done"].all()
         assert venv.step({})[4]["alive"]["cow_0"].all()  # the step in which they are reset
-
-
-class Talkative(Herd):
-    """The last one acts by a word of up to 5 letters, and its reward is the length."""
-
-    _act = {**Herd._act, "cow_2": spaces.Text(5)}
-
-    def step(self, actions):
-        return super().step({agent: len(a) if isinstance(a, str) else a for agent, a in actions.items()})
 
 
 def test_actions_without_a_fixed_shape_travel_as_objects():
