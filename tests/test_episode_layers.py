@@ -18,7 +18,7 @@ from transform_envs import CASES, ENDING, VECTOR, Goes, Samples
 from collector import Dataset, RecordEpisodes
 from collector.device.torch_vector_env import TorchVectorEnv
 from collector.device.transformed_on_device import TransformedOnDevice
-from tests.test_transforms import assert_same_step
+from tests.test_transforms import assert_equal
 from vecenv import DummyVectorEnv, ShmemVectorEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.transforms import (
     CatFrames,
@@ -108,7 +108,7 @@ def goes(space: Any, i: int, fails: bool) -> Any:
 def assert_same(one: Any, other: Any, seed: int, case: str, fails: bool) -> None:
     programs = (run(venv, seed, case in CASES, fails) for venv in (one, other))
     for left, right in zip(*programs, strict=True):
-        assert_same_step(left, right)
+        assert_equal(left, right)
 
 
 def check(case: str, n: int, seeds: int, **options: Any) -> None:
@@ -192,7 +192,7 @@ class TestStates:
             again = [go_on(other)] if name == "reward norm" else [go_on(other), go_on(venv)]
             for steps in again:
                 for left, right in zip(steps, first, strict=True):
-                    assert_same_step(left, right)
+                    assert_equal(left, right)
 
     @pytest.mark.parametrize("place", ["worker", "parent"])
     def test_a_transform_that_cannot_give_its_state_says_so(self, place: str) -> None:
@@ -263,7 +263,7 @@ class TestStates:
                     np.testing.assert_array_equal(*(each.get_env_attr("discounted_reward") for each in (venv, other)))
                     return
             for left, right in zip(first, second, strict=True):
-                assert_same_step(left, right)
+                assert_equal(left, right)
 
     def test_an_env_that_failed_can_be_stepped_from_one(self) -> None:
         with DummyVectorEnv([lambda: Goes(VECTOR, 9, [2])]) as venv:
@@ -273,7 +273,7 @@ class TestStates:
             with pytest.raises(ValueError, match="boom"):
                 venv.step(np.ones((1, 2), np.float32))
             venv.set_state(state)
-            assert_same_step(venv.step(np.ones((1, 2), np.float32)), first)
+            assert_equal(venv.step(np.ones((1, 2), np.float32)), first)
 
 
 class TestSeeds:

@@ -344,6 +344,7 @@ class TestFolders:
 
 class TestSignals:
     def test_the_second_signal_does_what_it_always_did(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
         with StopSignals() as stop:
             assert not stop.collection_stopped()
             signal.raise_signal(signal.SIGINT)
@@ -351,7 +352,7 @@ class TestSignals:
             assert stop.signum == signal.SIGINT
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) == before
 
     def test_a_signal_that_was_ignored_stays_ignored(self) -> None:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

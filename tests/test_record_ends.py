@@ -207,7 +207,7 @@ def test_what_cannot_be_committed_at_the_end_is_a_note_at_the_exception(tmp_path
     def play_on() -> None:
         with pytest.MonkeyPatch.context() as patch, RecordEpisodes(venv, tmp_path) as envs:
             play(envs)
-            patch.setattr(system_calls, "write_atomically", full)
+            patch.setattr(system_calls, "write", full)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as error:

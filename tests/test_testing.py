@@ -9,7 +9,6 @@ from cases import WITH_TWO_WORKERS, custom, near, sharing
 from tests.backends import BACKENDS, FULL, RAY
 from tests.local_ray import FAR
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RayVectorEnv, SubprocVectorEnv
-from vecenv.backends.base import Answered
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ipc.opcodes import AUTORESET, STEP, STEP_OBJECT
 from vecenv.testing import CHECKS, FakeBackend, check_rounds, check_vector_env
@@ -76,8 +75,11 @@ class RunsTwice(DummyBackend):
 
 
 class ForgetsSeeds(DummyBackend):
-    def call(self, ids, op, args):
-        return Answered([True] * len(ids)) if op == "seed" else super().call(ids, op, args)
+    def send(self, ids, ops, payloads):
+        for payload in payloads.values():
+            if isinstance(payload, dict):
+                payload.pop("seed", None)
+        super().send(ids, ops, payloads)
 
 
 class WrapsEnvErrors(DummyBackend):
