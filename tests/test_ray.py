@@ -42,7 +42,7 @@ from vecenv import (
 from vecenv.testing import CHECKS, check_vector_env
 
 pytestmark = pytest.mark.local_ray
-QUICK = ("rows", "mixed_rounds", "async", "env_errors")
+QUICK = ("rows", "mixed_rounds", "env_errors")
 """Checks that `make test` runs on Ray: a second each, in which actors start."""
 CARTPOLE = partial(gym.make, "CartPole-v1")
 
