@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The tests wait more than they compute: several at a time.
 SIDE_BY_SIDE := -n 3 --dist worksteal
 
-# `make check` runs these, and `make test` everything.
+# `make check` runs these.
 QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
