@@ -229,6 +229,7 @@ def test_envs_that_learn_each_for_itself_are_refused(name: str) -> None:
         collector.next()
 
 
+@FULL
 def test_workers_report_that_they_learn() -> None:
     with (
         SyncDataCollector(LEARNING["NormalizeObservation"], frames_per_batch=4, backend="shmem") as collector,

@@ -24,7 +24,6 @@ import pytest
 from collector_envs import arrays, assert_equal, lean
 
 from collector import AsyncDataCollector, SyncDataCollector
-from tests.backends import RAY
 from tests.faulty import counters
 from tests.ledger import Ledger, pids
 from tests.local_ray import FAR, NEAR
@@ -42,8 +41,6 @@ from vecenv import (
 from vecenv.testing import CHECKS, check_vector_env
 
 pytestmark = pytest.mark.local_ray
-QUICK = ("rows", "mixed_rounds", "env_errors")
-"""Checks that `make test` runs on Ray: a second each, in which actors start."""
 CARTPOLE = partial(gym.make, "CartPole-v1")
 
 
@@ -64,7 +61,8 @@ def same_rounds(venv: Any, other: Any, rounds: int = 30) -> None:
         over = got[2] | got[3]
 
 
-@pytest.mark.parametrize("check", [pytest.param(check, marks=[] if check in QUICK else RAY) for check in CHECKS])
+@pytest.mark.ray
+@pytest.mark.parametrize("check", CHECKS)
 def test_it_keeps_the_contract(check: Any) -> None:
     check_vector_env(partial(RayVectorEnv, num_workers=2, **NEAR), [check])
 

@@ -379,6 +379,7 @@ def test_an_interrupted_wait_loses_no_env(gate: Gate) -> None:
         assert venv.stats()["restarts"] == 0
 
 
+@FULL
 @pytest.mark.usefixtures("ctrl_c")
 def test_interrupts_at_random_moments_lose_no_env() -> None:
     envs = 4

@@ -267,7 +267,12 @@ class RowWiseWrapper(VectorEnvWrapper):
         """As `venv.step`, with the rows of `map_step`."""
         self.note_round(action, id, kwargs)
         try:
-            return self._mapped(self.venv.step, action if action is None else self.map_action(action), id, **kwargs)
+            try:
+                rows = self.venv.step(action if action is None else self.map_action(action), id, **kwargs)
+            except Exception as error:
+                self._map_partial(error)
+                raise
+            return self.map_round(*rows)
         except INTERRUPTS as error:
             self._abandon(error, round_envs(len(self), (), id, kwargs)[0])
             raise
@@ -281,19 +286,15 @@ class RowWiseWrapper(VectorEnvWrapper):
         """As `venv.recv`, with the rows of `map_step`."""
         waiting = self.venv.waiting_id
         try:
-            return self._mapped(self.venv.recv)
+            try:
+                rows = self.venv.recv()
+            except Exception as error:
+                self._map_partial(error)
+                raise
+            return self.map_round(*rows)
         except INTERRUPTS as error:
             self._abandon(error, waiting)
             raise
-
-    def _mapped(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """The round that `call` returns, mapped."""
-        try:
-            rows = call(*args, **kwargs)
-        except Exception as error:
-            self._map_partial(error)
-            raise
-        return self.map_round(*rows)
 
     def _abandon(self, error: BaseException, ids: Any) -> None:
         """After an interrupt these envs need a reset, also where it came when the engine had done its part."""
