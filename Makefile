@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # The tests wait more than they compute: several at a time.
-SIDE_BY_SIDE := -n 3 --dist worksteal
+SIDE_BY_SIDE := -n 4 --dist worksteal
+# Each of these processes imports all tests: what pytest makes of their source is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 # `make check` runs these.
 QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
