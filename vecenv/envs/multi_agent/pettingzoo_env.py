@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vecenv.envs.multi_agent.agent_rows import AgentTurns
 from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, make_env
-from vecenv.envs.multi_agent.agent_turns import AgentTurns
 
 _OTHER_NAMES = {"observation": "obs", "action_mask": "mask"}
 
