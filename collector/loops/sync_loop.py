@@ -176,8 +176,8 @@ class SyncLoop(CollectionLoop):
         self, ids: np.ndarray, where: Where, step: tuple[Any, ...], resets: np.ndarray | None, autoreset: bool
     ) -> bool:
         """Record a round in the rows `where`; returns whether an episode ended in it."""
-        n, buffer, (obs, *results, info) = self._env_num, self._buffer, step
-        reward, terminated, truncated, by_env = self._count_steps(ids, *results, resets=resets)
+        n, buffer, (obs, reward, terminated, truncated, info) = self._env_num, self._buffer, step
+        reward, terminated, truncated, by_env = self._count_steps(ids, reward, terminated, truncated, resets)
         buffer.write_step(where, reward, terminated, truncated)
         ended = (by_env | truncated if self._limit else by_env).nonzero()[0]
         last_obs, begun = _last_obs(obs, ended, info, by_env if autoreset else None) if len(ended) else (None, [])
