@@ -9,7 +9,7 @@ A shard with E episodes of S steps in all holds
     truncated    (S,) bool
     offsets      (E + 1,) int64: episode e has the steps `offsets[e]:offsets[e + 1]`
     episode      (E,) int64: its number in the data set
-    seed         (E,) int64: what its env was reset with; -1 where that is not known
+    seed         (E,) int64: the seed of its reset; -1 where that is not known
     env_id       (E,) int32: the env that it ran in
 
 Dict and Tuple observations are `obs.0`, `obs.1`, ... in the order of the tree, and actions likewise.
@@ -26,26 +26,24 @@ from typing import Any
 import numpy as np
 
 from collector.store.errors import DatasetError
+from collector.store.schema import DTYPES, LARGEST_SIZE, LayoutLine
 from vecenv import nest
 
-DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 FLAGS = ("terminated", "truncated")
 DEEPEST = 32
-LARGEST = 2**48
-"""The most bytes that an array may be declared with; numbers below stay far from the limits of int64."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One array: the dtype, and the shape of a row."""
+    """One array, or one row of it: dtype and shape."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
-    def row_bytes(self) -> int:
-        """Size of one row."""
+    def nbytes(self) -> int:
+        """Size of the array, or of one row where the shape is that of a row."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
@@ -62,15 +60,15 @@ class Layout:
 
     @classmethod
     def of(cls, obs: Any, action: Any, reward: np.ndarray) -> Layout:
-        """That of episodes with such arrays `(rows, ...)`. Raises `DatasetError` where they cannot be stored."""
-        trees = {"obs": named("obs", obs), "action": named("action", action)}
-        arrays = {
-            name: array for key, tree in (("obs", obs), ("action", action)) for name, array in _zip(trees[key], tree)
+        """Layout of episodes with such arrays `(rows, ...)`. Raises `DatasetError` where they cannot be stored."""
+        names = _named("obs", obs), _named("action", action)
+        columns = {
+            name: Column(_stored_dtype(name, array), array.shape[1:])
+            for pair in zip(names, (obs, action), strict=True)
+            for name, array in pairs_of(*pair)
         }
-        columns = {name: Column(stored_dtype(name, array), array.shape[1:]) for name, array in arrays.items()}
         columns["reward"] = Column(np.dtype("<f8"), reward.shape[1:])
-        columns |= {flag: Column(np.dtype("|b1"), ()) for flag in FLAGS}
-        return cls(trees["obs"], trees["action"], columns)
+        return cls(*names, columns | {flag: Column(np.dtype("|b1"), ()) for flag in FLAGS})
 
     def is_of_obs(self, name: str) -> bool:
         """Whether an array has one row more for each episode."""
@@ -87,29 +85,33 @@ class Layout:
 
     def nbytes(self, steps: int, episodes: int) -> int:
         """Size of the arrays of a shard."""
-        return sum(each.row_bytes for each in self.shapes(steps, episodes).values())
+        return sum(each.nbytes for each in self.shapes(steps, episodes).values())
 
-    def as_json(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
-        arrays = {name: [each.dtype.str, list(each.shape)] for name, each in self.columns.items()}
-        return {"obs": _as_lists(self.obs), "action": _as_lists(self.action), "arrays": arrays}
+    def line(self) -> LayoutLine:
+        """The line of the manifest. Raises `DatasetError` where a key of a Dict is no text."""
+        arrays = {name: (each.dtype.str, list(each.shape)) for name, each in self.columns.items()}
+        return LayoutLine(_as_lists(self.obs), _as_lists(self.action), arrays)
 
     @classmethod
-    def from_json(cls, value: Any) -> Layout:
-        """The layout of a manifest. Raises `DatasetError` where it is none."""
-        if type(value) is not dict or value.keys() != {"obs", "action", "arrays"} or type(value["arrays"]) is not dict:
-            raise DatasetError("its layout is no object with obs, action and arrays")
-        obs, action = (_from_lists(value[key], key) for key in ("obs", "action"))
-        columns = {name: _column(name, each) for name, each in value["arrays"].items()}
-        if columns.keys() != {*nest.leaves(obs), *nest.leaves(action), "reward", *FLAGS}:
+    def of_line(cls, line: LayoutLine) -> Layout:
+        """The layout of a line. Raises `DatasetError` where it is none."""
+        trees = _tree(line.obs, "obs"), _tree(line.action, "action")
+        columns = {name: Column(np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in line.arrays.items()}
+        if columns.keys() != {*nest.leaves(trees[0]), *nest.leaves(trees[1]), "reward", *FLAGS}:
             raise DatasetError("the arrays of its layout are not those that its trees name")
         if columns["reward"].dtype != np.float64 or any(columns[flag] != Column(np.dtype("?"), ()) for flag in FLAGS):
             raise DatasetError("its layout has rewards that are not float64, or flags that are not bool")
-        return cls(obs, action, columns)
+        if large := [name for name, column in columns.items() if column.nbytes > LARGEST_SIZE]:
+            raise DatasetError(f"its layout gives {large[0]} rows of {columns[large[0]].nbytes:,} bytes")
+        return cls(*trees, columns)
 
 
-def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
-    """The dtype that an array has in a file. Raises `DatasetError` where files of arrays have none for it."""
+def pairs_of(names: Any, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and arrays of two trees of the same form."""
+    return zip(nest.leaves(names), nest.leaves(tree), strict=True)
+
+
+def _stored_dtype(name: str, array: np.ndarray) -> np.dtype:
     if array.dtype.hasobject:
         raise DatasetError(f"{name} holds Python objects; only arrays of numbers can be stored")
     dtype = array.dtype.newbyteorder("<")
@@ -118,20 +120,16 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
     return dtype
 
 
-def named(prefix: str, tree: Any) -> Any:
+def _named(prefix: str, tree: Any) -> Any:
     """A tree with the name of its array at each leaf.
 
-    >>> named("obs", {"a": np.zeros(1), "b": (np.zeros(1),)})
+    >>> _named("obs", {"a": np.zeros(1), "b": (np.zeros(1),)})
     {'a': 'obs.0', 'b': ('obs.1',)}
     """
     if not isinstance(tree, (dict, tuple)):
         return prefix
     numbers = count()
     return nest.map(lambda _: f"{prefix}.{next(numbers)}", tree)
-
-
-def _zip(names: Any, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-    return zip(nest.leaves(names), nest.leaves(tree), strict=True)
 
 
 def _as_lists(tree: Any) -> Any:
@@ -142,29 +140,17 @@ def _as_lists(tree: Any) -> Any:
     return [_as_lists(child) for child in tree] if isinstance(tree, tuple) else tree
 
 
-def _from_lists(value: Any, prefix: str, depth: int = 0) -> Any:
-    """The tree, with the names that its leaves must have."""
-    tree = _tree(value, 0)
-    if tree != named(prefix, tree):
+def _tree(value: Any, prefix: str) -> Any:
+    """The tree of a line, with the names that its leaves must have."""
+    tree = _as_tuples(value, 0)
+    if tree != _named(prefix, tree):
         raise DatasetError(f"its layout names the arrays of {prefix} otherwise than {prefix}.0, {prefix}.1, ...")
     return tree
 
 
-def _tree(value: Any, depth: int) -> Any:
+def _as_tuples(value: Any, depth: int) -> Any:
     if depth > DEEPEST or not isinstance(value, (dict, list, str)):
         raise DatasetError("its layout has a tree that is nested too deeply, or has no names of arrays")
     if isinstance(value, dict):
-        return {key: _tree(child, depth + 1) for key, child in value.items()}
-    return tuple(_tree(child, depth + 1) for child in value) if isinstance(value, list) else value
-
-
-def _column(name: str, value: Any) -> Column:
-    if type(value) is not list or len(value) != 2 or value[0] not in DTYPES or type(value[1]) is not list:
-        raise DatasetError(f"its layout gives {name[:80]!r} no dtype of numbers and shape, got {str(value)[:80]}")
-    sizes = value[1]
-    if len(sizes) > DEEPEST or not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
-        raise DatasetError(f"its layout gives {name[:80]!r} the shape {str(sizes)[:80]}")
-    column = Column(np.dtype(value[0]), tuple(sizes))
-    if column.row_bytes > LARGEST:
-        raise DatasetError(f"its layout gives {name[:80]!r} rows of {column.row_bytes:,} bytes")
-    return column
+        return {key: _as_tuples(child, depth + 1) for key, child in value.items()}
+    return tuple(_as_tuples(child, depth + 1) for child in value) if isinstance(value, list) else value

@@ -12,7 +12,7 @@ import numpy as np
 from collector.batch.arrays import join
 from collector.episodes.episode import Episode
 from collector.store.errors import DatasetError
-from collector.store.layout import FLAGS, Layout
+from collector.store.layout import FLAGS, Layout, pairs_of
 from vecenv import nest
 
 _TREES = ("obs", "action")
@@ -75,7 +75,7 @@ class PackedEpisodes:
         """By name, as a shard has them."""
         layout, found = self.layout(), dict[str, np.ndarray]()
         for names, tree in ((layout.obs, self.obs), (layout.action, self.action)):
-            found |= dict(zip(nest.leaves(names), nest.leaves(tree), strict=True))
+            found |= dict(pairs_of(names, tree))
         found |= {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         found = {name: np.ascontiguousarray(array, layout.columns[name].dtype) for name, array in found.items()}
         return found | {"offsets": self.offsets, "episode": self.episode, "seed": self.seed, "env_id": self.env_id}
