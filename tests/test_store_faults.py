@@ -143,7 +143,7 @@ def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path
         writer.commit()
         writer.add(episode(1))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SafeFolder, "write", lambda folder, name, data: (folder.path / name).write_bytes(data))
+            patch.setattr(SafeFolder, "create", lambda folder, name, data: (folder.path / name).write_bytes(data))
             for name in ("write", "truncate"):
                 patch.setattr(system_calls, name, broken)
             with pytest.raises(DatasetError, match="Input/output error; the 1 episodes committed"):

@@ -12,9 +12,8 @@ import numpy as np
 from collector.episodes.episode import Episode
 from collector.store.errors import DatasetError
 from collector.store.head import read_head
-from collector.store.layout import Layout
 from collector.store.manifest import Index, read_manifest
-from collector.store.packed import PackedEpisodes, concatenate, cut_episode, pack
+from collector.store.packed import Layout, PackedEpisodes, concatenate, cut_episode, pack
 from collector.store.sampling import Transitions, gather, random_orders, transitions_of
 from collector.store.shard import Shards
 from collector.store.space_forms import space_from_json

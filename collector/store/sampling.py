@@ -86,8 +86,9 @@ def gather(shards: Shards, index: Index, starts: np.ndarray, steps: np.ndarray) 
         for array, (leaf, at) in zip(found, leaves, strict=True):
             array[into] = leaf[at]
     arrays = iter(found)
-    columns = [nest.map(lambda _: next(arrays), tree) for tree in trees]
-    return Transitions(*columns, episode=index.number[episode], step=step)
+    columns = (nest.map(lambda _: next(arrays), tree) for tree in trees)
+    obs, action, reward, next_obs, terminated, truncated = columns
+    return Transitions(obs, action, reward, next_obs, terminated, truncated, index.number[episode], step)
 
 
 def random_orders(

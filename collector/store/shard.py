@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collector.store.errors import DatasetError
-from collector.store.layout import Column, Layout
 from collector.store.manifest import MANIFEST, Index, ShardRecord, file_name
-from collector.store.packed import PackedEpisodes
+from collector.store.packed import Column, Layout, PackedEpisodes
 from collector.store.safe_folder import PARTIAL, SafeFolder
 from vecenv import nest
 

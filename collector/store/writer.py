@@ -25,9 +25,8 @@ from collector.store import schema
 from collector.store.errors import DatasetError
 from collector.store.folder import SHARDS
 from collector.store.head import HEAD, head_bytes, read_head
-from collector.store.layout import Layout
 from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines
-from collector.store.packed import PackedEpisodes, concatenate, pack
+from collector.store.packed import Layout, PackedEpisodes, concatenate, pack
 from collector.store.safe_folder import FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Line, Note, ShardLine
 from collector.store.shard import write_shard

@@ -12,8 +12,7 @@ import numpy as np
 from collector.store import schema
 from collector.store.dataset import Dataset
 from collector.store.errors import DatasetError
-from collector.store.layout import Column
-from collector.store.packed import PackedEpisodes
+from collector.store.packed import Column, PackedEpisodes
 
 try:
     import pyarrow as pa
