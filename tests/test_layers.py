@@ -21,7 +21,7 @@ PACKAGES = ("vecenv", "collector")
 # An entry stands for the module and everything inside it, `vecenv` and `collector` for their `__init__` alone.
 LAYERS = """
     vecenv.errors vecenv.nest vecenv.spaces vecenv.running_mean_std vecenv.portability vecenv.ray_cluster
-    vecenv.backends.memory vecenv.backends.ipc vecenv.backends.system_limits vecenv.openmp
+    vecenv.backends.memory vecenv.backends.ipc vecenv.backends.system_limits
     vecenv.backends.host
     vecenv.backends.worker
     vecenv.backends.pool
@@ -52,13 +52,13 @@ CORE_LIBRARIES = frozenset({"numpy", "gymnasium", "cloudpickle"})
 # Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
 OPTIONAL = """
     pettingzoo envpool dm_control dm_env mujoco ale_py: vecenv/envs/*
-    torch: collector/** vecenv/openmp.py
+    torch: collector/** vecenv/backends/pool/spinning_threads.py
     tensordict: collector/batch/tensordict_form.py collector/policy/signature.py
     torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/facades/sb3_agents.py
     matplotlib: collector/*
-    threadpoolctl: vecenv/backends/pool/openmp_release.py
+    threadpoolctl: vecenv/backends/pool/spinning_threads.py
     msgspec: collector/job/**
     tyro: collector/job/cli.py collector/job/commands.py collector/job/job_flags.py
     yaml tomli: collector/job/job_files.py

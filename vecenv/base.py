@@ -291,8 +291,8 @@ class BaseVectorEnv:
         seconds of each worker inside rounds; `slowest_worker`, `slowest_env_ids`: the busiest and its envs; `restarts`:
         of workers; `absorbed`: failures that on_error="restart" turned into truncated rows. With worker processes,
         unless `wait_num` or `timeout` is set, also whether OpenMP threads of this process are ended before rounds,
-        because they take the workers' CPUs: `openmp_active`, `openmp_rounds` (how many so far), `openmp_gain` (duration
-        of an iteration of the caller's loop without it by that with it; None if not measured).
+        because they take the workers' CPUs: `openmp_active`, `openmp_rounds` (how many so far); and whether OpenBLAS's
+        were made to sleep sooner: `openblas_shortened`.
         """
         return self.engine.stats()
 

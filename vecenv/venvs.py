@@ -139,8 +139,9 @@ class ShmemVectorEnv(ProcessVectorEnv):
             between calls too, also with `wait_num` and `timeout`; the error is raised while a call waits, up to a fifth
             of `step_timeout` late, or by the first call after that time.
         affinity: bind each worker to one CPU.
-        release_openmp: OpenMP threads of this process (torch's) spin for milliseconds after each operation. Where they
-            keep workers from their CPUs, and it is measured to help, end them before each round; False leaves them.
+        release_openmp: OpenMP threads of this process (torch's) and OpenBLAS's (numpy's) spin for milliseconds after
+            each operation. Where they keep workers from their CPUs, end the former before each round, and have the
+            latter sleep sooner from now on, in the whole process; False leaves both.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from collector.device.tensors import torch
-from vecenv.openmp import release_pool
+from vecenv.backends.pool.spinning_threads import release_pool
 
 
 def _function(name: str, otherwise: Callable[[int], Any]) -> Callable[[int], Any]:
