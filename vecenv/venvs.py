@@ -13,8 +13,7 @@ from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_timeout
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.engine.arguments import check_options, check_timeout
 
 EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0

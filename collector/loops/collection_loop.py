@@ -22,7 +22,7 @@ from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments import as_ids
 from vecenv.errors import warn_caller
 
 
