@@ -1,1 +1,1 @@
-"""The machinery of one vector env: `engine.Engine` runs rounds; vector envs, facades and collectors may import all of it."""
+"""The machinery of a vector env; vector envs, facades and collectors may import all of it."""

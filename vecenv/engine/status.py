@@ -1,4 +1,4 @@
-"""The state of envs: those in flight, read from the status bytes; those that may be used; those in interrupted calls."""
+"""The state of envs: in flight (read from the status bytes), ready, or left by an interrupted call."""
 
 from __future__ import annotations
 
