@@ -35,7 +35,7 @@ from collector.cluster.rollout_batches import RolloutBatches
 from collector.episodes.statistics import CollectStats
 from collector.loops.batch_iterator import BatchIterator
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
-from collector.policy.interface import Policy
+from collector.policy.policy_call import Policy
 from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.engine.arguments.checks import check_count, check_timeout
 from vecenv.engine.arguments.seeding import check_seed, seed_chain
