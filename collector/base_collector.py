@@ -19,7 +19,8 @@ from collector.batch.request import BatchRequest
 from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
-from collector.episodes.statistics import CollectStats, Ended
+from collector.episodes.episode import Ended
+from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
 from collector.loops.batch_iterator import BatchIterator

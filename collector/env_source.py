@@ -92,7 +92,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
             source.close()
         raise TypeError(instead)
     if isinstance(source, VectorEnv):
-        from vecenv.envs.pools.native_vector_env import from_gymnasium
+        from vecenv.envs.pools.from_gymnasium import from_gymnasium
 
         given = source
         try:

@@ -31,7 +31,10 @@ LAYERS = """
     vecenv.venvs
     vecenv.tuning
     vecenv.wrappers
-    vecenv.norm_obs vecenv.envs vecenv.transforms vecenv.facades vecenv.sb3 vecenv.creator
+    vecenv.norm_obs vecenv.creator
+    vecenv.envs
+    vecenv.transforms vecenv.facades
+    vecenv.sb3
     vecenv.testing
     vecenv vecenv.__main__
     collector.timing collector.interruptor

@@ -18,11 +18,11 @@ from vecenv.engine.arguments.ids import as_ids
 from vecenv.engine.arguments.seeding import spread_seeds
 from vecenv.engine.arguments.unknown import check_options
 from vecenv.engine.interrupts import INTERRUPTS
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.multi_agent.agent_actions import AgentActions
 from vecenv.envs.multi_agent.agent_rows import AECRows, ParallelRows
 from vecenv.envs.multi_agent.agent_spaces import common_spaces, make_env
 from vecenv.errors import Partial
-from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
 from vecenv.venvs import BACKENDS
 from vecenv.wrappers import forwarded
 
