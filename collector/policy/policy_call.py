@@ -114,9 +114,10 @@ class PolicyCall:
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
         """The policy's outputs by name, for observations `(k, ...)`, or a tuple of them and `rows_of`."""
-        keys = self._signature.keys
-        rows: tuple[Any, ...]
-        obs, rows = inputs if self.wants_rows else (inputs, ())
+        keys, obs = self._signature.keys, inputs
+        rows: Any = None
+        if self.wants_rows:
+            obs, rows = inputs
         if self._signature.tensordict:
             from collector.batch.tensordict_form import call_with_tensordict
 
