@@ -14,14 +14,14 @@ from collector.episodes.env_episodes import EnvEpisodes
 from collector.episodes.episode import Ended, EpisodeCutter
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploring, requested_exploration_type
-from collector.policy.interface import Policy
 from collector.policy.keyed.noise import KeyedNoise
+from collector.policy.policy_call import Policy
 from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments import as_ids
 from vecenv.errors import warn_caller
 
 

@@ -35,7 +35,7 @@ from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.batch.step_extras import StepBatch
 from collector.loops.collection_loop import CollectionLoop
 from collector.policy.action_trees import as_vector_envs_take_it
-from collector.policy.interface import Policy
+from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
 from vecenv.wrappers import resets_in_step
