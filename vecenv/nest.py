@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -114,3 +115,10 @@ def tensor_on_host(value: Any) -> Any:
 def as_array(value: Any) -> np.ndarray:
     """A tensor as `tensor_on_host` gives it, or what numpy reads as an array."""
     return np.asarray(tensor_on_host(value))
+
+
+def namespace(array: Any) -> Any:
+    """The module with the functions for an array: torch for its tensors, which is imported where there is one, else
+    numpy.
+    """
+    return np if isinstance(array, np.ndarray) or not hasattr(array, "detach") else sys.modules["torch"]
