@@ -118,7 +118,6 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def namespace(array: Any) -> Any:
-    """The module with the functions for an array: torch for its tensors, which is imported where there is one, else
-    numpy.
-    """
-    return np if isinstance(array, np.ndarray) or not hasattr(array, "detach") else sys.modules["torch"]
+    """The module with the functions for an array: that of its dtype for a tensor of torch, else numpy."""
+    is_numpy = isinstance(array, np.ndarray) or not hasattr(array, "detach")
+    return np if is_numpy else sys.modules[type(array.dtype).__module__]

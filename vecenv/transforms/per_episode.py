@@ -70,7 +70,7 @@ class EpisodeSum(PerEpisode):
             raise ValueError(f"{self} adds an entry to the observation, which cannot be a Tuple")
         if isinstance(space, spaces.Dict) and self.key in space.spaces:
             raise ValueError(f"{self} adds {self.key!r}, which the observation has already; give it another key")
-        return with_part(space, (self.key,), self.entry)  # type: ignore[no-any-return]
+        return with_part(space, (self.key,), self.entry)
 
     def reset(self, rows: Rows) -> None:
         self.rows_of("sums").clear(rows.ids)

@@ -126,9 +126,9 @@ def _one_hot(numbers: Array, n: int) -> Array:
 
 def _parts(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The parts of a space that have no parts, in its order."""
-    children = dict(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else {}
-    if isinstance(space, spaces.Dict):
-        children = space.spaces
+    children: dict[Any, Any] = space.spaces if isinstance(space, spaces.Dict) else {}
+    if isinstance(space, spaces.Tuple):
+        children = dict(enumerate(space.spaces))
     if not children:
         yield path, space
     for key, child in children.items():

@@ -154,7 +154,7 @@ class VecNorm(Freezable):
 
     def _read(self) -> dict[str, Array]:
         """The statistics, to be looked at."""
-        return self._arrays if self._shared is None else self._shared.read()  # type: ignore[no-any-return]
+        return self._arrays if self._shared is None else self._shared.read()
 
     def _move_to(self, rows: Array) -> None:
         """Keep the statistics on the device of these tensors."""
