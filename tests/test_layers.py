@@ -67,7 +67,7 @@ OPTIONAL = """
     yaml tomli: collector/job/job_files.py
     imageio imageio_ffmpeg: collector/job/look/video.py
     rich: collector/job/look/progress_report.py collector/cluster/display.py
-    array_api_compat cv2: vecenv/transforms/*
+    cv2: vecenv/transforms/*
     minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**
 """
