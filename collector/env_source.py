@@ -11,8 +11,7 @@ import gymnasium
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from vecenv.engine.arguments.checks import own_env_fns
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.engine.arguments import check_options, own_env_fns
 from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.venvs import ShmemVectorEnv

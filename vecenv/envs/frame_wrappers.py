@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces, wrappers
 
 from vecenv.backends.host.env_calls import render_in_turn
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 
 Env = gymnasium.Env[Any, Any]
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.engine.arguments import check_options
 from vecenv.engine.results import OwnStep, Step
 from vecenv.wrappers import resets_in_step
 

@@ -17,8 +17,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.engine.arguments.checks import check_count
-from vecenv.engine.arguments.unknown import option_meant
+from vecenv.engine.arguments import check_count, option_meant
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.sync_and_async import ActorVectorEnv, AsyncVectorEnv, SyncVectorEnv, ThreadedVectorEnv
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv

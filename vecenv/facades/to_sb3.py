@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.seeding import check_seed
+from vecenv.engine.arguments import check_seed
 from vecenv.engine.results import OwnStep
 from vecenv.envs.pools.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError

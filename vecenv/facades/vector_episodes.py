@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.engine.arguments.seeding import next_seed
+from vecenv.engine.arguments import next_seed
 from vecenv.wrappers import VectorEnvWrapper
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.envs.frame_wrappers import Pixels, check_frame_skip, skip_frames
 from vecenv.transforms.transform import EnvTransform
 
