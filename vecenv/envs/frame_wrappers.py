@@ -111,7 +111,7 @@ class Pixels(gymnasium.ObservationWrapper):
         super().__init__(env)
         self._only, self._key, self._render_kwargs = only, key, dict(render_kwargs or {})
         self._in_turn = True
-        """Whether the next frame may be drawn by gfxdraw: envs import it when they first render."""
+        """True while the next frame may be drawn by gfxdraw: envs import it when they first render."""
         if shape is None:
             env.reset()  # most envs have nothing to show before
             shape = self._frame().shape

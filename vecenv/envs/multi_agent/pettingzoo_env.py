@@ -76,7 +76,7 @@ class PettingZooEnv(gymnasium.Env):
 
     @property
     def rewards(self) -> np.ndarray:
-        """What each agent got in the last step."""
+        """The reward of each agent in the last step."""
         return self._turns.rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
