@@ -25,7 +25,7 @@ from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.ipc.waiting import PERIOD, LookOrSleep, fence
+from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.info_reader import InfoReader
 from vecenv.backends.memory.layout import Layout
@@ -105,7 +105,6 @@ class ProcessBackend(Backend):
         spreads = num_workers > 1 and not eager and self._spreads and binds_to_cpus()
         self._placement = Placement(self.pool.control) if spreads else None
         self._release = OpenMPRelease(num_workers) if self._releases and not eager and openmp.is_enabled() else None
-        self._looking = LookOrSleep([worker.line for worker in self.pool.workers])
         self._transport.open(self.pool, n)
         return self.pool.start(env_fns, self._transport.worker_args)
 
@@ -180,8 +179,6 @@ class ProcessBackend(Backend):
             self.sleeps = False
 
     def _review(self) -> None:
-        if not self._waits % PERIOD:
-            self._looking.review(self._waited)
         if self._placement is not None:
             self._placement.review(self._waited, self.pool.workers)
         if self._release is not None:

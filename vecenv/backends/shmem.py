@@ -61,9 +61,7 @@ class ShmemTransport(Transport):
         pool.watch(self._wakeup.read, self._wakeup.clear)
         self._wakeups: dict[int, Wakeup] = {}
         self._round = 0
-        self._looking = SpinWait(
-            SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS, pool.control.line(0)
-        )
+        self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
     def _new_wakeup(self, flag: Any) -> Wakeup:
         read, write = wakeup_fds()

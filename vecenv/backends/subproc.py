@@ -44,7 +44,7 @@ class SubprocTransport(Transport):
 
     def open(self, pool: WorkerPool, n: int) -> None:
         super().open(pool, n)
-        self._looking = SpinWait(SPINS, pool.control.line(0))
+        self._looking = SpinWait(SPINS)
 
     def bind(self, layout: Layout, n: int) -> Arena:
         arena = Arena.build(layout, n)

@@ -16,7 +16,6 @@ LINE = 8  # numbers of 8 bytes in a line of 64
 PROGRESS = 0
 FRAMES = 1  # written by the parent: how many frames it has posted that the worker has to read (Shmem)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
-SLEEPS = 4  # written by the parent: 1 if those who wait sleep at once, without looking
 DOING = 3  # written by the worker: one of the following
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
 ELSEWHERE = 4  # written by the parent: has something to do, but shares no memory that would show what

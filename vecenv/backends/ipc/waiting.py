@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
 from vecenv import portability
-from vecenv.backends.ipc.control_block import SLEEPS
 from vecenv.portability import IN_ORDER
 
 
@@ -38,73 +38,46 @@ def wakeup_fds() -> tuple[int, int]:
     return read, write
 
 
-class SpinWait:
-    """Looks for something up to `looks` times, with a sched_yield between, unless `line[SLEEPS]` is set."""
+SLICE = 1e-3
+"""Seconds: a sched_yield that took longer gave the CPU to a program that computes."""
+FIRST_PAUSE, LONGEST_PAUSE = 64, 4096
+"""How many waits sleep at once after such a yield; doubled while it happens again at the next try."""
 
-    def __init__(self, looks: int, line: Any) -> None:
-        self._looks, self._line = range(looks), line
+
+class SpinWait:
+    """Looks for something up to `looks` times, with a sched_yield between, where yields come back at once.
+
+    On a CPU that is otherwise idle a look costs half a microsecond, and sleeping 50. Where another program computes, a
+    yield costs a slice of milliseconds, and a process that sleeps is woken at once: after such a yield the next waits
+    sleep without looking.
+    """
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+        self._skip = 0
+        self._pause = FIRST_PAUSE
 
     def until(self, done: Callable[[], bool]) -> bool:
         """Look until `done()`; returns False if it is time to sleep."""
         if done():
             return True
-        if self._line[SLEEPS]:
+        if self._skip:
+            self._skip -= 1
             return False
-        sched_yield = os.sched_yield
-        for _ in self._looks:
+        sched_yield, clock = os.sched_yield, time.perf_counter
+        now, found = clock(), False
+        for _ in range(self._looks):
             sched_yield()
-            if done():
-                return True
-        return False
-
-
-PERIOD = 16
-"""Waits that are timed together."""
-GAIN = 0.9
-"""The time of waits must fall to this part for the other way to be used."""
-CHANGE = 2.0
-"""Waits that take so many times longer than before: other programs have come, so both ways are compared again."""
-FIRST_PAUSE, LONGEST_PAUSE = 4, 256
-"""Periods between two comparisons, doubled while the result is the same."""
-
-
-class LookOrSleep:
-    """Chooses by the time that waits take whether the caller and the workers look before they sleep.
-
-    On a CPU that is otherwise idle a look costs half a microsecond, and a sleep 50. Where another program computes, a
-    sched_yield costs a slice of milliseconds, and a process that sleeps is woken at once. No process can see which is
-    better, so both are tried, for one period each.
-    """
-
-    def __init__(self, lines: Sequence[Any]) -> None:
-        self._lines = lines
-        self._waited = self._usual = 0.0
-        self._tries = False
-        self._pause = self._left = FIRST_PAUSE
-
-    def review(self, waited: float) -> None:
-        """End a period; `waited`: total seconds of all waits."""
-        now, self._waited = waited - self._waited, waited
-        if self._tries:
-            self._tries = False
-            if now < GAIN * self._usual:
-                self._pause, self._usual = FIRST_PAUSE, now
-            else:
+            before, now = now, clock()
+            found = done()
+            if now - before > SLICE:
+                self._skip = self._pause
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
-                self._change()
-            self._left = self._pause
-            return
-        self._left -= 1
-        if self._usual and now > CHANGE * self._usual:
-            self._pause, self._left = FIRST_PAUSE, min(self._left, 1)
-        self._usual = 0.75 * self._usual + 0.25 * now if self._usual else now
-        if self._left <= 0:
-            self._tries = True
-            self._change()
-
-    def _change(self) -> None:
-        for line in self._lines:
-            line[SLEEPS] = 1 - line[SLEEPS]
+                return found
+            if found:
+                break
+        self._pause = FIRST_PAUSE
+        return found
 
 
 class Wakeup:

@@ -62,7 +62,7 @@ class ShmemServer(RoundServer):
 
     def serve(self, channel: Channel) -> None:
         line, rounds = self.line, self._rounds
-        looking, seen = SpinWait(SPINS, line), 0
+        looking, seen = SpinWait(SPINS), 0
 
         def is_asked() -> bool:
             return rounds[0] != seen or line[FRAMES] != self._handled

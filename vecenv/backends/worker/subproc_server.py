@@ -45,7 +45,7 @@ class SubprocServer(RoundServer):
         self.host.bind(layout, self._block, self.infos)
 
     def serve(self, channel: Channel) -> None:
-        looking = SpinWait(SPINS, self.line)
+        looking = SpinWait(SPINS)
         while not self.serve_frame(channel.read(looking)):
             pass
 
