@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -185,6 +186,20 @@ def free_cpus() -> int:
     after they have become free.
     """
     return int(import_ray().available_resources().get("CPU", 0))
+
+
+def assigned_cpus() -> float | None:
+    """Return the CPUs that Ray has assigned to the actor or task in which this is called; None anywhere else. Ray is
+    not imported for that.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:  # a driver, to which nothing is assigned
+        return None
+    cpus: float = context.get_assigned_resources().get("CPU", 0.0)
+    return cpus
 
 
 def describe_resources() -> str:

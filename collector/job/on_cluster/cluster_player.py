@@ -161,11 +161,8 @@ class ClusterPlayer:
     # Asking.
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
-        job = self._job
-        if job.num_workers is None and job.backend not in ("auto", "dummy"):
-            job = msgspec.structs.replace(job, num_workers=1)  # an actor has one CPU
         skipped = self.skipped_before + len(self.skipped)
-        return job, str(self._folder), self._device, skipped, os.getcwd(), sys.path
+        return self._job, str(self._folder), self._device, skipped, os.getcwd(), sys.path
 
     def _play(self) -> None:
         """Have all episodes played, or as many as there are until a signal."""
