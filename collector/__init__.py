@@ -7,7 +7,7 @@ from collector.async_collector import AsyncDataCollector
 from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
-from collector.episodes.episode import Episode, EpisodeCutter
+from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
 from collector.episodes.seeds import EpisodeSeeds, episode_seed
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
@@ -51,6 +51,7 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "Episode",
+    "EpisodeBatch",
     "EpisodeCutter",
     "EpisodeSeeds",
     "ExplorationType",

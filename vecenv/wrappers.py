@@ -10,10 +10,9 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.round_requests import round_envs
-from vecenv.engine.interrupts import INTERRUPTS
+from vecenv.engine.arguments import as_ids, round_envs
 from vecenv.engine.recovery import is_repeated
+from vecenv.engine.status import INTERRUPTS
 from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
 

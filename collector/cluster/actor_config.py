@@ -8,7 +8,7 @@ from typing import Any
 
 from collector.arguments import at_least_one
 from collector.batch.info_columns import check_info_keys
-from vecenv.engine.arguments.checks import check_count, check_timeout
+from vecenv.engine.arguments import check_count, check_timeout
 from vecenv.ray_cluster import actor_options
 
 OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]

@@ -30,10 +30,10 @@ from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
 from collector.loops.batch_iterator import BatchIterator
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
-from collector.policy.interface import Policy
+from collector.policy.policy_call import Policy
 from collector.sync_collector import SyncDataCollector
 from vecenv.backends.worker.rng_seeds import worker_seeds
-from vecenv.engine.arguments.seeding import check_seed, seed_chain
+from vecenv.engine.arguments import check_seed, seed_chain
 from vecenv.ray_cluster import connect
 
 OF_EVALUATION = ("max_frames_per_traj", "policy_threads")

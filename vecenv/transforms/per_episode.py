@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.nest import as_array
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.transforms.arrays import Array, EnvRows, cast, concat, full, like, namespace, zeros

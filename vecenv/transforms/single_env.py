@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.envs.frame_skip import RepeatsActions, check_frame_skip, repeated_step, skips_by_itself
 from vecenv.envs.pixels import Pixels
 from vecenv.transforms.transform import EnvTransform

@@ -10,7 +10,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.seeding import seed_chain
+from vecenv.engine.arguments import seed_chain
 from vecenv.transforms.arrays import stack
 from vecenv.transforms.parts import part
 from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform

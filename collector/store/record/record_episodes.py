@@ -14,9 +14,7 @@ from collector.store.head import make_head
 from collector.store.record.recording import Recording, layout_of
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.round_requests import round_envs
-from vecenv.engine.arguments.seeding import spread_seeds
+from vecenv.engine.arguments import as_ids, round_envs, spread_seeds
 from vecenv.wrappers import RowWiseWrapper
 
 SHARD_BYTES = 2**26

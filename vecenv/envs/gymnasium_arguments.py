@@ -1,4 +1,4 @@
-"""The arguments of a gymnasium reset: seeds for n envs, and options that may name a part of the envs."""
+"""The arguments of gymnasium's vector API: autoreset modes, seeds for n envs, options that may name some of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
-from vecenv.engine.arguments.seeding import check_seed, spread_seeds
+from vecenv.engine.arguments import check_seed, spread_seeds
+
+
+def as_autoreset_mode(mode: Any) -> AutoresetMode:
+    """The AutoresetMode, from itself, its value or its name in any case; ValueError, with the list, for another.
+
+    >>> as_autoreset_mode("same_step"), as_autoreset_mode("SameStep")
+    (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)
+    """
+    if isinstance(mode, AutoresetMode):
+        return mode
+    wanted = mode.lower().replace("_", "") if isinstance(mode, str) else None
+    for each in AutoresetMode:
+        if wanted == each.value.lower():
+            return each
+    listed = ", ".join(f'{each.name} ("{each.value}")' for each in AutoresetMode)
+    raise ValueError(f"autoreset_mode must be one of {listed}, got {mode!r}")
 
 
 def as_seeds(seed: Any, n: int) -> list[int | None] | None:
@@ -36,15 +53,13 @@ def split_options(options: Mapping[str, Any] | None, n: int) -> tuple[np.ndarray
     others = {key: value for key, value in options.items() if key != "reset_mask"}
     if "reset_mask" not in options:
         return None, others
-    mask = options["reset_mask"]
+    mask, name = options["reset_mask"], "`options['reset_mask']`"
     if not isinstance(mask, np.ndarray):
-        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
     if mask.shape != (n,):
-        raise ValueError(f"`options['reset_mask']` must have shape `({n},)`, got {mask.shape}")
+        raise ValueError(f"{name} must have shape `({n},)`, got {mask.shape}")
     if mask.dtype != np.bool_:
-        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
     if not mask.any():
-        raise ValueError(
-            f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
-        )
+        raise ValueError(f"{name} must contain a boolean array with at least one True value, got reset_mask={mask}")
     return mask, others

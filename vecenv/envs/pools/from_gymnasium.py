@@ -16,7 +16,7 @@ _RESET_BY_ID = frozenset(
     {
         _ASYNC,
         "gymnasium.vector.sync_vector_env.SyncVectorEnv",
-        "vecenv.facades.to_gymnasium.vector_env.GymnasiumVectorEnv",
+        "vecenv.facades.to_gymnasium.GymnasiumVectorEnv",
         "vecenv.envs.multi_agent.flatten_agents.FlattenedAgents",
         "ale_py.vector_env.AtariVectorEnv",
     }
@@ -95,7 +95,7 @@ def from_gymnasium(
 
 
 class NativeVectorEnv(BaseVectorEnv):
-    """What `from_gymnasium` returns."""
+    """A VectorEnv of gymnasium as `from_gymnasium` returns it."""
 
     _warns_unclosed = False
 
@@ -112,6 +112,11 @@ class NativeVectorEnv(BaseVectorEnv):
         """Whether they can be reset in the next step of the others."""
         self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
         super().__init__([_in_the_vector_env] * backend.env_num, backend=backend, strict=True)
+
+    @property
+    def envs(self) -> Any:
+        """The envs themselves, where the VectorEnv has them in this process; AttributeError where it has not."""
+        return self._backend.envs.unwrapped.envs
 
     def note_exception(self, error: BaseException) -> None:
         """Pass it on to a wrapper of the VectorEnv that keeps data, as `RecordEpisodes` does."""
@@ -132,4 +137,4 @@ class NativeVectorEnv(BaseVectorEnv):
 
 
 def _in_the_vector_env() -> None:
-    """In the place of the env_fns, which a VectorEnv does not need."""
+    """Stands for the env_fns, which a VectorEnv does not need."""

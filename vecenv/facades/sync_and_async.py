@@ -9,22 +9,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns
-from vecenv.engine.arguments.unknown import check_options
-from vecenv.facades.to_gymnasium.arguments import check_arguments
-from vecenv.facades.to_gymnasium.space_errors import AS_ASYNC
-from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
+from vecenv.engine.arguments import check_env_fns
+from vecenv.facades.driver import check_facade_options
+from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_arguments
 from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 EnvFns = Sequence[Callable[[], Any] | str]
 FACADE_OPTIONS = ("final_info_format", "seed_episodes", "random_initial_steps")
-NOT_OFFERED = {
-    "wait_num": "all envs step together here; use a vecenv class directly, whose step returns those that are ready",
-    "timeout": "all envs step together here; for a bounded wait use step_async and step_wait(timeout)",
-    "stack_obs": "observations are always batched the way gymnasium does it",
-    "worker_fn": "make a BaseVectorEnv(env_fns, worker_fn) and wrap it: GymnasiumVectorEnv(venv)",
-    "backend": "make a BaseVectorEnv(env_fns, backend=...) and wrap it: GymnasiumVectorEnv(venv)",
-}
 
 
 class _OwningVectorEnv(GymnasiumVectorEnv):
@@ -47,9 +38,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
         """Check all that can be checked before an env is made; close what was made if the rest is wrong."""
-        for name in NOT_OFFERED.keys() & options.keys():
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}: {NOT_OFFERED[name]}")
-        check_options(type(self), options, type(self), kind, hidden=("venv", *NOT_OFFERED))
+        check_facade_options(type(self), kind, options)
         arguments |= {name: options.pop(name) for name in FACADE_OPTIONS if name in options}
         check_arguments(**arguments)
         venv = kind(env_fns, copy=arguments["copy"], **options)
@@ -107,8 +96,6 @@ class AsyncVectorEnv(_OwningVectorEnv):
     (array([1., 1., 1., 1.]), {})
     >>> envs.close()
     """
-
-    _space_errors = AS_ASYNC
 
     def __init__(
         self,

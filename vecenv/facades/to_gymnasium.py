@@ -10,28 +10,49 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.engine.engine import Engine
 from vecenv.engine.results import OwnStep
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
-from vecenv.facades.discrete_ints import int_restorer
-from vecenv.facades.driver import Driver
-from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode, check_arguments, check_vector_env
-from vecenv.facades.to_gymnasium.async_calls import RESET, STEP, AsyncCalls, as_deadline
-from vecenv.facades.to_gymnasium.batched_spaces import (
-    ActionSplitter,
-    ObservationJoiner,
+from vecenv.facades.async_calls import RESET, STEP, AsyncCalls, as_deadline
+from vecenv.facades.batched_spaces import (
     action_spaces,
+    check_observation_mode,
+    empty_batch,
+    is_tree_of_arrays,
+    join_rows,
     observation_spaces,
+    split_actions,
+    takes_arrays,
 )
-from vecenv.facades.to_gymnasium.episodes import Episodes
-from vecenv.facades.to_gymnasium.latest_obs import LatestObs
-from vecenv.facades.to_gymnasium.random_initial_steps import spread_out
-from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
-from vecenv.facades.to_gymnasium.same_step import EndedStep
-from vecenv.facades.to_gymnasium.space_errors import AS_SYNC
-from vecenv.facades.to_gymnasium.vector_infos import batch_infos
+from vecenv.facades.driver import Driver, EndedStep, int_restorer
+from vecenv.facades.vector_episodes import Episodes
+from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+def check_arguments(
+    observation_mode: Any = "same",
+    autoreset_mode: Any = AutoresetMode.NEXT_STEP,
+    final_info_format: Any = "dict",
+    random_initial_steps: Any = 0,
+    **unchecked: Any,
+) -> None:
+    """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
+    check_observation_mode(observation_mode)
+    mode = as_autoreset_mode(autoreset_mode)
+    if final_info_format not in ("dict", "list"):
+        raise ValueError(f'final_info_format must be "dict" or "list", got {final_info_format!r}')
+    if final_info_format == "list" and mode is not AutoresetMode.SAME_STEP:
+        raise ValueError(
+            'final_info_format="list" is for code that expects the autoreset of gymnasium 0.29: '
+            f"pass autoreset_mode=AutoresetMode.SAME_STEP with it, got {mode}"
+        )
+    steps = random_initial_steps
+    if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
+        raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
 
 
 class GymnasiumVectorEnv(AsyncCalls):
@@ -70,8 +91,6 @@ class GymnasiumVectorEnv(AsyncCalls):
     >>> envs.close()
     """
 
-    _space_errors = AS_SYNC
-
     def __init__(
         self,
         venv: Any,
@@ -84,44 +103,42 @@ class GymnasiumVectorEnv(AsyncCalls):
         random_initial_steps: int = 0,
     ) -> None:
         check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
-        check_vector_env(venv)
+        _check_vector_env(venv)
         check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = as_autoreset_mode(autoreset_mode)
-        n = self.num_envs = len(venv)
+        self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = _render_mode(venv)
-        errors = self._space_errors, type(self).__name__
         self.observation_space, self.single_observation_space = observation_spaces(
-            observation_mode, venv.observation_space, *errors
+            observation_mode, venv.observation_space, type(self).__name__
         )
-        self.action_space, self.single_action_space = action_spaces(venv.action_space, *errors)
+        self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # from here on `close` closes it: nothing is refused any more
         self._driver = Driver(venv)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
-        self._actions = ActionSplitter(self.action_space, self.single_action_space)
-        self._obs = ObservationJoiner(self.single_observation_space, n, reuse=not copy)
+        self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
+        self._is_tree = is_tree_of_arrays(self.single_observation_space)
+        self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
         self._as_ints = int_restorer(self.single_observation_space)
-        self._latest = LatestObs(venv)
         # The seed of an episode has to be sent before it is known whether one ends.
-        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._one_round = same_step and not seed_episodes and self._driver.autoresets
+        self._one_round = (
+            self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
+        )
         self._has_views = not venv.engine.results.copies
-        self._episodes = Episodes(n, seed_episodes)
+        self._episodes = Episodes(venv, seed_episodes)
         own_halves = all(
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )
-        self._exchanges = self._driver.engine is not None and self._actions.takes_arrays and own_halves
+        self._exchanges = self._driver.engine is not None and self._takes_arrays and own_halves
         """Whether `step` may run a round without `step_async` and `step_wait`."""
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
         """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
-        self._ids = range(n)
+        self._ids = range(self.num_envs)
         self._resetting: Sequence[int] = ()
         self._ended: EndedStep | None = None
-        """What a step that ended episodes has returned, while envs are being reset after it."""
-        self._autoreset = False
-        """Whether the last round was sent with `autoreset`."""
+        """The step that ended episodes, while envs are being reset after it."""
         self._pending = self._called = None
 
     # Reset.
@@ -146,11 +163,9 @@ class GymnasiumVectorEnv(AsyncCalls):
         mask, others = split_options(options, self.num_envs)
         if self.venv.waiting_id:
             self.venv.engine.readiness.check_idle(None)
-        ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
-        seeding = self._episodes.seeds_for(ids, None if seeds is None else [seeds[i] for i in ids])
-        self._resetting = ids
-        self._send(RESET, None, list(ids), False, **seeding, **({} if others is None else {"options": others}))
-        self._episodes.begin(ids, seeding)
+        self._resetting = ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
+        given = None if seeds is None else [seeds[i] for i in ids]
+        self._send(RESET, None, ids, list(ids), given, **({} if others is None else {"options": others}))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """The second half of `reset`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
@@ -158,25 +173,17 @@ class GymnasiumVectorEnv(AsyncCalls):
         Random initial steps, if there are any, are made here and may exceed `timeout`.
         """
         self._expect(RESET)
-        if timeout is not None:
-            self._await(RESET, as_deadline(timeout))
+        self._await(RESET, as_deadline(timeout))
         ids = self._resetting
         obs, _, _, _, infos = self._receive(ids)
-        self._episodes.note(ids, False)
-        self._latest.note(ids, obs)
+        self._episodes.note(ids, False, obs)
         if self._random_initial_steps and len(ids) == self.num_envs:
-            self._spread_out()
-        batch = self._latest.batch()
-        return self._obs.join(self._owned(batch)), batch_infos(infos, self.num_envs)
-
-    def _spread_out(self) -> None:
-        """Make the random initial steps."""
-        seed, space = self._episodes.first_seed, self.single_action_space
-        try:
-            spread_out(self.venv, space, self._random_initial_steps, seed, self._episodes, self._latest)
-        except BaseException as error:
-            self._give_up(error)
-            raise
+            try:
+                self._episodes.spread_out(self._random_initial_steps, self.single_action_space)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+        return self._joined(self._owned(self._episodes.latest_obs())), batch_infos(infos, self.num_envs)
 
     # Step.
 
@@ -192,8 +199,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         if self._exchanges and (not episodes.ended or self._resets_plainly):
             self._begin("step_async")
             if actions.__class__ is not np.ndarray or not actions.ndim:
-                actions = self._actions.split(actions)
-            self._autoreset = self._one_round
+                actions = split_actions(actions, self.action_space, self.single_action_space, True)
             engine: Any = self._driver.engine
             try:
                 taken = engine.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
@@ -212,25 +218,22 @@ class GymnasiumVectorEnv(AsyncCalls):
     def step_async(self, actions: Any) -> None:
         """The first half of `step`: check, start, return at once."""
         self._begin("step_async")
-        actions = self._actions.split(actions)
+        actions = split_actions(actions, self.action_space, self.single_action_space, self._takes_arrays)
         if not (ids := self._episodes.ended):
-            self._send(STEP, actions, None, self._one_round)
+            self._send(STEP, actions)
             return
         if self.autoreset_mode is AutoresetMode.DISABLED:
             raise ResetNeeded(
                 f"the episodes of envs {ids} are over: reset these envs before the next step, with "
                 "reset(options={'reset_mask': terminations | truncations}); autoreset_mode is DISABLED"
             )
-        seeding = self._episodes.seeds_for(ids, None)
-        self._send(STEP, actions, self._episodes.over, self._one_round, **seeding)
-        self._episodes.begin(ids, seeding)
+        self._send(STEP, actions, ids, self._episodes.over)
 
     def step_wait(self, timeout: float | None = None) -> VectorStep:
         """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
         self._expect(STEP)
-        deadline = None if timeout is None else as_deadline(timeout)
-        if deadline is not None:
-            self._await(STEP, deadline)
+        deadline = as_deadline(timeout)
+        self._await(STEP, deadline)
         if self._ended is None:
             return self._results(self._receive(self._ids), deadline)
         return self._finish(self._ended)
@@ -238,32 +241,27 @@ class GymnasiumVectorEnv(AsyncCalls):
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
         """A step of the engine as `step` returns it; in SAME_STEP mode the envs are reset whose episodes it ended."""
         obs, rew, terminated, truncated, infos = step
-        if self._latest.is_kept:
-            self._latest.note(self._ids, obs)
-        self._episodes.note_all(terminated | truncated)
-        if not self._episodes.ended or self.autoreset_mode is not AutoresetMode.SAME_STEP:
-            batch = batch_infos(infos, self.num_envs) if infos else {}
-            return self._obs.join(obs), rew, terminated, truncated, batch
-        return self._end_episodes((obs, rew, terminated, truncated, infos), deadline)
-
-    # Episodes that end in SAME_STEP mode.
+        episodes = self._episodes
+        episodes.note_all(terminated | truncated, obs)
+        if episodes.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return self._end_episodes(step, deadline)
+        batch = batch_infos(infos, self.num_envs) if infos else {}
+        return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
 
     def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
         """The results of a step that ended episodes; first the envs are reset that the step itself has not reset."""
-        ids = self._episodes.ended
-        failed = self.venv.failed_id if self._autoreset else ids
+        episodes = self._episodes
+        ids = episodes.ended
+        failed = self.venv.failed_id if self._one_round else ids
         left = [i for i in ids if i in failed]
         begun = [i for i in ids if i not in failed]
         ended = EndedStep(step, ids, left, self._as_ints)
-        self._episodes.note(begun, False)
-        self._episodes.begin(begun, {})
+        episodes.note(begun, False)
+        episodes.begin(begun, {})
         if left:
             self._ended = ended
-            seeding = self._episodes.seeds_for(left, None)
-            self._send(STEP, None, left, False, **seeding)
-            self._episodes.begin(left, seeding)
-            if deadline is not None:
-                self._await(STEP, deadline)
+            self._send(STEP, None, left, left)
+            self._await(STEP, deadline)
         return self._finish(ended)
 
     def _finish(self, ended: EndedStep) -> VectorStep:
@@ -271,23 +269,34 @@ class GymnasiumVectorEnv(AsyncCalls):
         if left := ended.left:
             first_obs, _, _, _, first_infos = self._receive(left)
             self._ended = None
-            self._latest.note(left, first_obs)
-            self._episodes.note(left, False)
+            self._episodes.note(left, False, first_obs)
             ended.begin(first_obs, first_infos)
         obs, rew, terminated, truncated, _ = ended.step
-        return self._obs.join(obs), rew, terminated, truncated, ended.vector_infos(self._final_as_list)
+        infos = ended_infos(ended, self.num_envs, self._final_as_list)
+        return self._joined(obs), rew, terminated, truncated, infos
+
+    def _joined(self, obs: Any) -> Any:
+        """A batch of the engine in gymnasium's form: arrays as they are; else in the same objects with copy=False."""
+        if self._is_tree:
+            return obs
+        single, n = self.single_observation_space, self.num_envs
+        return join_rows(obs, single, n, empty_batch(single, n) if self._reused is None else self._reused)
 
     # The engine.
 
-    def _send(self, call: str, actions: Any, reset: Any, autoreset: bool, **kwargs: Any) -> None:
-        """Start a round; then the call is pending."""
-        self._autoreset = autoreset
+    def _send(
+        self, call: str, actions: Any, resets: Sequence[int] = (), reset: Any = None, given: Any = None, **kwargs: Any
+    ) -> None:
+        """Start a round that resets the envs `resets`, which are `reset`, with the seeds `given`; then `call` pends."""
+        seeds = self._episodes.seeds_for(resets, given) if len(resets) else {}
+        autoreset = self._one_round and actions is not None
         try:
-            self.venv.send(actions, reset=reset, autoreset=autoreset, **kwargs)
+            self.venv.send(actions, reset=reset, autoreset=autoreset, **seeds, **kwargs)
         except BaseException as error:
             self._give_up(error)
             raise
         self._pending = call
+        self._episodes.begin(resets, seeds)
 
     def _receive(self, ids: Sequence[int]) -> OwnStep:
         """The results of the round, which is of `ids`; no call is pending any more, unless a warning was raised."""
@@ -315,21 +324,19 @@ class GymnasiumVectorEnv(AsyncCalls):
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """The round failed or was refused: what the envs that did not fail have returned is in the error."""
+        """Note a round that failed or was refused: the results of the envs that did not fail are in the error."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
-            self._note(partial)
+            over = partial.terminated | partial.truncated
+            if self._one_round:  # the next episode has begun where none failed
+                over &= np.isin(partial.env_id, self.venv.failed_id)
+            self._episodes.note(partial.env_id, over, partial.obs)
         if self._ended is not None:  # the step itself went well
-            error.partial = self._ended.as_partial()  # type: ignore[attr-defined]
+            obs, rew, terminated, truncated, infos = self._ended.step
+            info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in self._ids])
+            whole = Partial(np.arange(self.num_envs), obs, rew, terminated, truncated, info)
+            error.partial = whole  # type: ignore[attr-defined]
         self._pending = self._ended = None
-
-    def _note(self, rows: Partial) -> None:
-        """What some envs have returned; after a step with `autoreset` the next episode has begun where none failed."""
-        over = rows.terminated | rows.truncated
-        if self._autoreset:
-            over &= np.isin(rows.env_id, self.venv.failed_id)
-        self._episodes.note(rows.env_id, over)
-        self._latest.note(rows.env_id, rows.obs)
 
     def _owned(self, obs: Any) -> Any:
         return nest.map(np.copy, obs) if self.copy and self._has_views else obs
@@ -341,3 +348,16 @@ def _render_mode(venv: Any) -> str | None:
     except AttributeError:
         return None
     return mode
+
+
+def _check_vector_env(venv: Any) -> None:
+    """TypeError for an object that is no vector env of ours, ValueError for one with other batches than gymnasium's."""
+    engine = getattr(venv, "engine", None)
+    if not isinstance(engine, Engine):
+        raise TypeError(
+            f"a vector env of vecenv is needed, such as ShmemVectorEnv([lambda: gym.make(...)] * 8), got {venv!r}"
+        )
+    if engine.is_async:
+        raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
+    if engine.results.splits:
+        raise ValueError("a gymnasium VectorEnv returns batches of observations: make the venv without stack_obs=False")

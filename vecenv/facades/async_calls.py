@@ -18,34 +18,14 @@ from vecenv.wrappers import VectorEnvWrapper
 RESET, STEP, CALL = "reset", "step", "call"
 
 
-def as_deadline(timeout: Any) -> float:
-    """The time of time.monotonic at which a wait of `timeout` seconds ends; ValueError for what is no number."""
+def as_deadline(timeout: Any) -> float | None:
+    """The time of time.monotonic at which a wait of `timeout` seconds ends, None for None; ValueError for another."""
+    if timeout is None:
+        return None
     is_number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
     if not is_number or math.isnan(timeout):
         raise ValueError(f"timeout must be a number of seconds or None, got {timeout!r}")
     return time.monotonic() + float(timeout)
-
-
-class PendingCall:
-    """A call of a method of every env that has been started."""
-
-    def __init__(self, venv: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        while type(venv).call is VectorEnvWrapper.call:
-            venv = venv.venv
-        # Where a wrapper or another kind of vector env defines `call`, it has no two halves: it runs at once.
-        self._engine = venv.engine if type(venv).call is BaseVectorEnv.call else None
-        if self._engine is None:
-            self._values = venv.call(name, *args, **kwargs)
-        else:
-            self._call = self._engine.calls.start(None, "call", [(name, args, kwargs)] * self._engine.env_num)
-
-    def wait(self, deadline: float | None) -> bool:
-        """Wait for the answers until the deadline (of time.monotonic); returns whether they are there."""
-        return self._engine is None or self._engine.calls.wait(self._call, deadline)
-
-    def answers(self) -> tuple[Any, ...]:
-        """Wait for the answers of all envs and return them; raises what an env raised."""
-        return tuple(self._values if self._engine is None else self._engine.calls.finish(self._call))
 
 
 class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
@@ -59,8 +39,8 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
     venv: Any = None
     _pending: str | None = None
     """The call that waits for its `x_wait`: "reset", "step" or "call"."""
-    _called: PendingCall | None = None
-    """What `call_async` has started."""
+    _called: Any = None
+    """The call that `call_async` has started: the engine, and its call; or None, and the values."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
     # The pending call.
@@ -81,9 +61,9 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         if self._pending != call:
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
-    def _await(self, call: str, deadline: float) -> None:
-        """Wait until the deadline (of time.monotonic); then the call is still pending."""
-        if not self._has_answered(deadline):
+    def _await(self, call: str, deadline: float | None) -> None:
+        """Wait until the deadline (of time.monotonic), if there is one; then the call is still pending."""
+        if deadline is not None and not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
             )
@@ -91,7 +71,8 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
     def _has_answered(self, deadline: float) -> bool:
         """Wait until the deadline; False if the answers are not there."""
         if self._called is not None:
-            return self._called.wait(deadline)
+            engine, call = self._called
+            return engine is None or bool(engine.calls.wait(call, deadline))
         waited: bool = self.venv.engine.wait_for_all(max(deadline, time.monotonic()))
         return waited
 
@@ -107,15 +88,11 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         ValueError for `reset`, `step` and `close`, which have their own methods; AttributeError, with the env named,
         for an unknown name.
         """
-        self._begin("call_async")
-        self._check_callable(name)
-        return PendingCall(self.venv, name, args, kwargs).answers()
+        return self._answers(self._start_call(name, args, kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """The first half of `call`: check, start, return at once."""
-        self._begin("call_async")
-        self._check_callable(name)
-        self._called = PendingCall(self.venv, name, args, kwargs)
+        self._called = self._start_call(name, args, kwargs)
         self._pending = CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -124,15 +101,25 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
         """
         self._expect(CALL)
-        if timeout is not None:
-            self._await(CALL, as_deadline(timeout))
-        assert self._called is not None
+        self._await(CALL, as_deadline(timeout))
         called, self._called, self._pending = self._called, None, None
-        return called.answers()
+        return self._answers(called)
 
-    def _check_callable(self, name: str) -> None:
+    def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Start a call of all envs; where a wrapper defines `call`, it has no two halves and runs at once."""
+        self._begin("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+        venv = self.venv
+        while type(venv).call is VectorEnvWrapper.call:
+            venv = venv.venv
+        if type(venv).call is not BaseVectorEnv.call:
+            return None, venv.call(name, *args, **kwargs)
+        return venv.engine, venv.engine.calls.start(None, "call", [(name, args, kwargs)] * self.num_envs)
+
+    def _answers(self, called: Any) -> tuple[Any, ...]:
+        engine, call = called
+        return tuple(call if engine is None else engine.calls.finish(call))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """The attribute `name` of every env; a method is called (as in gymnasium)."""
@@ -179,7 +166,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
 
         A call that is still pending is waited for `timeout` seconds first, with a warning; not at all with `terminate`.
         """
-        deadline = None if timeout is None else as_deadline(timeout)
+        deadline = as_deadline(timeout)
         if self.venv is None:
             return
         if self._pending is not None and not self.venv.is_closed:

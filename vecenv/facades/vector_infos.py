@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.memory.info_rows import InfoColumns
+from vecenv.facades.driver import EndedStep
 
 
 def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
@@ -34,8 +35,7 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
         if _is_mask_of_another(key, columns):
             continue
         infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
-        mask = infos[f"_{key}"] = np.zeros(n, dtype=np.bool_)
-        mask[ids] = True
+        infos[f"_{key}"] = _mask(ids, n)
     return infos
 
 
@@ -48,8 +48,7 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
         return vector_infos(infos.items(), n)
     batch: dict[Any, Any] = {}
     for key, kind, values in zip(keys, infos.form.kinds, infos.columns, strict=True):
-        mask = np.zeros(n, dtype=np.bool_)
-        mask[infos.ids] = True
+        mask = _mask(infos.ids, n)
         if kind is np.bool_:  # no number of numpy's
             column = object_column(infos.ids, list(values), n)
         elif len(values) == n:
@@ -61,24 +60,18 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
     return batch
 
 
-def add_final(
-    infos: dict[Any, Any],
-    ids: Sequence[int],
-    final_obs: Sequence[Any],
-    final_info: Sequence[Mapping[Any, Any]],
-    n: int,
-    *,
-    as_list: bool,
-) -> None:
-    """Add the last observations and infos of the envs `ids`; `as_list` as gymnasium 0.29 named and formed them."""
+def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
+    """The infos of a step that ended episodes, with their last observations and infos; `as_list` as gymnasium 0.29
+    named and formed these.
+    """
+    infos, ids = vector_infos(sorted(ended.infos.items()), n), ended.ids
     obs_key = "final_observation" if as_list else "final_obs"
-    infos[obs_key] = object_column(ids, final_obs, n)
-    infos["final_info"] = (
-        object_column(ids, final_info, n) if as_list else vector_infos(zip(ids, final_info, strict=True), n)
-    )
+    infos[obs_key] = object_column(ids, ended.last_obs, n)
+    lasts = zip(ids, ended.last_infos, strict=True)
+    infos["final_info"] = object_column(ids, ended.last_infos, n) if as_list else vector_infos(lasts, n)
     for key in (obs_key, "final_info"):
-        mask = infos[f"_{key}"] = np.zeros(n, dtype=np.bool_)
-        mask[list(ids)] = True
+        infos[f"_{key}"] = _mask(ids, n)
+    return infos
 
 
 def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarray:
@@ -89,8 +82,14 @@ def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarr
     return column
 
 
+def _mask(ids: Sequence[int], n: int) -> np.ndarray:
+    mask = np.zeros(n, dtype=np.bool_)
+    mask[list(ids)] = True
+    return mask
+
+
 def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """An env that returns both `x` and `_x`: the name of the second belongs to the mask of the first."""
+    """Return whether an env returns both `x` and `_x`: the name of the second belongs to the mask of the first."""
     return isinstance(key, str) and key[:1] == "_" and key[1:] in columns
 
 
@@ -120,25 +119,8 @@ def _filled(shape: tuple[int, ...], dtypes: set[Any], ids: list[int], values: li
 
 
 def _same(stored: Any, value: Any) -> bool:
-    """Whether a value is still what it was; as Python numbers, because numpy compares an int with a float as floats."""
+    """Compare a stored value with the env's; as Python numbers, because numpy compares an int and a float as floats."""
     if isinstance(value, np.ndarray):
         return np.array_equal(stored.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc")
     stored, value = (number.item() if isinstance(number, np.generic) else number for number in (stored, value))
     return bool(stored == value or (stored != stored and value != value))
-
-
-def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """gymnasium's dict of arrays, with a mask `_key` for each `key`, as a dict for each of `n` envs.
-
-    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
-    [{'a': np.int64(1)}, {}]
-    """
-    rows: list[dict[str, Any]] = [{} for _ in range(n)]
-    for key, value in infos.items():
-        if key.startswith("_") and key[1:] in infos:
-            continue
-        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
-        mask = infos.get(f"_{key}")
-        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
-            rows[i][key] = values[i]
-    return rows
