@@ -248,7 +248,7 @@ class ClusterPlayer:
         if self._writer is None:
             self._head, self._recorded = head, set()
             self._writer = self._open_folder(head)
-            self._recorded = {shard.file for shard in read_manifest(self._writer.opened).shards}
+            self._recorded = {shard.path for shard in read_manifest(self._writer.opened).shards}
             self._digest = hashlib.sha256(self._writer.opened.read(HEAD, LARGEST_HEAD)).hexdigest()
         else:
             check_unchanged(self._folder, *({name: each[name] for name in SAME} for each in (self._head, head)))
@@ -263,9 +263,9 @@ class ClusterPlayer:
         assert self._writer is not None
         self._writer.record(report.lines)
         for line in report.lines:
-            if "file" not in line:
+            if "shard" not in line:
                 continue
-            self._recorded.add(line["file"])
+            self._recorded.add(line["shard"])
             for number, length in zip(line["episodes"], line["lengths"], strict=True):
                 hand.numbers.pop(number, None)
                 if hand.ended.pop(number, None) is None:  # its report was lost with an error
