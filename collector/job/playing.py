@@ -127,7 +127,7 @@ class Player:
                 while not (plan.is_complete or plan.is_exhausted or self._are_many_suspect()):
                     batch = self._next_batch(batches)
                     self._suspect(batch.broken_ids.tolist())
-                    whole = cutter.cut(batch)
+                    whole = list(cutter.cut(batch))
                     finite = [episode for episode in whole if np.isfinite(episode.reward).all()]
                     self._suspect([episode.number for episode in whole if episode not in finite])
                     self._keep(batches, finite)
@@ -157,7 +157,7 @@ class Player:
                     while not episodes:
                         if self._stop.is_stopped:
                             return
-                        episodes = cutter.cut(self._next_batch(batches))
+                        episodes = list(cutter.cut(self._next_batch(batches)))
                         yield
                     _check_finite(episodes[0])
                     self._suspects.discard(number)
