@@ -167,7 +167,7 @@ class SyncDataCollector(BatchCollector):
             begun = count.nonzero()[0]
             nest.put(latest, count == 0, nest.take(latest, begun[:1]))
         self._obs = latest
-        batch = buffer.finish(count, self._episodes, -1 if request.random else self._weights.version)
+        batch = buffer.finish(count, self._episodes.number, -1 if request.random else self._weights.version)
         if isinstance(self._episodes, SeededEpisodes):
             batch.extras[EPISODE_SEED] = self._episodes.seeds_of(batch.done)
         self._episodes.advance(batch.done, batch.step_count, count)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.errors import DatasetError
 from collector.store.head import read_head
 from collector.store.manifest import Index, read_manifest
-from collector.store.packed import Layout, PackedEpisodes, concatenate, cut_episode, pack
-from collector.store.sampling import Transitions, gather, random_orders, transitions_of
+from collector.store.packed import Layout, pack
+from collector.store.sampling import Transitions, gather, random_orders
 from collector.store.shard import Shards
 from collector.store.space_forms import space_from_json
 from vecenv import nest
@@ -144,19 +145,14 @@ class Dataset:
             part._set_index(self._index.take(which).by_number())
             return part
         place = range(len(self))[which]
-        index = self._index
-        shard, position, first, length = (
-            int(column[place]) for column in (index.shard, index.position, index.first, index.length)
-        )
-        view = cut_episode(self._shards[shard], first, length, position)
+        view = self._shards[int(self._index.shard[place])][int(self._index.position[place])]
         names = ("obs", "action", "reward", "terminated", "truncated")
-        copies = {name: nest.map(np.array, getattr(view, name)) for name in names}
-        return Episode(**copies, env_id=view.env_id, number=view.number, seed=view.seed)
+        return replace(view, **{name: nest.map(np.array, getattr(view, name)) for name in names})
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))
 
-    def blocks(self, nbytes: int = 2**26) -> Iterator[PackedEpisodes]:
+    def blocks(self, nbytes: int = 2**26) -> Iterator[EpisodeBatch]:
         """All episodes in order, several at a time as one set of arrays of about `nbytes` (at least one episode)."""
         waiting: list[Episode] = []
         size = 0
@@ -178,7 +174,7 @@ class Dataset:
         """
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
-        return transitions_of(concatenate(list(self.blocks())))
+        return self.take(np.arange(self.steps))
 
     def take(self, steps: Any) -> Transitions:
         """The transitions with these numbers, of `0..self.steps - 1` in the order of `transitions()`: int array `(k,)`.

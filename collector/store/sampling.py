@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from collector.store.manifest import Index
-from collector.store.packed import PackedEpisodes
 from collector.store.shard import Shards
 from vecenv import nest
 
@@ -45,22 +44,6 @@ class Transitions:
     def as_dict(self) -> dict[str, Any]:
         """By name."""
         return dict(vars(self))
-
-
-def transitions_of(episodes: PackedEpisodes) -> Transitions:
-    """Every step of some episodes, in order."""
-    of = np.repeat(np.arange(len(episodes)), episodes.lengths)
-    rows = np.arange(episodes.steps) + of
-    return Transitions(
-        nest.take(episodes.obs, rows),
-        episodes.action,
-        episodes.reward,
-        nest.take(episodes.obs, rows + 1),
-        episodes.terminated,
-        episodes.truncated,
-        episodes.episode[of],
-        np.arange(episodes.steps) - episodes.offsets[:-1][of],
-    )
 
 
 def gather(shards: Shards, index: Index, starts: np.ndarray, steps: np.ndarray) -> Transitions:
