@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from collector.batch.rollout_buffer import RolloutBuffer
-from collector.batch.step_extras import EPISODE_SEED
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
 from collector.interruptor import sigint_deferred
 from collector.store.errors import DatasetError
@@ -24,6 +23,7 @@ from vecenv.backends.memory.layout import Layout, ObjectLeaf, common_layout
 from vecenv.engine.actions import batch_actions
 
 _ROUNDS = 256
+_NUMBERS = ("episode", "step", "seed")
 _BYTES = 2**24
 """The buffer holds so many rounds, or so many bytes of them, whichever is less."""
 
@@ -124,8 +124,8 @@ class EpisodeRecorder:
         first = int(self._count[0]) * self.n
         at: Any = slice(first, first + self.n) if self._together else self._count[envs] * self.n + envs
         after: Any = slice(first + self.n, first + 2 * self.n) if self._together else at + self.n
-        buffer, numbers = self._buffer, {"episode": self._episode, "step": self._step, EPISODE_SEED: self._seed}
-        for name, column in numbers.items():
+        buffer = self._buffer
+        for name, column in zip(_NUMBERS, (self._episode, self._step, self._seed), strict=True):
             buffer.write(name, at, column if self._together else column[envs])
         buffer.write("action", at, action)
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
@@ -181,11 +181,11 @@ class EpisodeRecorder:
             whole = pack([whole[i] for i in order.tolist()])
         return replace(whole, episode=np.full(len(whole), -1))
 
-    def _numbers(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Number of the episode and steps before each row `(n, rounds)`."""
+    def _numbers(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Episode, steps before, and seed of each row `(n, rounds)`."""
         rows = slice(0, done.size)
-        episode, step = (self._buffer.read(name, rows).reshape(done.T.shape).T for name in ("episode", "step"))
-        return episode, step
+        episode, step, seed = (self._buffer.read(name, rows).reshape(done.T.shape).T for name in _NUMBERS)
+        return episode, step, seed
 
     def _give(self, whole: EpisodeBatch) -> None:
         """Give the writer these episodes; where it refuses one, all others, before that is raised."""
