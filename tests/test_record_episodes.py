@@ -260,27 +260,6 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
     assert len(expected) > 50
 
 
-@pytest.mark.parametrize("kind", [gymnasium.vector.SyncVectorEnv, DummyVectorEnv])
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_an_error_and_never_stored(kind: Any, reward: float, tmp_path: Path) -> None:
-    class Broken(Numbered):
-        def step(self, action: Any) -> Any:
-            obs, number, *rest = super().step(action)
-            return obs, reward if self.episode == 3 else number, *rest
-
-    def play_all() -> None:
-        with RecordEpisodes(kind([partial(Broken, 0)]), tmp_path, shard_seconds=0.0) as envs:
-            envs.reset()
-            for step in range(STEPS):
-                _, _, terminated, truncated, _ = envs.step(actions(step)[:1])
-                if kind is DummyVectorEnv and (terminated | truncated).any():
-                    envs.reset()
-
-    with pytest.raises(DatasetError, match=f"has the reward {reward} in step 0; NaN and infinity are not stored"):
-        play_all()
-    assert [int(episode.obs[0, 1]) for episode in Dataset(tmp_path)] == [0, 1, 2]
-
-
 def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
     class Words(Numbered):
         def __init__(self) -> None:
