@@ -36,7 +36,7 @@ from collector.episodes.statistics import CollectStats
 from collector.loops.batch_iterator import BatchIterator
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.policy_call import Policy
-from vecenv.backends.worker.rng_seeds import worker_seeds
+from vecenv.backends.worker.worker_setup import worker_seeds
 from vecenv.engine.arguments import check_count, check_seed, check_timeout, seed_chain
 from vecenv.ray_cluster import actor_options, connect
 

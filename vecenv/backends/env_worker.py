@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
-from vecenv.backends.host.copies import own_copy, plain_copy
+from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter

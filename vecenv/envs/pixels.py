@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.backends.host.env_calls import render_in_turn
+from vecenv.backends.host.env_access import render_in_turn
 
 
 class Pixels:

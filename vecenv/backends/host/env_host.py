@@ -13,10 +13,8 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_calls import ENV_CALLS
+from vecenv.backends.host.env_access import ENV_CALLS, is_env, learning
 from vecenv.backends.host.failure import Failure, capture
-from vecenv.backends.host.info_writer import InfoWriter
-from vecenv.backends.host.layers import is_env, learning
 from vecenv.backends.host.row_writer import (
     FLAGS,
     IN_INFO_ROW,
@@ -29,6 +27,7 @@ from vecenv.backends.host.row_writer import (
 )
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.layout import Layout
 from vecenv.errors import EnvContractError, VectorEnvError
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.info_rows import INFO_BYTES
+from vecenv.backends.memory.infos import INFO_BYTES
 from vecenv.backends.memory.layout import Layout, Leaf
 from vecenv.backends.memory.shared_memory import PAGE
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 
 
@@ -151,8 +151,6 @@ class Launcher(ABC):
 
     forked = False
     """Whether workers inherit the program's objects, so that env_fns need not be pickled."""
-    on_this_machine = True
-    """Whether `pid` names a process that this one may move to another CPU."""
 
     @abstractmethod
     def default_num_workers(self, n: int, eager: bool) -> int:

@@ -9,7 +9,7 @@ from threading import Thread
 from time import perf_counter_ns
 from typing import Any
 
-from vecenv.backends.host.copies import plain_copy
+from vecenv.backends.host.env_access import plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.host.row_writer import Extra
