@@ -62,7 +62,7 @@ def pidfd(pid: int) -> int | None:
 
 
 def has_pidfds() -> bool:
-    """Whether the parent of this process watches it by a pidfd."""
+    """True if the parent of this process watches it by a pidfd."""
     return _call("pidfd_open") is not None
 
 
@@ -76,12 +76,12 @@ def signal_at_end_of_starter(number: int) -> bool:
 
 
 def signals_at_end_of_starter() -> bool:
-    """Whether the kernel can signal a process when the thread that started it ends."""
+    """True if the kernel can signal a process when the thread that started it ends."""
     return not PORTABLE and sys.platform == "linux"
 
 
 def polls_for_hangup() -> bool:
-    """Whether `poll` reports the hang-up of a socket that is polled for nothing else.
+    """True if `poll` reports the hang-up of a socket that is polled for nothing else.
 
     That of macOS never does for the event mask 0, and for POLLHUP it stops doing so once data has arrived.
     """
@@ -100,7 +100,7 @@ def allow_cpus(pid: int, cpus: set[int]) -> None:
 
 
 def binds_to_cpus() -> bool:
-    """Whether `allow_cpus` works here."""
+    """True if `allow_cpus` works here."""
     return _call("sched_setaffinity") is not None
 
 
@@ -126,5 +126,5 @@ def path_of_descriptor(fd: int) -> str | None:
 
 
 IN_ORDER = not PORTABLE and platform.machine() in ("x86_64", "AMD64")
-"""Whether the processor does its writes in program order, and its reads too. Only a write before a read may become
+"""True if the processor does its writes in program order, and its reads too. Only a write before a read may become
 visible after it, which a fence prevents."""

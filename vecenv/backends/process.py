@@ -40,7 +40,7 @@ from vecenv.portability import IN_ORDER
 REVIEW_WAITS = 8
 """Waits between two reviews."""
 IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
-"""What a worker did when it ended, where no single env was in use."""
+"""Activity of a worker when it ended, where no single env was in use."""
 
 
 class ProcessBackend(Backend):
@@ -72,9 +72,9 @@ class ProcessBackend(Backend):
         """The number of the last request."""
         self._warnings = WorkerWarnings()
         self.sleeps = False
-        """Whether a call sleeps until envs have answered."""
+        """True if a call sleeps until envs have answered."""
         self._waits = REVIEW_WAITS
-        """How many waits there are until the next review."""
+        """Number of waits until the next review."""
         self._last_wait = 0.0
 
     @property
@@ -229,7 +229,7 @@ class ProcessBackend(Backend):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
 
     def _in_rows(self, ids: Sequence[int] | None) -> Sequence[int] | None:
-        """Those of the answers `ids` (None: all) whose infos are in their rows; None if that is all of them."""
+        """The ids among `ids` (None: all) whose infos are in their rows; None if that is all of them."""
         status = self._status.tobytes()
         if ids is None and status == self._all_infos:
             return None
@@ -327,7 +327,7 @@ class ProcessBackend(Backend):
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
-        """Whether the env has answered, but for an extra, or the form of its info, that is still on its way."""
+        """True if the env has answered, but for an extra, or the form of its info, that is still on its way."""
         assert self._answers is not None
         if self._status[i] == opcodes.DONE_INFO:
             return self._infos.read([i]) is None

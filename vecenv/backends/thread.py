@@ -62,7 +62,7 @@ class ThreadBackend(Backend):
         self._calls: list[_ThreadCall] = []
         self._warnings = WorkerWarnings()
         self.sleeps = False
-        """Whether a call waits for envs."""
+        """True if a call waits for envs."""
 
     @property
     def workers(self) -> list[WorkerInfo]:

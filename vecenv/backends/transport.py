@@ -102,7 +102,7 @@ class Request:
         return self.reply is not None or self.lost is not None
 
     def values(self, op: str) -> dict[int, Any | Failure]:
-        """What the envs of the worker returned."""
+        """Return the values of the envs of the worker."""
         if self.reply is None:
             return {i: died_failure(i, op, error) for i, error in (self.lost or {}).items()}
         first = self.worker.start

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def is_env(value: Any) -> bool:
-    """Whether it can be stepped and reset."""
+    """True if it can be stepped and reset."""
     return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
 
 
@@ -100,7 +100,7 @@ def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def render_in_turn(render: Callable[[], Any]) -> Any:
-    """What `render` returns, called while no other thread is in this function.
+    """Return `render()`, called while no other thread is in this function.
 
     pygame's gfxdraw, with which gymnasium's envs draw, releases the interpreter lock and fills polygons through one
     buffer of the whole process. A thread that holds its turn for RENDER_PATIENCE seconds does not draw, it hangs: then
@@ -119,15 +119,15 @@ ALONG_EPISODES = (
     "is_sticky_actions", "num_repeats", "repeats_taken", "discounted_reward", "episode_returns", "episode_lengths",
     "lives", "game_over",
 )  # fmt: skip
-"""What wrappers of gymnasium keep along an episode (TimeLimit, FrameStackObservation, NormalizeReward, ...): part of
-the state, so that the episode goes on and ends as it would have."""
+"""Attributes that wrappers of gymnasium (TimeLimit, FrameStackObservation, NormalizeReward, ...) keep along an episode:
+part of the state, so that the episode goes on and ends as it would have."""
 
 PHYSICS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat", "userdata",
     "qacc_warmstart",
 )  # fmt: skip
-"""What MuJoCo's next step depends on; all else is computed from it (mjSTATE_INTEGRATION). The last one is an input and
-a result of `set_state`, and so is put back after it."""
+"""Arrays that MuJoCo's next step depends on; all else is computed from them (mjSTATE_INTEGRATION). The last one is an
+input and a result of `set_state`, and so is put back after it."""
 
 
 def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -147,7 +147,7 @@ def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def _episode_state(layer: Any) -> dict[str, Any]:
-    """What the layer keeps along the episode: as it says itself (a TransformedEnv), or as wrappers of gymnasium do."""
+    """State along the episode: as the layer gives it (a TransformedEnv), or that of wrappers of gymnasium."""
     if _has(layer, "episode_state", "set_episode_state"):
         state: dict[str, Any] = layer.episode_state()
         return state

@@ -112,5 +112,5 @@ def arena_bytes(layout: Layout, n: int) -> int:
 
 
 def used_bytes(layout: Layout, n: int) -> int:
-    """How many of them every round uses: behind those are last observations (of autoreset) and infos."""
+    """Bytes of them that every round uses: behind those are last observations (of autoreset) and infos."""
     return _plan(layout, n)[1]

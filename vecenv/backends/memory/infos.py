@@ -38,7 +38,7 @@ SCALARS = PYTHON | {
 
 
 class InfoForm:
-    """How infos with these keys and kinds of values lie in a row.
+    """Layout of infos with these keys and kinds of values in a row.
 
     >>> form = InfoForm(("x", "at"), (float, ("<i8", (2,))))
     >>> row = bytearray(INFO_BYTES)
@@ -102,7 +102,7 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
         return list(map(dict, map(zip, repeat(keys), zip(*values, strict=True))))  # without a Python loop over envs
 
     def of(self, ids: Sequence[int]) -> InfoColumns:
-        """Those of these envs."""
+        """The infos of these envs."""
         rows = [row for row, i in enumerate(self.ids) if i in ids]
         return InfoColumns(self.form, [self.ids[row] for row in rows], [column[rows] for column in self.columns])
 
@@ -171,9 +171,9 @@ class InfoReader:
 
 
 MOST_FORMS = 8
-"""How many forms the infos of a block may have that travel in rows: of steps, of resets, of some of its envs."""
+"""Number of forms that the infos of a block may have which travel in rows: of steps, of resets, of some of its envs."""
 MOST_KNOWN = 64
-"""How many signatures are remembered; after that nothing is learned any more."""
+"""Number of signatures that are remembered; after that nothing is learned any more."""
 NUMBERS = "biufc"
 TEXT = frozenset({str})
 
@@ -187,7 +187,7 @@ class InfoWriter:
         self.forms: list[InfoForm] = []
         """By their number."""
         self.sent = 0
-        """How many of them the parent has got."""
+        """Number of forms that the parent has."""
 
     @property
     def size(self) -> int:

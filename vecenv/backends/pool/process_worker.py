@@ -159,7 +159,7 @@ def enlarge_buffers(*ends: socket.socket) -> None:
 
 
 def cause_of(exitcode: int | None) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if exitcode is None:
         return "ended (its exit status was collected outside of vecenv)"
     if exitcode == 255:

@@ -69,7 +69,7 @@ class RoundServer(ABC):
             answer([j], {} if extra is None else {j: extra})
 
     def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
-        """What `run` returns; in the first rounds its time in the envs is measured, without that of sending."""
+        """Return the result of `run`; in the first rounds its time in the envs is measured, without that of sending."""
         self.line[DOING] = A_ROUND
         if not self._blocking.measuring:
             return run(*args)

@@ -30,11 +30,11 @@ class WorkerSetup:
     registered: list[bytes]
     """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
     paths: Sequence[str] = ()
-    """Where else modules are looked for."""
+    """Further folders of modules."""
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
     states: Sequence[SharedState] = ()
-    """What the pickled env_fns refer to by name. Each start of a worker brings its descriptors anew."""
+    """States that the pickled env_fns refer to by name. Each start of a worker brings its descriptors anew."""
 
     def apply(self) -> None:
         """Give this process the environment variables, the affinity and the registry of the program."""
@@ -92,9 +92,9 @@ class WorkerArgs:
     num_workers: int
     first_id: int
     count: int
-    """How many envs it hosts."""
+    """Number of envs that it hosts."""
     eager: bool
-    """Whether each env is announced as it finishes."""
+    """True if each env is announced as it finishes."""
     control: Descriptor
     stacks: Descriptor
     setup: WorkerSetup
