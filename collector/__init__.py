@@ -15,16 +15,12 @@ from collector.policy.exploration import ExplorationType, exploration_type, set_
 from collector.policy.keyed.random_policy import KeyedRandomPolicy
 from collector.policy.random_policy import RandomPolicy
 from collector.rollouts import rollout
-from collector.store.dataset import Dataset, load_episodes
 from collector.store.errors import DatasetError
-from collector.store.head import make_head
-from collector.store.record.record_episodes import RecordEpisodes
-from collector.store.sampling import Transitions
-from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
 if TYPE_CHECKING:
+    from collector.cluster.actor_config import ActorConfig
     from collector.cluster.cluster_stats import ClusterStats
     from collector.cluster.ray_collector import RayCollector
     from collector.device.to_torchrl import to_torchrl as to_torchrl
@@ -34,13 +30,19 @@ if TYPE_CHECKING:
     from collector.job.run import resume_job, run_job
     from collector.job.statistics.frozen import save_statistics
     from collector.policy.mlp import MLPPolicy
+    from collector.store.dataset import Dataset, load_episodes
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
+    from collector.store.head import make_head
+    from collector.store.record.record_episodes import RecordEpisodes
+    from collector.store.sampling import Transitions
+    from collector.store.writer import StoreWriter
 
 Collector = SyncDataCollector
 
 # `from collector import *` loads every name that stands here: `to_torchrl` needs TorchRL.
 __all__ = [
+    "ActorConfig",
     "AsyncDataCollector",
     "ClusterStats",
     "CollectStats",
@@ -85,12 +87,19 @@ __all__ = [
 ]
 
 # What few programs need, with the module of each: torch takes seconds to import, Ray's collector has
-# many modules, and jobs need libraries beyond the core.
+# many modules, and data sets and jobs need libraries beyond the core.
 _LOADED_WHEN_USED = {
+    "ActorConfig": "collector.cluster.actor_config",
     "ClusterStats": "collector.cluster.cluster_stats",
     "Job": "collector.job.job",
     "JobError": "collector.job.job",
     "MLPPolicy": "collector.policy.mlp",
+    "Dataset": "collector.store.dataset",
+    "RecordEpisodes": "collector.store.record.record_episodes",
+    "StoreWriter": "collector.store.writer",
+    "Transitions": "collector.store.sampling",
+    "load_episodes": "collector.store.dataset",
+    "make_head": "collector.store.head",
     "export": "collector.store.export.targets",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",

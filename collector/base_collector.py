@@ -27,7 +27,7 @@ from collector.loops.batch_iterator import BatchIterator
 from collector.loops.collection_loop import CollectionLoop
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
-from vecenv.transforms.transform import flat
+from vecenv.transforms.compose import flat
 
 
 class BatchCollector(CollectionLoop, BatchIterator):

@@ -62,13 +62,13 @@ OPTIONAL = """
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/facades/sb3_agents.py
     matplotlib: collector/*
     threadpoolctl: vecenv/backends/pool/spinning_threads.py
-    msgspec: collector/job/**
+    msgspec: collector/job/** collector/store/schema.py
     tyro: collector/job/cli.py collector/job/commands.py collector/job/job_flags.py
     yaml tomli: collector/job/job_files.py
     imageio imageio_ffmpeg: collector/job/look/video.py
-    rich: collector/job/look/progress_report.py collector/cluster/display.py
-    array_api_compat cv2: vecenv/transforms/*
-    h5py minari PIL: collector/store/export/*
+    rich: collector/job/look/progress_report.py collector/cluster/cluster_stats.py
+    cv2: vecenv/transforms/*
+    minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**
 """
 OPTIONAL_LIBRARIES = {

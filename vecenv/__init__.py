@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
-    from vecenv.transforms.transform import Compose, Transform
+    from vecenv.transforms.compose import Compose
+    from vecenv.transforms.transform import Transform
     from vecenv.transforms.transformed_env import TransformedEnv
     from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
     from vecenv.transforms.vec_norm import VecNorm
@@ -117,7 +118,7 @@ _LOADED_WHEN_USED = {
     "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "AsyncVectorEnv": "vecenv.facades.sync_and_async",
     "AtariVectorEnv": "vecenv.envs.atari_env",
-    "Compose": "vecenv.transforms.transform",
+    "Compose": "vecenv.transforms.compose",
     "ContinuousToDiscrete": "vecenv.envs.discretize",
     "DMControlEnv": "vecenv.envs.dm_control_env",
     "EnvCreator": "vecenv.creator",

@@ -227,7 +227,7 @@ def video(
 def export(
     folder: Folder,
     *,
-    to: Literal["minari", "lerobot", "hdf5", "parquet", "npz"],
+    to: Literal["minari", "lerobot", "parquet"],
     out: str | None = None,
 ) -> int:
     """Write the episodes of a folder in the format of another tool.
@@ -235,7 +235,7 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the file or folder [FOLDER-FORMAT]; for Minari also an id by which it finds it, such as mine/cartpole-v0.
+        out: the folder that it becomes [FOLDER-FORMAT]; for Minari also an id by which it finds it: mine/cartpole-v0.
     """
     from collector.store.export.targets import export as export_dataset
 
@@ -327,8 +327,7 @@ def target_of(folder: Path, to: str, out: str | None) -> Path:
         dataset_id = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
         root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
         return root / dataset_id if MINARI_ID.fullmatch(dataset_id) else Path(dataset_id)
-    suffix = {"hdf5": ".hdf5", "npz": ".npz"}.get(to, "")
-    return Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}{suffix}")
+    return Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}")
 
 
 def _as_json(value: Any) -> str:

@@ -15,7 +15,7 @@ from collector.job.statistics.frozen import freeze
 from collector.job.statistics.state_json import from_json
 from vecenv import transforms
 from vecenv.envs.gym_env import find_spec
-from vecenv.transforms.transform import flat
+from vecenv.transforms.compose import flat
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")

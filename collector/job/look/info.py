@@ -44,7 +44,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
         "seconds": last.get("seconds"),
         "steps_per_second": last.get("steps_per_second"),
         "shards": len(manifest.shards),
-        "bytes": sum(shard.bytes for shard in manifest.shards),
+        "bytes": sum(shard.nbytes for shard in manifest.shards),
         "versions": head.get("versions"),
         "cpu": head.get("cpu"),
         "device": head.get("device"),

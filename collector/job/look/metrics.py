@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from collector.store import schema
 from collector.store.errors import DatasetError
-from collector.store.files import strict_json
-from collector.store.files.safe_folder import SafeFolder
+from collector.store.safe_folder import SafeFolder
 
 METRICS = "metrics.jsonl"
 LARGEST_LINE = 4096
@@ -85,7 +85,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     with os.fdopen(fd, "rb") as file:
         while line := file.readline(LARGEST_LINE):
             try:
-                numbers = strict_json.parse(line)
+                numbers = schema.parse(line)
             except ValueError:  # the last line of a job that was killed
                 continue
             if isinstance(numbers, dict) and all(_is_number(numbers[name]) for name in SHOWN if name in numbers):

@@ -11,7 +11,7 @@ import numpy as np
 
 from collector.job.look.metrics import read_metrics
 from collector.store.dataset import Dataset
-from collector.store.files.safe_folder import SafeFolder
+from collector.store.safe_folder import SafeFolder
 
 try:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from collector.job.job import Job, JobError
 from collector.job.look.replay import repeat_actions
 from collector.job.make_envs import make_env
 from collector.store.dataset import Dataset
-from collector.store.files.safe_folder import SafeFolder
+from collector.store.safe_folder import SafeFolder
 from vecenv.venvs import ShmemVectorEnv
 
 VIDEOS = "videos"

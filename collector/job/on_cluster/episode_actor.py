@@ -31,8 +31,8 @@ from collector.job.playing import Player
 from collector.job.policies import declares_repeatable, hash_of, make_policy
 from collector.job.stopping import Stopping
 from collector.store.errors import DatasetError, FolderInUseError
-from collector.store.files.safe_folder import SafeFolder
 from collector.store.head import HEAD, LARGEST_HEAD
+from collector.store.safe_folder import SafeFolder
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 

@@ -16,8 +16,8 @@ import msgspec
 from collector.job.job import Frozen, Job, JobError, TransformCall
 from collector.job.statistics.kept import ENVS
 from collector.job.statistics.state_json import from_json, to_json
-from collector.store.files import strict_json
-from collector.store.files.safe_folder import SafeFolder
+from collector.store import schema
+from collector.store.safe_folder import SafeFolder
 from vecenv import transforms
 from vecenv.transforms.transform import Freezable
 
@@ -46,7 +46,7 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
     if not state:
         raise ValueError(f"{transform} has no statistics to save")
     with SafeFolder(Path(path).parent) as folder:
-        folder.write(Path(path).name, strict_json.dump(state) + b"\n")
+        folder.write(Path(path).name, schema.dump(state) + b"\n")
 
 
 def with_frozen(job: Job, folder: Path = Path()) -> Job:
@@ -88,7 +88,7 @@ def _with_content(each: Any, folder: Path) -> Any:
     if len(content) > LARGEST_FILE:
         raise JobError(f"{each.call}: frozen: {path} has more than {LARGEST_FILE:,} bytes")
     try:
-        state = strict_json.parse(content)
+        state = schema.parse(content)
     except ValueError as error:
         raise JobError(f"{each.call}: frozen: {path} cannot be read: {error}") from None
     if not isinstance(state, dict) or not state:

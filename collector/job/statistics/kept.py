@@ -13,9 +13,9 @@ from typing import Any
 
 from collector.job.job import JobError
 from collector.job.statistics.state_json import to_json
+from collector.store import schema
 from collector.store.errors import DatasetError
-from collector.store.files import strict_json
-from collector.store.files.safe_folder import SafeFolder
+from collector.store.safe_folder import SafeFolder
 from vecenv.errors import VectorEnvError
 
 KEPT = "statistics.json"
@@ -40,7 +40,7 @@ def statistics_of(venv: Any) -> States | None:
 def write_statistics(folder: SafeFolder, states: States) -> None:
     """Replace the file of a folder. Raises `DatasetError` where it cannot be written."""
     try:
-        folder.write(KEPT, strict_json.dump({ENVS: states}) + b"\n")
+        folder.write(KEPT, schema.dump({ENVS: states}) + b"\n")
     except OSError as error:
         raise DatasetError(
             f"cannot write to {folder.path}: {error.strerror or error}; the episodes committed before are kept"
@@ -52,7 +52,7 @@ def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
     path = Path(folder) / KEPT
     try:
         with SafeFolder(folder) as opened:
-            content = strict_json.parse(opened.read(KEPT, LARGEST_FILE))
+            content = schema.parse(opened.read(KEPT, LARGEST_FILE))
     except FileNotFoundError:
         raise DatasetError(
             f"{path} is missing, the statistics with which the transforms of the job are to go on; restore "

@@ -317,7 +317,7 @@ class RecordedEngine(RowWiseWrapper):
         self._seeds[ids] = -1
         return obs, info
 
-    def go_on_from(self, ids: np.ndarray, states: Any) -> None:
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
         """Give up the episodes of these envs: what follows `set_state` is the rest of others."""
         self._recording.discard(ids)
 

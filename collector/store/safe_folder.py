@@ -1,21 +1,25 @@
-"""A folder that others may have made, held open: all in it is opened relative to it, and no link is followed."""
+"""A folder that others may have made, held open, and its lock: all in it is opened relative to it, without links."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import socket
 import stat
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from collector.store.errors import DatasetError
-from collector.store.files import system_calls
+from collector.store import system_calls
+from collector.store.errors import DatasetError, FolderInUseError
 from vecenv.portability import path_of_descriptor
 
 FILE, FOLDER = "file", "folder"
 PARTIAL = ".partial"
 """The end of the name of a file that is being written."""
+LOCK = "writer.lock"
 DEEPEST = 8
 """More folders within folders than any data set has."""
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
@@ -29,7 +33,7 @@ class SafeFolder(os.PathLike[str]):
 
     The path that it is made with is the caller's own, and may lead through links. Below it there are files and folders
     only: a link, or anything else, is a `DatasetError` that names it, also where it takes the place of a folder after
-    that was looked at. Names are relative, such as "shards/w000/000000.npz". Made with another `SafeFolder`, it is one
+    that was looked at. Names are relative, such as "shards/000000/obs.npy". Made with another `SafeFolder`, it is one
     more descriptor of the same folder. Raises FileNotFoundError, and `DatasetError` for what is no folder.
     """
 
@@ -192,15 +196,22 @@ class SafeFolder(os.PathLike[str]):
     def write(self, name: str, data: Any) -> None:
         """Give a file its content, on the disk, at once or not at all. Raises OSError, and `DatasetError` as `kind`."""
         self.kind(name)
-        partial = name + PARTIAL
-        fd = self.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self.create(name + PARTIAL, data)
+        self.rename(name + PARTIAL, name)
+
+    def create(self, name: str, data: Any) -> None:
+        """Write a file, on the disk. Raises as `write`."""
+        fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             system_calls.write(fd, data)
-            system_calls.fsync(fd)  # without it, a power cut after the rename could leave an empty file of that name
+            system_calls.fsync(fd)  # without it, a power cut after a rename could leave an empty file of that name
         finally:
             os.close(fd)
-        system_calls.rename(partial, name, self._fd)
-        self.sync()
+
+    def rename(self, old: str, new: str, to: SafeFolder | None = None) -> None:
+        """Give a file or a folder another name, on the disk, here or in the folder `to`. Raises OSError."""
+        system_calls.rename(old, new, self._fd, (to or self)._fd)
+        (to or self).sync()
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with all that is in it. Raises OSError, and `DatasetError` as `kind`."""
@@ -215,3 +226,56 @@ class SafeFolder(os.PathLike[str]):
     def sync(self) -> None:
         """Return once the names in it are on the disk."""
         system_calls.fsync(self._fd)
+
+
+class FolderLock:
+    """Holds a folder locked, by a file in it, until `release` or the end of the process, however it ends.
+
+    Raises `FolderInUseError` at once where another writer has it; the file says which. A child that is forked does not
+    keep the lock: a job that is killed leaves its folder free, even while its workers are still ending.
+    """
+
+    def __init__(self, folder: SafeFolder) -> None:
+        self._fd = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
+        _HELD.add(self)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
+            self.release()
+            raise FolderInUseError(
+                f"{folder.path} is being written by {holder}: wait for its end, or choose another folder"
+            ) from None
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let others have it; once more does nothing."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough while a child, just forked, has it open too
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; the lock stays while another process has it open."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.release()
+
+
+_HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for lock in list(_HELD):
+        lock.close()
+
+
+# The lock belongs to the open file, which a forked child shares: it closes its own descriptors of it.
+os.register_at_fork(after_in_child=_close_all)

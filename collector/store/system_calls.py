@@ -1,6 +1,6 @@
 """The system calls that change a folder of episodes: each is made here, so that a test can make any of them fail.
 
-`folder` is the descriptor of the folder that a name is in.
+`folder` is the descriptor of the folder of a name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def fsync(fd: int) -> None:
     os.fsync(fd)
 
 
-def rename(old: str, new: str, folder: int) -> None:
-    """Give a file another name, which may be that of a file to replace."""
-    os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+def rename(old: str, new: str, folder: int, to: int) -> None:
+    """Give a file or a folder another name in the folder `to`; a file of that name is replaced."""
+    os.replace(old, new, src_dir_fd=folder, dst_dir_fd=to)
 
 
 def truncate(fd: int, size: int) -> None:
