@@ -153,7 +153,7 @@ def _instead_of(source: Any) -> str | None:
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"
     if isinstance(source, Env) or hasattr(source, "env_num") or not hasattr(source, "num_envs"):
         return None
-    multi_agent = sys.modules.get("vecenv.envs.multi_agent.multi_agent_vector_env")
+    multi_agent = sys.modules.get("vecenv.envs.multi_agent.pettingzoo_vector")
     if multi_agent is not None and isinstance(source, multi_agent.MultiAgentVectorEnv):
         return (
             f"{type(source).__name__} steps many agents in each env, and collectors step one agent an env: pass "
