@@ -18,7 +18,7 @@ from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, Repeat
 from pygame import gfxdraw
 
 from tests.backends import FULL
-from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv
+from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv, make_vec
 from vecenv.backends.host.env_access import render_in_turn
 from vecenv.testing import CountingEnv
 
@@ -148,6 +148,11 @@ class TestNames:
             GymEnv(CountingEnv(), g=2.0)
         with pytest.raises(gym.error.NameNotFound):
             GymEnv("NoSuch-v0", frame_skip=2)
+        for make in (GymEnv, make_vec):
+            with pytest.raises(
+                gym.error.NameNotFound, match=r"`Wlak`.* The module 'numbers' was imported, and registers"
+            ):
+                make("numbers:Wlak")
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):
             GymEnv("no_such_module:NoSuch-v0")
 
