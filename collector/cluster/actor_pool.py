@@ -108,7 +108,7 @@ class Answer(NamedTuple):
 
     actor: Actor
     value: Any
-    """What the method returned. Its arrays are read-only, and lie in Ray's store."""
+    """Result of the method. Its arrays are read-only, and lie in Ray's store."""
     frames: int
 
 

@@ -18,10 +18,10 @@ class PublishedWeights(PolicyWeights):
 
     def __init__(self, policy: Any, put: Callable[[Any], Any]) -> None:
         self.policy = on_cpu(policy)
-        """What travels to the actors: a copy on the CPU, where the policy is a module."""
+        """The policy as it travels to the actors: a copy on the CPU, where the policy is a module."""
         super().__init__(policy, self.policy if is_module(policy) else None)
         self.puts = 0
-        """How often weights were put into the store."""
+        """Number of times that weights were put into the store."""
         self._put = put
         self._reference: Any = None
         self._sent: int | None = 0
