@@ -169,7 +169,7 @@ class RayCollector(BatchIterator):
             self._opened = opened.pop_all()
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
-        """Return the arguments of `RolloutActor.start`. A restarted actor has seeds of its own: it would repeat old episodes."""
+        """Return the arguments of `RolloutActor.start`. A restarted actor has other seeds: it would repeat episodes."""
         entropy = self._entropy(actor)
         seed = None
         if self._seed is not None:
