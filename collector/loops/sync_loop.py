@@ -163,7 +163,8 @@ class SyncLoop(CollectionLoop):
         """Send a round and take its results; envs in the mask `resets` are reset instead."""
         asked, action = None if len(ids) == self._env_num else ids, as_vector_envs_take_it(action)
         if resets is not None:
-            self.env.send(action, asked, reset=ids[resets], **self._seeds_of(ids[resets]))
+            mask = resets if asked is None else ids[resets]
+            self.env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))
             step: tuple[Any, ...] = self.env.recv()
         elif autoreset:
             step = self.env.step(action, asked, autoreset=True)
