@@ -126,7 +126,14 @@ def _lock_at_once(fd: int) -> bool:
 
 
 _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [lock.renew() for lock in list(_locks)])
+
+
+def _renew_locks() -> None:
+    for lock in list(_locks):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class SharedState:
