@@ -81,7 +81,7 @@ class VectorEnvWrapper(BaseVectorEnv):
         return self.seeded(self.venv.set_seed, *args, **kwargs)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `seed`, a method of a layer below, returns; the resets in it are those of the outermost wrapper."""
+        """The result of `seed`, a method of a layer below; the resets in it are those of the outermost wrapper."""
         base = self.venv
         while isinstance(base, VectorEnvWrapper):
             base = base.venv
@@ -174,7 +174,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     @property
     def keeps_autoreset(self) -> bool:
-        """Whether the episodes that the caller sees end are those that the envs end."""
+        """True if the episodes that the caller sees end are those that the envs end."""
         return True
 
     def map_action(self, action: Any) -> Any:
@@ -182,11 +182,11 @@ class RowWiseWrapper(VectorEnvWrapper):
         return action
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """What is returned for rows (k, ...) of envs that were reset."""
+        """The rows to return for rows (k, ...) of envs that were reset."""
         return obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for rows (k, ...) of envs that stepped: (obs, rew, terminated, truncated, info)."""
+        """The rows to return for rows (k, ...) of envs that stepped: (obs, rew, terminated, truncated, info)."""
         return obs, rew, terminated, truncated, info
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._resets = (self._resets - asked) | asked.intersection(resets)
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for rows (k, ...) of envs that failed, whose `obs` is that of the step before."""
+        """The rows to return for rows (k, ...) of envs that failed, whose `obs` is that of the step before."""
         return self.map_step(obs, rew, terminated, truncated, info)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
@@ -314,7 +314,7 @@ class RowWiseWrapper(VectorEnvWrapper):
             error.partial = Partial(ids, *self.map_round(obs, rew, terminated, truncated, info))
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for a round of steps, in which envs may have been reset: by `map_step` and `map_reset`."""
+        """The rows to return for a round of steps, in which envs may have been reset: by `map_step` and `map_reset`."""
         resets = self._reset_rows(info) if self._resets else None
         ended: list[int] = []
         repeated: list[int] = []
@@ -361,7 +361,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
 
 def resets_in_step(venv: Any) -> bool:
-    """Whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
+    """Return whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
     False for a wrapper or subclass with a `reset`, `step`, `send` or `recv` of its own, for what ends episodes by
     itself, and for backends that cannot.

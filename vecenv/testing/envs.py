@@ -32,7 +32,7 @@ class CountingEnv(gymnasium.Env):
         self.episode = self.seeded = self.action = -1
         self.t = 0
         self.calls = 0
-        """How often `reset` and `step` were called."""
+        """The number of calls of `reset` and `step`."""
         self.own_info: dict[str, Any] = {}
         """The info that was returned last: the very object."""
 

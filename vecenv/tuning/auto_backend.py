@@ -65,7 +65,7 @@ class EnvCost(NamedTuple):
     cpu: float
     """Seconds in which the env computes: less than `wall` where it waits (for a socket, a sleep)."""
     slow_steps: int
-    """How many steps it takes until they are as fast as they stay: the first ones may compile or fill caches."""
+    """The number of steps until they are as fast as they stay: the first ones may compile or fill caches."""
 
     @property
     def waits(self) -> bool:

@@ -43,12 +43,12 @@ THREAD_SAFE = "envs must be thread-safe"
 
 
 class TuneRow(NamedTuple):
-    """One candidate: what was measured of it, or why not."""
+    """A candidate with its measured rate, or the reason why it has none."""
 
     backend: str
     """"dummy", "shmem" or "thread", as for `vecenv.make_vec`."""
     num_workers: int | None
-    """How many workers or threads; None where there are none."""
+    """The number of workers or threads; None where there are none."""
     steps_per_second: float | None
     """Env steps in a second of the caller's loop; None for a candidate that failed or was not measured."""
     note: str
@@ -161,7 +161,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
 
 def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
-    """(backend, num_workers) of what is measured, the simplest first."""
+    """The (backend, num_workers) to measure, the simplest first."""
     cpus = usable_cpus()
     counts = dict.fromkeys(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus))
     each = {min(n, MOST_WORKERS): None} if cost is None or cost.waits else {}

@@ -49,7 +49,7 @@ from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 LOCK_TIMEOUT = 60.0
 """Seconds after which an update gives up because another one, in a process that is stopped or hangs, does not end."""
 TRIES, PAUSE = 50, 1e-4
-"""How often a lock that is held is tried with the CPU given away between, and the seconds between later tries."""
+"""The tries of a lock that is held with the CPU given away between, and the seconds between later tries."""
 ALIGNMENT = 64
 PID_AT = 8
 
