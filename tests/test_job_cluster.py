@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.cluster.actor_calls import ActorCalls
+from collector.cluster.actor_pool import Actor as Place
+from collector.cluster.actor_pool import Answer
 from collector.job import run
 from collector.job.job import JobError
 from collector.job.on_cluster import cluster_player, episode_actor
@@ -158,21 +159,21 @@ class ActorsHere:
     """
 
     def __init__(self, deadly: float, seed: int, *pool: Any) -> None:
-        _, count, _, self._limits, self._start_arguments, _ = pool
+        _, count, _, self._start_arguments, _ = pool
         self._rng, self._deadly = random.Random(seed), deadly
-        self.actors = [ActorCalls(index) for index in range(count)]
+        self.actors = [Place(index) for index in range(count)]
         self.failures: list[Any] = []
         self._made: list[EpisodeActor] = []
 
     @property
-    def alive(self) -> list[ActorCalls]:
+    def alive(self) -> list[Place]:
         return self.actors
 
     def start(self) -> None:
         for actor in self.actors:
             self._launch(actor)
 
-    def ask(self, actor: ActorCalls, *call: Any) -> None:
+    def ask(self, actor: Place, *call: Any) -> None:
         actor.calls.append(pickle.loads(pickle.dumps(call)))
 
     def next_answer(self, timeout: float) -> Any:
@@ -182,10 +183,10 @@ class ActorsHere:
         if moment > self._deadly / 2:
             report = getattr(actor.handle, name)(*arguments)
         if moment > self._deadly:
-            return actor, pickle.loads(pickle.dumps(report))
+            return Answer(actor, pickle.loads(pickle.dumps(report)), 0)
         self.failures.append(name)
         actor.calls.clear()
-        actor.restarts += 1
+        actor.stats.restarts += 1
         self._launch(actor)
         return None
 
@@ -194,7 +195,7 @@ class ActorsHere:
             made.flush()
             made.close()
 
-    def _launch(self, actor: ActorCalls) -> None:
+    def _launch(self, actor: Place) -> None:
         actor.handle = EpisodeActor(actor.index, len(self.actors))
         actor.handle.start(*self._start_arguments(actor))
         self._made.append(actor.handle)

@@ -66,7 +66,7 @@ OPTIONAL = """
     tyro: collector/job/cli.py collector/job/commands.py collector/job/job_flags.py
     yaml tomli: collector/job/job_files.py
     imageio imageio_ffmpeg: collector/job/look/video.py
-    rich: collector/job/look/progress_report.py collector/cluster/display.py
+    rich: collector/job/look/progress_report.py collector/cluster/cluster_stats.py
     cv2: vecenv/transforms/*
     minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**

@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from collector.cluster.actor_calls import ActorCalls
-from collector.cluster.actor_pool import ActorPool, Limits
+from collector.cluster.actor_config import ActorConfig
+from collector.cluster.actor_pool import Actor, ActorPool
 from collector.job.head import SAME, check_unchanged, notes_on
 from collector.job.job import Job
 from collector.job.on_cluster.connecting import device_of_actors
@@ -34,11 +34,8 @@ from collector.job.stopping import Stopping
 from collector.store.head import HEAD, LARGEST_HEAD
 from collector.store.manifest import read_manifest
 from collector.store.writer import StoreWriter
-from vecenv.ray_cluster import RayCluster, actor_options, free_places
+from vecenv.ray_cluster import RayCluster, free_places
 
-LIMITS = Limits(
-    start_timeout=120.0, rollout_timeout=None, on_worker_failure="restart", max_restarts=5, after_restarts="drop"
-)
 MOST_DEATHS = 10
 """Actors that may die while they have one and the same episode."""
 NOTICE_WITHIN = 0.5
@@ -87,11 +84,17 @@ class ClusterPlayer:
         self._open_folder, self._on_report, self._on_lost = open_folder, on_report, on_lost
         self._device = device_of_actors(job)
         gpus = 1 if self._device == "cuda" else 0
-        options = actor_options(num_cpus=job.num_workers or 1, num_gpus=gpus)
-        count = max(1, free_places(options)) if actors is None else actors
+        config = ActorConfig(
+            num_cpus=job.num_workers or 1,
+            num_gpus=gpus,
+            start_timeout=120.0,
+            rollout_timeout=None,
+            after_restarts="drop",
+        )
+        count = max(1, free_places(config.ray_options())) if actors is None else actors
         self.actors = min(count, job.episodes or count)
         """How many there are."""
-        self._pool = ActorPool(cluster, self.actors, options, LIMITS, self._start_arguments, EpisodeActor)
+        self._pool = ActorPool(cluster, self.actors, config, self._start_arguments, EpisodeActor)
         self._hands = [Hand() for _ in range(self.actors)]
         self._deaths: Counter[int] = Counter()
         self._writer: StoreWriter | None = None
@@ -157,12 +160,9 @@ class ClusterPlayer:
 
     # Asking.
 
-    def _start_arguments(self, actor: ActorCalls) -> tuple[Any, ...]:
-        job = self._job
-        if job.num_workers is None and job.backend not in ("auto", "dummy"):
-            job = msgspec.structs.replace(job, num_workers=1)  # an actor has one CPU
+    def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
         skipped = self.skipped_before + len(self.skipped)
-        return job, str(self._folder), self._device, skipped, os.getcwd(), sys.path
+        return self._job, str(self._folder), self._device, skipped, os.getcwd(), sys.path
 
     def _play(self) -> None:
         """Have all episodes played, or as many as there are until a signal."""
@@ -172,7 +172,7 @@ class ClusterPlayer:
                     self._ask(actor)
             self._answer(NOTICE_WITHIN)
 
-    def _ask(self, actor: ActorCalls) -> None:
+    def _ask(self, actor: Actor) -> None:
         """Ask an actor that has nothing to do for what is next."""
         hand = self._hands[actor.index]
         if self._ask_to_open(actor):
@@ -186,7 +186,7 @@ class ClusterPlayer:
         elif hand.ended:  # it has nothing to do, perhaps for long
             self._pool.ask(actor, "flush")
 
-    def _ask_to_open(self, actor: ActorCalls) -> bool:
+    def _ask_to_open(self, actor: Actor) -> bool:
         hand = self._hands[actor.index]
         asked, hand.to_open = hand.to_open, False
         if asked:
@@ -222,9 +222,9 @@ class ClusterPlayer:
         answer = self._pool.next_answer(timeout)
         self._take_back()
         if answer is not None:
-            self._take(*answer)
+            self._take(answer.actor, answer.value)
 
-    def _take(self, actor: ActorCalls, report: ActorReport) -> None:
+    def _take(self, actor: Actor, report: ActorReport) -> None:
         hand, plan = self._hands[actor.index], self._plan
         if report.head is not None:
             self._take_head(actor, report.head)
@@ -242,7 +242,7 @@ class ClusterPlayer:
         self._skip(hand, report.skipped)
         self._on_report(report)
 
-    def _take_head(self, actor: ActorCalls, head: dict[str, Any]) -> None:
+    def _take_head(self, actor: Actor, head: dict[str, Any]) -> None:
         """Open the folder with the first head; the others are to be the same."""
         head = {**head, "job": msgspec.to_builtins(self._job), "ran_on": {**head["ran_on"], "actors": self.actors}}
         if self._writer is None:
@@ -253,7 +253,7 @@ class ClusterPlayer:
         else:
             check_unchanged(self._folder, *({name: each[name] for name in SAME} for each in (self._head, head)))
             for note in notes_on(self._head, head):
-                self.notes[f"on the node {actor.node} {note}"] = None
+                self.notes[f"on the node {actor.stats.node} {note}"] = None
         self._hands[actor.index].to_open = True
 
     def _record(self, hand: Hand, report: ActorReport) -> None:
@@ -281,10 +281,10 @@ class ClusterPlayer:
     def _take_back(self) -> None:
         """Hand out once more what the actors had that have failed since the last time."""
         for actor, hand in zip(self._pool.actors, self._hands, strict=True):
-            if actor.restarts == hand.restarts and not (actor.dropped and (hand.numbers or hand.ended)):
+            if actor.stats.restarts == hand.restarts and not (actor.dropped and (hand.numbers or hand.ended)):
                 continue
             self._deaths.update(list(hand.numbers))
-            self._hands[actor.index] = Hand(restarts=actor.restarts)
+            self._hands[actor.index] = Hand(restarts=actor.stats.restarts)
             self._lose(hand)
             if found := sorted(number for number in hand.numbers if self._deaths[number] >= MOST_DEATHS):
                 episodes = f"one of the episodes {str(found[:20])[1:-1]}" if len(found) > 1 else f"episode {found[0]}"
