@@ -9,8 +9,8 @@ env first, `(N, T, ...)`, as views of that memory::
 An env that has all its episodes is not stepped any more. So a row is addressed by `time * N + env`, with one index
 array (or one slice, while all step).
 
-The step in which an env fails (a vector env with `on_error="restart"`) is not taken. Those before it are, so the last of
-them ends the episode::
+The step in which an env fails (a vector env with `on_error="restart"`) is not taken. Those before it are, so the last
+of them ends the episode::
 
     row          0    1    2    3     4    5
     env 1        s0   s1   s2#  fails s0   s1     # = truncated; next.obs[2] is what the policy saw before row 3
