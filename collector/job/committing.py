@@ -9,7 +9,6 @@ from typing import Any
 
 from collector.episodes.episode import Episode
 from collector.job.statistics.kept import States, write_statistics
-from collector.store.packed import pack
 from collector.store.writer import StoreWriter
 
 MOST_WAITING = 2
@@ -126,7 +125,7 @@ class Committer:
             self._due = float("inf")
             self._changed.notify_all()
         if episodes:
-            self._writer.add_packed(pack(episodes, of_one_collector=True))
+            self._writer.add(episodes)
         if statistics is not None:
             write_statistics(self._writer.opened, statistics)
         self._writer.commit(failed=failed, state=state)
