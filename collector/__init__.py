@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from collector.cluster.ray_collector import RayCollector
     from collector.device.to_torchrl import to_torchrl as to_torchrl
     from collector.device.torch_vector_env import TorchVectorEnv
-    from collector.job.job import Job, JobError
-    from collector.job.job_files import load_job
-    from collector.job.run import resume_job, run_job
-    from collector.job.statistics.frozen import save_statistics
+    from collector.jobs.job import Job, JobError, load_job
+    from collector.jobs.run import resume_job, run_job
+    from collector.jobs.statistics import save_statistics
     from collector.policy.mlp import MLPPolicy
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
@@ -87,16 +86,16 @@ __all__ = [
 # many modules, and jobs need libraries beyond the core.
 _LOADED_WHEN_USED = {
     "ClusterStats": "collector.cluster.cluster_stats",
-    "Job": "collector.job.job",
-    "JobError": "collector.job.job",
+    "Job": "collector.jobs.job",
+    "JobError": "collector.jobs.job",
     "MLPPolicy": "collector.policy.mlp",
     "export": "collector.store.export.targets",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
-    "load_job": "collector.job.job_files",
-    "resume_job": "collector.job.run",
-    "run_job": "collector.job.run",
-    "save_statistics": "collector.job.statistics.frozen",
+    "load_job": "collector.jobs.job",
+    "resume_job": "collector.jobs.run",
+    "run_job": "collector.jobs.run",
+    "save_statistics": "collector.jobs.statistics",
     "TorchVectorEnv": "collector.device.torch_vector_env",
     "to_torchrl": "collector.device.to_torchrl",
 }

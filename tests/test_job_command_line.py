@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from collector import Dataset
-from collector.job.cli import main
+from collector.jobs.cli import main
 from tests.backends import FULL
 from tests.job_envs import HERE, ROOT
 
@@ -109,8 +109,8 @@ class TestSize:
 
     def test_a_disk_without_room_is_said(self) -> None:
         from collector import Job
-        from collector.job.look.progress_report import size_note
-        from collector.job.run import JobState
+        from collector.jobs.report import size_note
+        from collector.jobs.run import JobState
 
         state = JobState(Job(env="CartPole-v1", steps=1000, compress=True), Path("a"), bytes_of_step=1024.0)
         assert size_note(state, free=2e6) == ""

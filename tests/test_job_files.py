@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from collector import Dataset, Job, load_job
-from collector.job.cli import main
-from collector.job.job import JobError
-from collector.job.job_files import with_settings
+from collector.jobs.cli import main
+from collector.jobs.job import JobError, with_settings
 from tests.backends import FULL
 from tests.job_envs import HERE, ROOT
 
@@ -222,7 +221,7 @@ class TestCommandLine:
         code = (
             "import os, sys\n"
             "if not os.fork():\n"
-            "    from collector.job.cli import main\n"
+            "    from collector.jobs.cli import main\n"
             "    try: main(['run', '--help'])\n"
             "    finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])\n"
             "print('help:', os.wait()[1])\n"
@@ -230,7 +229,7 @@ class TestCommandLine:
             "    sys.stdout.flush()\n"
             "    if not os.fork():\n"
             "        sys.modules[library] = None\n"
-            "        from collector.job.cli import main\n"
+            "        from collector.jobs.cli import main\n"
             f"        sys.exit(main({command}))\n"
             "    print(library, os.waitstatus_to_exitcode(os.wait()[1]))\n"
         )

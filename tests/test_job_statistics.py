@@ -17,11 +17,11 @@ import pytest
 
 from benchmarks import kills
 from collector import Dataset, DatasetError, Job, load_job, resume_job, run_job, save_statistics
-from collector.job.cli import main
-from collector.job.job import JobError, TransformCall
-from collector.job.look.info import dataset_info
-from collector.job.look.replay import replay_episodes
-from collector.job.statistics.kept import KEPT, read_statistics
+from collector.jobs.cli import main
+from collector.jobs.job import JobError, TransformCall
+from collector.jobs.look import dataset_info
+from collector.jobs.replay import replay_episodes
+from collector.jobs.statistics import KEPT, read_statistics
 from tests.backends import FULL
 from tests.job_envs import assert_same, counting, job, stop_at
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv

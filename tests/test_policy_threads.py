@@ -18,9 +18,9 @@ from collector_envs import cartpoles, kinds
 from ctrl_c import interrupt_at_random
 
 from collector import SyncDataCollector
-from collector.job.cli import main
-from collector.job.job import Job
-from collector.job.run import run_job
+from collector.jobs.cli import main
+from collector.jobs.job import Job
+from collector.jobs.run import run_job
 from tests.backends import FULL
 from vecenv import DummyVectorEnv
 
