@@ -21,7 +21,7 @@ from collector.jobs.look import Metrics, dataset_info, plot_dataset, read_metric
 from collector.jobs.on_ray import Range, play_range
 from collector.jobs.playing import Plan
 from collector.jobs.replay import make_videos
-from collector.jobs.report import info_table, make_console
+from collector.jobs.report import make_console, rows_of, table_of
 from collector.jobs.run import JobState, resume_job, run_job
 from collector.store.files import system_calls
 from tests.backends import FULL
@@ -287,7 +287,7 @@ class TestChecks:
             for value in ([[]], "[/x]\x1b[2J", 2**70):
                 edit_head(folder, keys, value, head)
                 with suppress(DatasetError):
-                    make_console().print(info_table(dataset_info(folder)))
+                    make_console().print(table_of(rows_of(dataset_info(folder))))
         assert "[/x]\N{REPLACEMENT CHARACTER}[2J" in (out := capsys.readouterr().out)
         assert "\x1b" not in out
 

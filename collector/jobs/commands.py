@@ -173,9 +173,9 @@ def info(folder: Folder, *, json: bool = False) -> int:
     found = dataset_info(folder)
     if json:
         return _print_json(found)
-    from collector.jobs.report import info_table, make_console
+    from collector.jobs.report import make_console, rows_of, table_of
 
-    make_console().print(info_table(found))
+    make_console().print(table_of(rows_of(found)))
     return 0
 
 

@@ -361,12 +361,15 @@ class Player:
     def _next_batch(self, batches: SyncDataCollector) -> Any:
         self._stop.begin_slice()
         with warnings.catch_warnings(record=True) as caught:
+            # Failures are counted here, and their episodes played again.
+            warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
+            warnings.filterwarnings("always", ".*they wait more than they compute", RuntimeWarning)
             batch = batches.rollout()
         for each in caught:
             text = str(each.message)
             if waits := re.match("(.*they wait more than they compute).* num_workers=([0-9]+)", text):
                 self.notes.append(f"{waits[1]}; num_workers = {waits[2]} gives each its own worker")
-            elif "broke off where envs failed" not in text and text not in self._warned:  # episodes are played again
+            elif text not in self._warned:
                 self._warned.add(text)
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         self.frames += batch.frames

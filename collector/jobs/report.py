@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import Any
 
-from collector.jobs.job import Job
+from collector.jobs.job import Job, as_record
 from collector.jobs.names import flags_of
 from collector.jobs.run import JobState
 
@@ -24,7 +24,8 @@ except ImportError as error:
 
 POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-NOTHING: dict[str, Any] = {"episodes": 0, "steps": 0, "returns": None, "lengths": None, "failed": {}}
+NOTHING: dict[str, Any] = dict.fromkeys(("steps_per_second", "returns", "lengths", "cpu", "device"))
+NOTHING |= {"status": "not begun", "statistics": (), "failed": {}, "episodes": 0, "steps": 0, "shards": 0, "bytes": 0}
 """Of a folder that a job has not begun."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that a terminal obeys."""
@@ -92,28 +93,19 @@ def _figures(state: JobState) -> str:
 
 
 def summary(state: JobState, info: dict[str, Any] | None) -> Group:
-    """The last output of a job: a line on how it ended, and a table.
-
-    Episodes and failures are those of the whole job, as `dataset_info` returns them (None where there is no folder
-    yet); the speed is that of this run.
+    """The last output of a job: a line on how it ended, and a table: of what its folder holds, as `dataset_info`
+    returns it (None where there is no folder yet), and of this run.
     """
-    job, found = state.job, info or NOTHING
+    job = state.job
     where = f"{state.workers} workers" if state.workers else "this process"
     where = f"each of {state.actors} tasks" if state.actors else where
     rows = [
-        ("env", f"{job.env}, {job.num_envs} in {where} ({job.backend})"),
-        ("policy", describe(job) + ("" if job.policy == "random" else f", on {state.device}") + f"; seed {job.seed}"),
-        ("episodes", f"{found['episodes']:,} whole ones" + (f" ({job.episodes:,} requested)" if job.episodes else "")),
-        ("steps", f"{found['steps']:,}" + (f" ({job.steps:,} requested)" if job.steps else "")),
-        ("return", spread_of(found["returns"])),
-        ("length", spread_of(found["lengths"])),
-        ("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s in this run"),
+        *rows_of(info or {**NOTHING, "folder": str(state.out), "job": as_record(job), "repeatable": state.repeatable}),
+        ("this run", f"{job.num_envs} envs in {where} ({job.backend}), {describe(job)}, on {state.device}"),
+        ("", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s"),
+        *((f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]),
+        *(("note", note) for note in state.notes),
     ]
-    if found["failed"]:
-        rows.append(("failures", counts_of(found["failed"])))
-    rows += [(f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]]
-    rows += [("note", note) for note in state.notes]
-    rows.append(("data", str(state.out)))
     ways = {"complete": "Collected:", "interrupted": "Interrupted; collected until then, and kept:"}
     return Group(ways[state.status], table_of(rows), *([_how_to_resume(state)] if state.status != "complete" else []))
 
@@ -131,12 +123,12 @@ def _how_to_resume(state: JobState) -> str:
     return " ".join([f"Go on with: python -m collector resume {folder}", *(f"--allow-import {m}" for m in modules)])
 
 
-def info_table(info: dict[str, Any]) -> Table:
-    """What `dataset_info` returns, as a table."""
-    job = info["job"] or {}
+def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
+    """What `dataset_info` returns, as names and texts."""
+    job, speed = info["job"] or {}, info["steps_per_second"]
     how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
     asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
-    rows = [
+    return [
         ("folder", info["folder"]),
         ("status", info["status"]),
         ("env", str(job.get("env", "written by a program, not a job"))),
@@ -147,15 +139,11 @@ def info_table(info: dict[str, Any]) -> Table:
         ("steps", f"{info['steps']:,}"),
         ("return", spread_of(info["returns"])),
         ("length", spread_of(info["lengths"])),
-        ("failures", counts_of(info["failed"])),
-        (
-            "speed",
-            "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run",
-        ),
+        ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
+        ("speed", "?" if speed is None else f"{speed:,.0f} steps/s in the last run"),
         ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {as_size(info['bytes'])}"),
         ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
     ]
-    return table_of(rows)
 
 
 def table_of(rows: list[tuple[str, str]]) -> Table:
@@ -166,11 +154,6 @@ def table_of(rows: list[tuple[str, str]]) -> Table:
     for name, value in rows:
         table.add_row(name, Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", value)))
     return table
-
-
-def counts_of(failed: dict[str, int]) -> str:
-    """Counts by kind in words."""
-    return ", ".join(f"{count:,} {name}" for name, count in failed.items()) or "none"
 
 
 def spread_of(values: dict[str, float] | None) -> str:
