@@ -50,7 +50,7 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 	$(BIN)/python -m benchmarks.run
 
 docs: $(VENV)/.installed-docs  ## build the API pages into build/docs
-	$(BIN)/pdoc --output-directory build/docs vecenv vecenv.sb3 vecenv.facades.to_sb3 vecenv.envs.atari_env vecenv.testing collector collector.policy collector.prepare collector.mlp
+	$(BIN)/pdoc --output-directory build/docs vecenv vecenv.sb3 vecenv.facades.to_sb3 vecenv.envs.atari_env vecenv.testing collector collector.policy
 
 wheel: $(VENV)/.installed-dev  ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -7,7 +7,7 @@ from collector.async_collector import AsyncDataCollector
 from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
-from collector.episodes.episode import Episode, EpisodeCutter
+from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
 from collector.episodes.seeds import EpisodeSeeds, episode_seed
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
@@ -15,12 +15,7 @@ from collector.policy.exploration import ExplorationType, exploration_type, set_
 from collector.policy.keyed.random_policy import KeyedRandomPolicy
 from collector.policy.random_policy import RandomPolicy
 from collector.rollouts import rollout
-from collector.store.dataset import Dataset, load_episodes
 from collector.store.errors import DatasetError
-from collector.store.head import make_head
-from collector.store.record.record_episodes import RecordEpisodes
-from collector.store.sampling import Transitions
-from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
@@ -33,8 +28,13 @@ if TYPE_CHECKING:
     from collector.jobs.run import resume_job, run_job
     from collector.jobs.statistics import save_statistics
     from collector.policy.mlp import MLPPolicy
+    from collector.store.dataset import Dataset, load_episodes
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
+    from collector.store.head import make_head
+    from collector.store.record.record_episodes import RecordEpisodes
+    from collector.store.sampling import Transitions
+    from collector.store.writer import StoreWriter
 
 Collector = SyncDataCollector
 
@@ -48,6 +48,7 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "Episode",
+    "EpisodeBatch",
     "EpisodeCutter",
     "EpisodeSeeds",
     "ExplorationType",
@@ -83,12 +84,18 @@ __all__ = [
 ]
 
 # What few programs need, with the module of each: torch takes seconds to import, Ray's collector has
-# many modules, and jobs need libraries beyond the core.
+# many modules, and data sets and jobs need libraries beyond the core.
 _LOADED_WHEN_USED = {
     "ClusterStats": "collector.cluster.cluster_stats",
     "Job": "collector.jobs.job",
     "JobError": "collector.jobs.job",
     "MLPPolicy": "collector.policy.mlp",
+    "Dataset": "collector.store.dataset",
+    "RecordEpisodes": "collector.store.record.record_episodes",
+    "StoreWriter": "collector.store.writer",
+    "Transitions": "collector.store.sampling",
+    "load_episodes": "collector.store.dataset",
+    "make_head": "collector.store.head",
     "export": "collector.store.export.targets",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",

@@ -28,7 +28,7 @@ from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.env_source import check_rounds
 from collector.policy.action_trees import as_vector_envs_take_it
-from collector.policy.interface import Policy
+from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
 from vecenv.errors import warn_caller

@@ -19,14 +19,15 @@ from collector.batch.request import BatchRequest
 from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
-from collector.episodes.statistics import CollectStats, Ended
+from collector.episodes.episode import Ended
+from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
 from collector.loops.batch_iterator import BatchIterator
 from collector.loops.collection_loop import CollectionLoop
 from collector.policy.exploration import ExplorationType, as_exploration_type
-from collector.policy.interface import Policy
-from vecenv.transforms.transform import flat
+from collector.policy.policy_call import Policy
+from vecenv.transforms.compose import flat
 
 
 class BatchCollector(CollectionLoop, BatchIterator):

@@ -14,8 +14,7 @@ from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import StepBatch, StepHook
-from collector.episodes.episode import Episode, EpisodeCutter
-from collector.episodes.statistics import Ended
+from collector.episodes.episode import Ended, Episode, EpisodeCutter
 from collector.interruptor import Interruptor
 
 CHUNK = 64

@@ -11,8 +11,7 @@ import gymnasium
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from vecenv.engine.arguments.checks import own_env_fns
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.engine.arguments import check_options, own_env_fns
 from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.venvs import ShmemVectorEnv
@@ -92,7 +91,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
             source.close()
         raise TypeError(instead)
     if isinstance(source, VectorEnv):
-        from vecenv.envs.pools.native_vector_env import from_gymnasium
+        from vecenv.envs.pools.from_gymnasium import from_gymnasium
 
         given = source
         try:

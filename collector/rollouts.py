@@ -15,7 +15,7 @@ from collector.batch.rollout import Rollout
 from collector.batch.step_extras import CheckedHook, StepBatch
 from collector.interruptor import Interruptor
 from collector.policy.action_trees import common_layout
-from collector.policy.interface import Policy
+from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw_legal, masks_of
 from collector.sync_collector import SyncDataCollector
 from vecenv import nest

@@ -17,7 +17,7 @@ from collector.env_source import check_rounds
 from collector.episodes.seeded import SeededEpisodes
 from collector.loops.rounds import Rounds
 from collector.loops.seeded_rounds import SeededRounds
-from collector.policy.interface import Policy
+from collector.policy.policy_call import Policy
 from vecenv import nest
 from vecenv.wrappers import check_send_and_recv
 
@@ -72,8 +72,9 @@ class SyncDataCollector(BatchCollector):
         reset_when_done: only True.
         interruptor: checked after every round; a batch that it ends has the steps collected so far.
         set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on in the next batch.
-        compile_policy, cudagraph_policy: run the policy faster, see `collector.prepare.prepare_policy`; True, or a dict
-            of options. Weights that are replaced in place still take effect.
+        compile_policy: run a policy on tensors through `torch.compile`; True, or a dict of its keyword arguments.
+        cudagraph_policy: replay a policy on CUDA as a graph in rounds of all envs, by tensordict's `CudaGraphModule`;
+            True, or a dict of its keyword arguments. Weights that are replaced in place still take effect.
         policy_threads: threads of torch for a policy on the CPU while a batch is collected, the same on every machine:
             another number may change the last bits of what it computes, because long sums are added up in another
             order. The caller's `torch.set_num_threads` counts between batches, in `postproc` and `on_episode`, and at

@@ -154,7 +154,7 @@ class TestCutter:
         with make(kind, 999, 999, policy=policy, reset_at_each_iter=how == "at each batch") as collector:
             for _ in range(6):
                 batch = collector.next().flatten()
-                assert cutter.cut(batch) == []
+                assert len(cutter.cut(batch)) == 0
                 steps += zip(batch.env_ids.tolist(), batch.traj_ids.tolist(), strict=True)
                 in_progress = [max(ids for ids in steps if ids[0] == env) for env in (0, 1)]
                 assert cutter.unfinished_steps == sum(map(steps.count, in_progress))
@@ -168,6 +168,14 @@ class TestCutter:
                     getattr(collector, how.partition(" ")[0])(*arguments)
         assert len(steps) == 120
         assert cutter.unfinished_steps < 80
+
+    def test_an_episode_of_which_it_has_not_seen_the_reset_is_not_whole(self) -> None:
+        with make(SyncDataCollector, 5, 12) as collector:
+            collector.collect(n_step=8)
+            cutter = EpisodeCutter()
+            found = [episode for _ in range(5) for episode in cutter.cut(collector.collect(n_step=8).batch)]
+        assert [(len(episode), episode.env_id) for episode in found] == [(5, 0)] * 3 + [(12, 1)]
+        assert all(episode.obs[0][1] == 0 for episode in found)
 
     def test_what_it_keeps_holds_no_batch(self) -> None:
         """The steps of an unfinished episode alone: one env of many may be in an episode for long."""

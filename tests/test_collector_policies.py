@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from countdown import Countdown, DictObs
 from gymnasium import spaces
 
 from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector
+from collector.policy.exploration import choose
+from collector.policy.policy_call import PolicyCall, signature_of
 from collector.policy.random_policy import draw
 from vecenv import DummyVectorEnv
 
@@ -169,9 +172,99 @@ class TestFasterPolicies:
         with pytest.raises(ValueError, match="are for policies on tensors"):
             SyncDataCollector(cartpoles(1), lean, frames_per_batch=10, **{name: True})
 
-    def test_graphs_need_a_cuda_device(self) -> None:
-        with pytest.raises(ValueError, match="cudagraph_policy needs the policy on a CUDA device"):
-            SyncDataCollector(cartpoles(1), self.torch.nn.Identity(), frames_per_batch=10, cudagraph_policy=True)
+    @pytest.mark.parametrize("option", [True, {"warmup": 1}, {}])
+    def test_graphs_need_a_cuda_device(self, option: Any) -> None:
+        message = "cudagraph_policy needs the policy on a CUDA device, and it is on cpu: pass policy_device"
+        with pytest.raises(ValueError, match=message):
+            SyncDataCollector(cartpoles(1), self.torch.nn.Identity(), frames_per_batch=10, cudagraph_policy=option)
+
+    def test_compile_policy_is_torch_compile_with_the_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch, seen = self.torch, []
+
+        def compile(policy: Any, **options: Any) -> Any:
+            seen.append((policy, options))
+            return policy
+
+        monkeypatch.setattr(torch, "compile", compile)
+
+        def policy(obs: Any) -> Any:
+            return (obs[:, 2] > 0).long()
+
+        options = {"frames_per_batch": 8, "policy_device": "cpu"}
+        for option in (True, {"mode": "default", "dynamic": False}):
+            with SyncDataCollector(cartpoles(2), policy, compile_policy=option, **options) as collector:
+                assert collector.rollout().frames == 8
+        assert seen == [(policy, {}), (policy, {"mode": "default", "dynamic": False})]
+
+    @pytest.mark.parametrize("form", ["distribution", "state", "tensordict"])
+    def test_graphs_are_those_of_tensordict_in_rounds_of_all_rows(
+        self, form: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One for each exploration type, which returns tensors alone; other rounds call the policy as it is."""
+        torch, made = self.torch, []
+        nn = pytest.importorskip("tensordict.nn")
+
+        class Graph:
+            def __init__(self, policy: Any, **options: Any) -> None:
+                self.policy, self.options, self.sizes = policy, options, []
+                made.append(self)
+
+            def __call__(self, *args: Any, **named: Any) -> Any:
+                self.sizes.append(len(args[0]))
+                output = self.policy(*args, **named)
+                if form != "tensordict":
+                    assert {type(each) for each in output.values()} == {torch.Tensor}
+                return output
+
+        monkeypatch.setattr(nn, "CudaGraphModule", Graph)
+        policies = {
+            "distribution": lambda obs: torch.distributions.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1)),
+            "state": lambda obs, state: ((obs[:, 2] < 0).long(), torch.zeros(len(obs)) if state is None else state),
+            "tensordict": nn.TensorDictModule(lambda x: (x[:, 2] < 0).long(), ["observation"], ["action"]),
+        }
+        policy, space = policies[form], spaces.Box(-9, 9, (4,))
+        call = PolicyCall(policy, signature_of(policy, space), 4, ExplorationType.MODE, cudagraph={"warmup": 1})
+        obs = torch.randn(4, 4)
+        for k, wanted in ((4, "mode"), (3, "mode"), (4, "mode"), (4, "random"), (4, "mode")):
+            call.exploration = ExplorationType(wanted)
+            rows = call.rows_of(np.arange(k))
+            rows = tuple(map(torch.from_numpy, rows)) if call.wants_rows else ()
+            action = call((obs[:k], rows) if call.wants_rows else obs[:k])["action"]
+            assert action.shape == (k,)
+            if wanted == "mode":
+                assert torch.equal(action, (obs[:k, 2] < 0).long())
+        assert [graph.sizes for graph in made] == [[4, 4, 4], [4]]
+        assert [graph.options for graph in made] == [{"warmup": 1}] * 2
+
+    def test_without_tensordict_graphs_are_an_import_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "tensordict.nn", None)
+        with pytest.raises(ImportError, match="cudagraph_policy needs tensordict: pip install"):
+            PolicyCall(lean, signature_of(lean, None), 4, ExplorationType.MODE, cudagraph={})
+
+    @pytest.mark.parametrize(
+        ("name", "is_normal"),
+        [("LogNormal", True), ("Independent", True), ("Tanh", True), ("Categorical", False)],
+    )
+    def test_samples_are_torchs_and_those_of_normals_wait_for_no_value(self, name: str, is_normal: bool) -> None:
+        """On a device, that would be a wait for it, and the end of a recording."""
+        torch, made = self.torch, self.torch.distributions
+        loc, scale = torch.randn(8, 4).requires_grad_(), torch.full((8, 4), 0.5)
+        normal = made.Independent(made.Normal(loc, scale), 1)
+        distribution = {
+            "LogNormal": lambda: made.LogNormal(loc, scale),
+            "Independent": lambda: normal,
+            "Tanh": lambda: made.TransformedDistribution(normal, [made.TanhTransform()]),
+            "Categorical": lambda: made.Categorical(logits=loc),
+        }[name]()
+        torch.manual_seed(3)
+        with torch.profiler.profile() as profile:
+            drawn = choose(distribution, ExplorationType.RANDOM)
+        torch.manual_seed(3)
+        assert torch.equal(drawn, distribution.sample())
+        assert not drawn.requires_grad
+        names = {event.name for event in profile.events()}
+        assert ("aten::normal_" in names) == is_normal
+        assert not is_normal or names.isdisjoint({"aten::item", "aten::_local_scalar_dense"})
 
 
 class TestSignatures:

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("array_api_compat")
 
 from collector_envs import kinds  # noqa: E402
-from device_double import LateCopier  # noqa: E402
+from device_double import LateTransfer  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 from transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
 
 from collector import SyncDataCollector  # noqa: E402
-from collector.device.transfer import PinnedTransfer  # noqa: E402
 from collector.device.transformed_on_device import TransformedOnDevice  # noqa: E402
 from tests.backends import FULL  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv, nest  # noqa: E402
@@ -185,10 +183,8 @@ def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
 class Launch(Transform):
     """Sees what a kernel would: all copies that were queued before it have run."""
 
-    copier: Any = None
-
     def observe(self, obs: Any) -> Any:
-        self.copier.kernel()
+        LateTransfer.kernel()
         return obs
 
 
@@ -198,14 +194,9 @@ class Launch(Transform):
 def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
     space, make = CHAINS[chain]
-    copier = LateCopier()
-
-    def late(device: Any, rows: int, **options: Any) -> Any:
-        return PinnedTransfer(device, rows, copier=copier, **options)
-
+    LateTransfer.log.clear()
     if device == "late":
-        monkeypatch.setattr("collector.device.transformed_on_device.make_transfer", late)
-    monkeypatch.setattr(Launch, "copier", copier)
+        monkeypatch.setattr("collector.device.transformed_on_device.Transfer", LateTransfer)
     name = device.replace("late", "cpu")
     venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), [Launch(), make()], name)
     with (
@@ -213,4 +204,4 @@ def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, m
         kind(venv, Linear().to(name), frames_per_batch=30) as others,
     ):
         assert_same(batches(others), batches(ours), 1e-5)
-    assert ("copy" in copier.log) == (device == "late")
+    assert ("copy" in LateTransfer.log) == (device == "late")

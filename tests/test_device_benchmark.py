@@ -15,7 +15,7 @@ def test_every_part_runs_on_the_cpu(tmp_path, capsys):
     target = tmp_path / "gpu.json"
     assert gpu.main(["--device", "cpu", "--fast", "--envs", "2", "--json", str(target)]) == 0
     figures = json.loads(target.read_text())["figures"]
-    assert {each["part"] for each in figures} == {"frames", "path", "idle", "policy"}
+    assert {each["part"] for each in figures} == {"frames", "path", "idle"}
     assert all(min(each["rounds"]) > 0 for each in figures if each["part"] != "idle")
     assert all(0 <= share < 1 for each in figures if each["part"] == "idle" for share in each["rounds"])
     assert all(ratio > 0 for each in figures for ratio in each["ratios"])

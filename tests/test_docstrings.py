@@ -16,9 +16,7 @@ MODULES = [
 
 
 def test_there_are_examples_to_run():
-    assert {"vecenv.venvs", "vecenv.nest", "vecenv.facades.to_gymnasium.vector_env", "collector.sync_collector"} <= set(
-        MODULES
-    )
+    assert {"vecenv.venvs", "vecenv.nest", "vecenv.facades.to_gymnasium", "collector.sync_collector"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -26,7 +26,7 @@ from vecenv import (
     VectorEnvNormObs,
     make_vec,
 )
-from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.sb3 import DummyVecEnv, SubprocVecEnv
 from vecenv.testing import CountingEnv, RaisesOnStep
 from vecenv.tuning.auto_backend import choose_backend

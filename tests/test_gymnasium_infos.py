@@ -7,7 +7,7 @@ from gymnasium_cases import OURS, Reports, assert_same
 
 from tests.backends import FULL
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
-from vecenv.facades.to_gymnasium.vector_infos import vector_infos
+from vecenv.facades.vector_infos import vector_infos
 
 
 class Original(gym.vector.VectorEnv):

@@ -16,12 +16,10 @@ HEAVY = ["torch", "ray", "tensordict", "pettingzoo", "envpool", "dm_control", "m
 HEAVY += ["msgspec", "tyro", "imageio", "yaml", "tomli"]
 HEAVY += ["pandas", "scipy", "matplotlib", "rich", "psutil", "hypothesis", "pytest"]
 NEED_TORCH = [
-    "policy.torch_policy",
+    "device.math_libraries",
     "device.tensors",
     "device.torch_vector_env",
-    "prepare",
-    "policy.cuda_graphs",
-    "mlp",
+    "policy.mlp",
 ]
 PUBLIC = {
     "vecenv": {"BaseVectorEnv", "DummyVectorEnv", "SubprocVectorEnv", "ShmemVectorEnv"},
@@ -125,9 +123,7 @@ def test_all_is_sorted_complete_and_documented(package):
         ("vecenv.testing", ["check_vector_env", "FakeBackend"]),
         ("vecenv.envs.atari_env", ["AtariVectorEnv"]),
         ("vecenv.sb3", ["DummyVecEnv", "SubprocVecEnv"]),
-        ("collector.prepare", ["prepare_policy"]),
         ("collector.policy", ["Policy", "RandomPolicy", "ExplorationType"]),
-        ("collector.mlp", ["MLPPolicy"]),
     ],
 )
 def test_documented_import_paths_work(module, names):

@@ -23,8 +23,7 @@ from vecenv.backends.memory.layout import Leaf, ObjectLeaf, common_layout, space
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
 from vecenv.backends.pool import watchdog
 from vecenv.backends.pool.process_worker import ProcessWorker
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.seeding import next_seed, seed_chain, spread_seeds
+from vecenv.engine.arguments import as_ids, next_seed, seed_chain, spread_seeds
 from vecenv.portability import PORTABLE
 
 

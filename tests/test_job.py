@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
 from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
-from collector.store.files import system_calls
+from collector.store import system_calls
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
 
@@ -318,13 +317,6 @@ class TestFolders:
         (tmp_path / "file").write_text("")
         with pytest.raises(DatasetError, match=r"cannot write to .*file.x: Not a directory; choose another"):
             run_job(job(), tmp_path / "file" / "x")
-
-    def test_a_folder_of_the_first_form_is_refused_and_says_so(self, tmp_path: Path) -> None:
-        (tmp_path / "manifest.json").write_text("{}")
-        for attempt in (partial(run_job, job()), partial(run_job, job(), overwrite=True), resume_job):
-            with pytest.raises(DatasetError, match=r"first form .*Dataset and load_episodes read them.*another folder"):
-                attempt(tmp_path)
-        assert (tmp_path / "manifest.json").read_text() == "{}"
 
 
 class TestSignals:

@@ -208,9 +208,6 @@ class TestCommandLine:
         assert "3 of 3 episodes, played again with the policy, are the same bit for bit" in capsys.readouterr().out
         assert main(["plot", str(folder), "--out", str(tmp_path / "b.png")]) == 0
         assert (tmp_path / "b.png").is_file()
-        assert main(["export", str(folder), "--to", "npz", "--out", str(tmp_path / "all.npz")]) == 0
-        with np.load(tmp_path / "all.npz", allow_pickle=False) as arrays:
-            assert len(arrays["reward"]) == data.steps
         assert main(["resume", str(folder), "--no-plot"]) == 0
         assert "it was complete already" in capsys.readouterr().out
         assert main(["run", str(file), "--out", str(folder)]) == 1

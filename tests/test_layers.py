@@ -21,7 +21,7 @@ PACKAGES = ("vecenv", "collector")
 # An entry stands for the module and everything inside it, `vecenv` and `collector` for their `__init__` alone.
 LAYERS = """
     vecenv.errors vecenv.nest vecenv.spaces vecenv.running_mean_std vecenv.portability vecenv.ray_cluster
-    vecenv.backends.memory vecenv.backends.ipc vecenv.backends.system_limits vecenv.openmp
+    vecenv.backends.memory vecenv.backends.ipc vecenv.backends.system_limits
     vecenv.backends.host
     vecenv.backends.worker
     vecenv.backends.pool
@@ -31,13 +31,16 @@ LAYERS = """
     vecenv.venvs
     vecenv.tuning
     vecenv.wrappers
-    vecenv.norm_obs vecenv.envs vecenv.transforms vecenv.facades vecenv.sb3 vecenv.creator
+    vecenv.norm_obs vecenv.creator
+    vecenv.envs
+    vecenv.transforms vecenv.facades
+    vecenv.sb3
     vecenv.testing
     vecenv vecenv.__main__
     collector.timing collector.interruptor
     collector.arguments collector.batch collector.episodes collector.device
     collector.store
-    collector.policy collector.mlp collector.prepare
+    collector.policy
     collector.loops
     collector.env_source collector.collect collector.evaluation collector.base_collector
     collector.sync_collector collector.async_collector collector.rollouts
@@ -45,27 +48,27 @@ LAYERS = """
     collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.strip().splitlines()) for entry in entries.split()}
-ALIASES = {"interruptor", "mlp", "prepare", "timing"}
+ALIASES = {"interruptor", "timing"}
 """Small modules that the tree in docs/design.md leaves out."""
 
 CORE_LIBRARIES = frozenset({"numpy", "gymnasium", "cloudpickle"})
 # Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
 OPTIONAL = """
     pettingzoo envpool dm_control dm_env mujoco ale_py: vecenv/envs/*
-    torch: collector/** vecenv/openmp.py
-    tensordict: collector/batch/tensordict_form.py collector/policy/signature.py
+    torch: collector/** vecenv/backends/pool/spinning_threads.py
+    tensordict: collector/batch/tensordict_form.py collector/policy/policy_call.py
     torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/facades/sb3_agents.py
     matplotlib: collector/jobs/look.py
-    threadpoolctl: vecenv/backends/pool/openmp_release.py
-    msgspec: collector/jobs/**
+    threadpoolctl: vecenv/backends/pool/spinning_threads.py
+    msgspec: collector/jobs/** collector/store/schema.py
     tyro: collector/jobs/cli.py collector/jobs/commands.py
     yaml tomli: collector/jobs/job.py
     imageio imageio_ffmpeg: collector/jobs/replay.py
     rich: collector/jobs/report.py collector/cluster/display.py
-    array_api_compat cv2: vecenv/transforms/*
-    h5py minari PIL: collector/store/export/*
+    cv2: vecenv/transforms/*
+    minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**
 """
 OPTIONAL_LIBRARIES = {
@@ -77,7 +80,7 @@ OPTIONAL_LIBRARIES = {
 # Private names of libraries, where there is no public way to the same thing; each use has its reason beside it.
 PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
-PRIVATE |= {"_C", "_is_profiler_enabled", "_cuda_endAllocateToPool", "_validate_args"}  # of torch
+PRIVATE |= {"_C", "_is_profiler_enabled"}  # of torch
 PRIVATE |= {"_reset", "_state_keys"}  # of envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
 

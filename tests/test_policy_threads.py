@@ -26,7 +26,7 @@ from vecenv import DummyVectorEnv
 
 torch = pytest.importorskip("torch")
 
-from collector.device.policy_threads import policy_threads  # noqa: E402
+from collector.device.math_libraries import policy_threads  # noqa: E402
 from collector.policy.mlp import MLPPolicy  # noqa: E402
 
 CALLER = 3
@@ -240,7 +240,7 @@ class TestOpenMP:
 
     @pytest.mark.parametrize("imported", ["before", "after"])
     def test_a_process_that_is_forked_after_learning_collects(self, imported: str) -> None:
-        source = "from collector import SyncDataCollector\nfrom collector.device import policy_threads\n"
+        source = "from collector import SyncDataCollector\nfrom collector.device import math_libraries\n"
         program = f"""
 import os, signal, sys
 import gymnasium, torch

@@ -20,7 +20,7 @@ from gymnasium.wrappers.vector import ClipReward
 
 from collector import AsyncDataCollector, Dataset, DatasetError, EpisodeSeeds, RecordEpisodes, StoreWriter
 from collector import SyncDataCollector as Collector
-from collector.store.files import system_calls
+from collector.store import system_calls
 from tests.ctrl_c import interrupted
 from tests.numbered import N, Numbered, actions, assert_whole, env_fns
 from vecenv import DummyVectorEnv, TransformedVectorEnv

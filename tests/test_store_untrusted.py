@@ -23,7 +23,7 @@ from collector.jobs.playing import Plan
 from collector.jobs.replay import make_videos
 from collector.jobs.report import make_console, rows_of, table_of
 from collector.jobs.run import JobState, resume_job, run_job
-from collector.store.files import system_calls
+from collector.store import system_calls
 from tests.backends import FULL
 from tests.hostile import lines_of, put_lines
 from tests.stored import episode, write
@@ -84,9 +84,9 @@ WAYS: tuple[Callable[[Path], object], ...] = (
     lambda folder: run_job(JOB, folder, overwrite=True),
     lambda folder: StoreWriter(folder, None, resume=True),
 )
-QUICK = ("shards/w000", "dataset.json", "manifest.jsonl.partial", "writer.lock")
+QUICK = ("shards/000000", "dataset.json", "manifest.jsonl.partial", "writer.lock")
 NAMES = (
-    *("shards", "shards/w000/000000.npz", "shards/w000/000099.npz", "shards/w000/more/deep", "manifest.jsonl"),
+    *("shards", "shards/000000/obs.npy", "shards/000099", "shards/000000/more/deep", "manifest.jsonl"),
     *("metrics.jsonl", "statistics.json", "returns.png", "videos", "tensorboard/events"),
 )
 
@@ -100,7 +100,7 @@ def link(path: Path, target: Path) -> dict[str, Any]:
         target.write_bytes(b"of others")
     else:
         target.mkdir()
-        (target / "000001.npz").write_bytes(b"of others")
+        (target / "000001").write_bytes(b"of others")
     path.symlink_to(target)
     return contents(target.parent)
 
@@ -119,7 +119,7 @@ class TestLinks:
             assert contents(folder.parent) == before, name
 
     def test_a_fifo_neither_blocks_nor_is_written_to(self, stopped: Path, tmp_path: Path) -> None:
-        for i, name in enumerate(("writer.lock", "metrics.jsonl", "shards/w000/000099.npz")):
+        for i, name in enumerate(("writer.lock", "metrics.jsonl", "shards/000099")):
             folder = Path(shutil.copytree(stopped, tmp_path / str(i)))
             (folder / name).unlink(missing_ok=True)
             os.mkfifo(folder / name)
@@ -138,15 +138,15 @@ class TestLinks:
         with StoreWriter(tmp_path / "c", json.loads((tmp_path / "b/dataset.json").read_text())) as writer:
             writer.add(episode(0))
             writer.commit()
-            (tmp_path / "c/shards/w000").rename(tmp_path / "elsewhere")
-            (tmp_path / "c/shards/w000").symlink_to(tmp_path / "elsewhere")
+            (tmp_path / "c/shards").rename(tmp_path / "elsewhere")
+            (tmp_path / "c/shards").symlink_to(tmp_path / "elsewhere")
             writer.add(episode(1))
             before = contents(tmp_path / "elsewhere")
-            with pytest.raises(DatasetError, match="shards/w000 is a link"):
+            with pytest.raises(DatasetError, match="shards is a link"):
                 writer.commit()
             assert contents(tmp_path / "elsewhere") == before
-            (tmp_path / "c/shards/w000").unlink()
-            (tmp_path / "elsewhere").rename(tmp_path / "c/shards/w000")
+            (tmp_path / "c/shards").unlink()
+            (tmp_path / "elsewhere").rename(tmp_path / "c/shards")
             writer.commit()
             # The folder itself stays the one that was opened, whatever takes its name.
             (tmp_path / "c").rename(tmp_path / "d")
@@ -206,7 +206,7 @@ class TestMemory:
     @pytest.mark.usefixtures("_little")
     def test_a_line_that_names_large_spaces_takes_none(self, tmp_path: Path) -> None:
         box = {"type": "Box", "dtype": "float32", "shape": [2**24], "low": 0, "high": 1}
-        head = {"format": "vecenv dataset", "version": 2, "job": None, "versions": {}}
+        head = {"format": "vecenv dataset", "version": 3, "job": None, "versions": {}}
         head["observation_space"] = {"type": "Dict", "spaces": dict.fromkeys("abcd", box)}
         (tmp_path / "dataset.json").write_text(json.dumps(head))
         space = Dataset(tmp_path).observation_space
@@ -223,7 +223,7 @@ class TestMemory:
             for number in (2**50, 2**53 - 1):
                 for changed in (
                     [*lines[:-1], {**lines[-1], "episodes": [number, *lines[-1]["episodes"][1:]]}],
-                    [*lines, {"state": {"skipped": [number]}}],
+                    [*lines, {"line": "note", "state": {"skipped": [number]}}],
                 ):
                     put_lines(folder, changed)
                     before = contents(folder)
@@ -294,14 +294,12 @@ class TestChecks:
     @pytest.mark.usefixtures("unplayed")
     def test_each_entry_of_the_manifest(self, folder: Path) -> None:
         refused = 0
-        lines = [*lines_of(folder), {"state": {"skipped": [39]}, "failed": {"skipped": 1}}]
+        lines = [*lines_of(folder), {"line": "note", "state": {"skipped": [39]}, "failed": {"skipped": 1}}]
         for which in (0, 1, len(lines) - 1):
-            entries = lines[which].get("layout", lines[which])
-            for key in entries:
+            for key in lines[which]:
                 for value in (*VALUES, {"skipped": [-1]}, {"skipped": [0.5]}, {"skipped": "12"}, {"skipped": [0]}):
-                    changed = {name: each for name, each in {**entries, key: value}.items() if each is not DROP}
-                    line = {"layout": changed} if "layout" in lines[which] else changed
-                    put_lines(folder, [*lines[:which], line, *lines[which + 1 :]])
+                    changed = {name: each for name, each in {**lines[which], key: value}.items() if each is not DROP}
+                    put_lines(folder, [*lines[:which], changed, *lines[which + 1 :]])
                     torn(folder)
                     refused += is_refused(folder, (str(which), key), value)
         assert refused > 100
@@ -309,9 +307,9 @@ class TestChecks:
 
 def torn(folder: Path) -> None:
     """What a job that is resumed removes."""
-    (folder / "shards/w000/000099.npz").write_bytes(b"not in the manifest")
+    (folder / "shards/000099").write_bytes(b"not in the manifest")
     with open(folder / "manifest.jsonl", "a") as file:
-        file.write('{"file": "sha')
+        file.write('{"line": "sha')
 
 
 def is_refused(folder: Path, *what: Any) -> bool:
@@ -326,7 +324,7 @@ def is_refused(folder: Path, *what: Any) -> bool:
         assert what[0][-1] in NAMED, what
         assert contents(folder) == before, what
         return True
-    assert not (folder / "shards/w000/000099.npz").exists()
+    assert not (folder / "shards/000099").exists()
     torn(folder)
     return False
 
@@ -347,4 +345,4 @@ def test_overwriting_removes_the_manifest_from_the_disk_before_the_shards(
     for name in ("unlink", "fsync", "rmdir"):
         monkeypatch.setattr(system_calls, name, noted(name, getattr(system_calls, name)))
     StoreWriter(tmp_path / "a", json.loads((tmp_path / "a/dataset.json").read_text()), overwrite=True).close()
-    assert made[:4] == ["unlink manifest.jsonl", "unlink dataset.json", "fsync", "unlink 000000.npz"]
+    assert made[:4] == ["unlink manifest.jsonl", "unlink dataset.json", "fsync", "unlink action.npy"]

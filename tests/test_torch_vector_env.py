@@ -11,12 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases import Writes, counting, playing  # noqa: E402
-from device_double import LateCopier  # noqa: E402
+from device_double import LateTransfer  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
 from collector import TorchVectorEnv  # noqa: E402
 from collector.device.tensors import resolve_device  # noqa: E402
-from collector.device.transfer import PinnedTransfer, memory_of  # noqa: E402
 from tests.backends import FULL  # noqa: E402
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest  # noqa: E402
 
@@ -166,71 +165,45 @@ class TestOnTheCpu:
                 assert tensor.data_ptr() == array.ctypes.data
 
 
-class Late(TorchVectorEnv):
-    """On a device that is as late as it may be."""
-
-    registers = True
-
-    def _make_transfer(self) -> Any:
-        self.copier = LateCopier(registers=self.registers)
-        return PinnedTransfer(
-            self.device, self.venv.env_num, memory=memory_of(self.venv), fresh=True, copier=self.copier
-        )
-
-
 class TestRounds:
-    @pytest.mark.parametrize("copy", [True, False])
-    def test_a_step_is_one_copy_a_leaf_one_mark_and_one_wait(self, copy: bool) -> None:
-        with Late(DummyVectorEnv(counting(3, form="dict"), copy=copy), "cpu") as venv:
+    """On a device that copies as late as it may."""
+
+    @pytest.fixture(autouse=True)
+    def _late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("collector.device.torch_vector_env.Transfer", LateTransfer)
+
+    def test_a_step_is_one_copy_a_leaf_and_one_wait(self) -> None:
+        with TorchVectorEnv(DummyVectorEnv(counting(3, form="dict")), "cpu") as venv:
             venv.reset()
             for i in range(4):
-                venv.copier.log.clear()
+                LateTransfer.log.clear()
                 obs = venv.step(torch.full((3,), i))[0]
-            copies = 1 + len(list(nest.leaves(obs))) + 3
-            log = [entry for entry in venv.copier.log if entry != "empty"]
-            assert log == ["copy", "wait"] + ["copy"] * (copies - 1)
+            copies = len(list(nest.leaves(obs))) + 3
+            assert LateTransfer.log == ["copy", "record", "wait"] + ["copy"] * copies + ["record"]
 
-    @pytest.mark.parametrize(
-        ("copy", "registers"), [(False, True), (False, False), pytest.param(True, True, marks=FULL)]
-    )
-    def test_envs_write_nothing_that_is_still_being_copied(self, copy: bool, registers: bool) -> None:
+    @pytest.mark.parametrize("copy", [False, pytest.param(True, marks=FULL)])
+    def test_envs_write_nothing_that_is_still_being_copied(self, copy: bool) -> None:
+        """Nor does the one on another device, around the same envs."""
         with (
-            Late(ShmemVectorEnv(counting(3, form="dict"), copy=copy), "cpu") as venv,
+            TorchVectorEnv(ShmemVectorEnv(counting(3, form="dict"), copy=copy), "cpu") as venv,
             DummyVectorEnv(counting(3, form="dict")) as plain,
         ):
-            venv._transfer._copier._registers = registers
+            other = venv.to("cpu")
+            assert other is not venv
+            assert other.venv is venv.venv
             got, want = [venv.reset()[0]], [plain.reset()[0]]
             for i in range(20):
-                actions = torch.full((3,), i)
+                actions, one = torch.full((3,), i), (venv, other)[i % 7 == 6]
                 if i % 5 == 4:
-                    got.append(venv.reset()[0]), want.append(plain.reset()[0])
+                    got.append(one.reset()[0]), want.append(plain.reset()[0])
                 elif i % 5 == 3:
-                    venv.send(actions)
-                    got.append(venv.recv()[0]), want.append(plain.step(actions.numpy())[0])
+                    one.send(actions)
+                    got.append(one.recv()[0]), want.append(plain.step(actions.numpy())[0])
                 else:
-                    got.append(venv.step(actions)[0]), want.append(plain.step(actions.numpy())[0])
-            venv.copier.kernel()
+                    got.append(one.step(actions)[0]), want.append(plain.step(actions.numpy())[0])
+            LateTransfer.kernel()
             for tensors, arrays in zip(got, want, strict=True):
                 same(tensors, arrays)
-            assert any(venv._transfer.registered) == (registers and not copy)
-
-    def test_two_devices_wait_for_each_other(self) -> None:
-        with Late(ShmemVectorEnv(counting(3), copy=False), "cpu") as one:
-            other = one.to("cpu")
-            assert other is not one
-            assert other.venv is one.venv
-            kept = [one.reset()[0], other.step([1, 2, 3])[0], one.step([4, 5, 6])[0], other.reset()[0]]
-            one.copier.kernel(), other.copier.kernel()
-            assert [obs[:, 4].tolist() for obs in kept] == [[-1] * 3, [1, 2, 3], [4, 5, 6], [-1] * 3]
-
-    def test_closing_waits_for_what_is_on_its_way(self) -> None:
-        venv = Late(ShmemVectorEnv(counting(3), copy=False), "cpu")
-        obs = venv.reset()[0]
-        venv.close()
-        venv.close()
-        assert obs[:, 0].tolist() == [0, 1, 2]
-        assert venv.copier.log.count("wait") == 1
-        assert venv.is_closed
 
 
 class TestAround:
@@ -305,14 +278,3 @@ class TestBadInput:
                 TorchVectorEnv(inner, "cuda:99")
             with pytest.raises(ValueError, match="no device cuda:99"):
                 TorchVectorEnv(inner, "cpu").to("cuda:99")
-
-
-@needs_cuda
-class TestOnCuda:
-    def test_observations_are_copied_out_of_registered_memory(self) -> None:
-        with TorchVectorEnv(ShmemVectorEnv(counting(3, form="dict"), copy=False), "cuda") as venv:
-            obs, _ = venv.reset()
-            assert all(venv._transfer.registered)
-            for i in range(200):
-                obs = venv.step(torch.full((3,), i % 50, device="cuda"))[0]
-                assert {leaf.device.type for leaf in nest.leaves(obs)} == {"cuda"}

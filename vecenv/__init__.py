@@ -38,14 +38,15 @@ if TYPE_CHECKING:
     from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
     from vecenv.envs.parallel_env import ParallelEnv, SerialEnv
     from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv
-    from vecenv.envs.pools.native_vector_env import from_gymnasium
+    from vecenv.envs.pools.from_gymnasium import from_gymnasium
     from vecenv.envs.step_mdp import step_mdp
     from vecenv.envs.truncated_as_terminated import TruncatedAsTerminated
     from vecenv.facades.make_vec import make_vec
-    from vecenv.facades.to_gymnasium.sync_and_async import AsyncVectorEnv, SyncVectorEnv
-    from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
+    from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
+    from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
-    from vecenv.transforms.transform import Compose, Transform
+    from vecenv.transforms.compose import Compose
+    from vecenv.transforms.transform import Transform
     from vecenv.transforms.transformed_env import TransformedEnv
     from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
     from vecenv.transforms.vec_norm import VecNorm
@@ -115,15 +116,15 @@ __version__ = "0.1.0"
 # Names that are loaded when they are first used, with the module of each: not every program needs what they stand on.
 _LOADED_WHEN_USED = {
     "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
-    "AsyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
+    "AsyncVectorEnv": "vecenv.facades.sync_and_async",
     "AtariVectorEnv": "vecenv.envs.atari_env",
-    "Compose": "vecenv.transforms.transform",
+    "Compose": "vecenv.transforms.compose",
     "ContinuousToDiscrete": "vecenv.envs.discretize",
     "DMControlEnv": "vecenv.envs.dm_control_env",
     "EnvCreator": "vecenv.creator",
     "EnvPoolVectorEnv": "vecenv.envs.pools.envpool_env",
     "GymEnv": "vecenv.envs.gym_env",
-    "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium.vector_env",
+    "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium",
     "MultiDiscreteToDiscrete": "vecenv.envs.discretize",
     "MultiThreadedEnv": "vecenv.envs.multi_threaded",
     "MultiThreadedEnvWrapper": "vecenv.envs.multi_threaded",
@@ -133,7 +134,7 @@ _LOADED_WHEN_USED = {
     "SB3VecEnv": "vecenv.facades.to_sb3",
     "SerialEnv": "vecenv.envs.parallel_env",
     "SharedState": "vecenv.backends.memory.shared_state",
-    "SyncVectorEnv": "vecenv.facades.to_gymnasium.sync_and_async",
+    "SyncVectorEnv": "vecenv.facades.sync_and_async",
     "Transform": "vecenv.transforms.transform",
     "TransformedEnv": "vecenv.transforms.transformed_env",
     "TransformedVectorEnv": "vecenv.transforms.transformed_vector_env",
@@ -142,7 +143,7 @@ _LOADED_WHEN_USED = {
     "TuneRow": "vecenv.tuning.tune_result",
     "VecNorm": "vecenv.transforms.vec_norm",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
-    "from_gymnasium": "vecenv.envs.pools.native_vector_env",
+    "from_gymnasium": "vecenv.envs.pools.from_gymnasium",
     "make_vec": "vecenv.facades.make_vec",
     "step_mdp": "vecenv.envs.step_mdp",
     "tune": "vecenv.tuning.tune",

@@ -10,14 +10,21 @@ import numpy as np
 
 from vecenv.backends.base import Backend
 from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
-from vecenv.engine.arguments.checks import check_count, check_env_fns, check_timeout, own_env_fns
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.seeding import check_seed, seed_chain, spread_seeds
+from vecenv.engine.arguments import (
+    as_ids,
+    check_count,
+    check_env_fns,
+    check_seed,
+    check_timeout,
+    own_env_fns,
+    seed_chain,
+    spread_seeds,
+)
 from vecenv.engine.engine import Engine
-from vecenv.engine.interrupts import INTERRUPTS
-from vecenv.engine.not_started import NotStarted
-from vecenv.engine.reported import env_ids, reported
+from vecenv.engine.env_calls import env_ids, reported
+from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.results import Step
+from vecenv.engine.status import INTERRUPTS
 
 
 class BaseVectorEnv:
@@ -291,8 +298,8 @@ class BaseVectorEnv:
         seconds of each worker inside rounds; `slowest_worker`, `slowest_env_ids`: the busiest and its envs; `restarts`:
         of workers; `absorbed`: failures that on_error="restart" turned into truncated rows. With worker processes,
         unless `wait_num` or `timeout` is set, also whether OpenMP threads of this process are ended before rounds,
-        because they take the workers' CPUs: `openmp_active`, `openmp_rounds` (how many so far), `openmp_gain` (duration
-        of an iteration of the caller's loop without it by that with it; None if not measured).
+        because they take the workers' CPUs: `openmp_active`, `openmp_rounds` (how many so far); and whether OpenBLAS's
+        were made to sleep sooner: `openblas_shortened`.
         """
         return self.engine.stats()
 

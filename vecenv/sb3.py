@@ -11,7 +11,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.facades.driver import check_facade_options
 from vecenv.facades.sb3_agents import AgentMonitor, AgentRolloutBuffer
 from vecenv.facades.to_sb3 import SB3VecEnv
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
@@ -19,14 +19,6 @@ from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 __all__ = ["AgentMonitor", "AgentRolloutBuffer", "DummyVecEnv", "SubprocVecEnv"]
 
 EnvFns = Sequence[Callable[[], Any] | str]
-NOT_OFFERED = {
-    "wait_num": "all envs step together here; use a vecenv class directly, whose step returns those that are ready",
-    "timeout": "all envs step together here; step_timeout ends an env that hangs",
-    "stack_obs": "observations are always stacked, as SB3 takes them",
-    "worker_fn": "make a BaseVectorEnv(env_fns, worker_fn) and wrap it: SB3VecEnv(venv)",
-    "backend": "make a BaseVectorEnv(env_fns, backend=...) and wrap it: SB3VecEnv(venv)",
-    "context": "SB3 calls it start_method, and only SubprocVecEnv has it",
-}
 
 
 class _OwningVecEnv(SB3VecEnv):
@@ -34,9 +26,8 @@ class _OwningVecEnv(SB3VecEnv):
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
         """Refuse arguments that do not apply before any env is made; close the envs if they do not fit SB3."""
-        for name in sorted(NOT_OFFERED.keys() & options.keys()):
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}: {NOT_OFFERED[name]}")
-        check_options(type(self), options, type(self), kind, hidden=("venv", *NOT_OFFERED))
+        context = "SB3 calls it start_method, and only SubprocVecEnv has it"
+        check_facade_options(type(self), kind, options, context=context)
         venv = kind(env_fns, **arguments, **options)
         try:
             super().__init__(venv)

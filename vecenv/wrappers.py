@@ -10,10 +10,9 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.round_requests import round_envs
-from vecenv.engine.interrupts import INTERRUPTS
+from vecenv.engine.arguments import as_ids, round_envs
 from vecenv.engine.recovery import is_repeated
+from vecenv.engine.status import INTERRUPTS
 from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
 
@@ -153,8 +152,8 @@ class RowWiseWrapper(VectorEnvWrapper):
     then that is a TypeError. The resets by which `seed` and `set_seed` seed envs pass `map_reset` too.
 
     A wrapper that keeps something along an episode also defines `map_repeated`, for the row of an env that failed
-    (`on_error="restart"`), which repeats an observation; and `episode_states` and `go_on_from`, for `get_state` and
-    `set_state`.
+    (`on_error="restart"`), which repeats an observation; and `episode_state` and `set_episode_state`, as transforms do,
+    for `get_state` and `set_state`.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -216,24 +215,23 @@ class RowWiseWrapper(VectorEnvWrapper):
         """What is returned for rows (k, ...) of envs that failed, whose `obs` is that of the step before."""
         return self.map_step(obs, rew, terminated, truncated, info)
 
-    def episode_states(self, ids: np.ndarray) -> list[dict[str, Any]] | None:
-        """What is kept along the episodes of these envs, a dict for each; None if nothing is."""
-        return None
+    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
+        """The state that is kept along the episodes of these envs: a tree of arrays (k, ...), empty if nothing is."""
+        return {}
 
-    def go_on_from(self, ids: np.ndarray, states: list[dict[str, Any]] | None) -> None:
-        """Go on from what `episode_states` returned: these envs have been put into another state."""
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
+        """Go on from the state that `episode_state` returned for as many envs: they have been put into another one."""
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """As `venv.get_state`, with what is kept along the episodes; NotImplementedError where that has no form."""
-        own = self.episode_states(self._ids(id))
+        """As `venv.get_state`, with the state along the episodes; NotImplementedError where that has no form."""
+        own = self.episode_state(self._ids(id))
         below = self.venv.get_state(id)
-        return below if own is None else [LayerState(*each) for each in zip(below, own, strict=True)]
+        return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """As `venv.set_state`; ValueError for states without, or with other, parts of what is kept here."""
-        ids, own = self._ids(id), None
-        if (now := self.episode_states(ids)) is not None:
-            expected = now[0].keys()
+        """As `venv.set_state`; ValueError for states without, or with other, parts of the state that is kept here."""
+        ids = self._ids(id)
+        if expected := self.episode_state(ids).keys():
             for state in states:
                 if not isinstance(state, LayerState) or state.own.keys() != expected:
                     got = f"with {sorted(state.own)}" if isinstance(state, LayerState) else "without them"
@@ -241,9 +239,9 @@ class RowWiseWrapper(VectorEnvWrapper):
                         f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got one {got}: "
                         "take them by get_state() of a vector env with equal layers"
                     )
-            states, own = [state.below for state in states], [state.own for state in states]
-        self.venv.set_state(states, id)
-        self.go_on_from(ids, own)
+        self.venv.set_state([state.below for state in states] if expected else states, id)
+        for i, state in zip(ids, states, strict=False):
+            self.set_episode_state(np.array([i]), state.own if expected else {})
 
     def _ids(self, id: Any) -> np.ndarray:
         return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))

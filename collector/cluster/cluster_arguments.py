@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collector.batch.info_columns import check_info_keys
-from vecenv.engine.arguments.checks import check_count, check_timeout
+from vecenv.engine.arguments import check_count, check_timeout
 
 OF_ACTORS = {
     "backend",

@@ -35,10 +35,9 @@ from collector.cluster.rollout_batches import RolloutBatches
 from collector.episodes.statistics import CollectStats
 from collector.loops.batch_iterator import BatchIterator
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
-from collector.policy.interface import Policy
+from collector.policy.policy_call import Policy
 from vecenv.backends.worker.rng_seeds import worker_seeds
-from vecenv.engine.arguments.checks import check_count, check_timeout
-from vecenv.engine.arguments.seeding import check_seed, seed_chain
+from vecenv.engine.arguments import check_count, check_seed, check_timeout, seed_chain
 from vecenv.ray_cluster import actor_options, connect
 
 PARTS_OF_STORE = 4

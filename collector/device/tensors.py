@@ -5,6 +5,7 @@ All modules that need torch import it from here, so that one message names what 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,16 @@ def tensors_of(policy: Any) -> list[torch.Tensor]:
 def is_lazy(policy: Any) -> bool:
     """Whether it is a module that makes some of its parameters in its first call."""
     return any(map(torch.nn.parameter.is_lazy, tensors_of(policy)))
+
+
+def moved(policy: Any, device: torch.device) -> Any:
+    """The policy, or a copy of it on the device where it is a module that is elsewhere."""
+    if all(tensor.device == device for tensor in tensors_of(policy)):
+        return policy
+    # The copy draws from the module's own generators: seeding one of those seeds the copy too.
+    values = [value for module in policy.modules() for value in vars(module).values()]
+    kept = {id(value): value for value in values if isinstance(value, torch.Generator)}
+    return copy.deepcopy(policy, kept).to(device)
 
 
 def resolve_device(device: Any) -> torch.device:

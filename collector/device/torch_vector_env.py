@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.device.tensors import as_tensor, resolve_device, to_device, torch
-from collector.device.transfer import make_transfer, memory_of, own_arrays
+from collector.device.transfer import Transfer
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, common_layout
 from vecenv.errors import Partial
@@ -42,7 +42,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     Guarantees: what is returned belongs to the caller and never changes later; on the CPU it shares memory with what
     `venv` returned, so there that holds unless `venv` was made with `copy=False`. On CUDA a step makes one copy a leaf
-    and waits once; a `venv` with `copy=False` is copied from straight out of its memory where CUDA can register that.
+    and waits once.
 
     With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
     `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this
@@ -74,27 +74,18 @@ class TorchVectorEnv(VectorEnvWrapper):
         """What does the work where there are transforms."""
         self._all_tensors = False
         """Whether `final_obs` in infos and the `partial` of an error become tensors."""
-        if transforms is None:
-            self._transfer = self._make_transfer()
-            self._transfers = [self._transfer]
-        else:
+        self._transfer = Transfer(self.device, venv.env_num if hasattr(venv, "env_num") else venv.num_envs)
+        if transforms is not None:
             plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
             plain._all_tensors = True
             self._transformed = TransformedVectorEnv(plain, transforms)
-            self._transfer, self._transfers = plain._transfer, plain._transfers
 
     def to(self, device: Any) -> TorchVectorEnv:
         """Another TorchVectorEnv around the same `venv`, with tensors on `device` and clones of the transforms; this
         one stays usable.
         """
         transforms = None if self._transformed is None else self._transformed.transform.clone()
-        other = type(self)(self.venv, device, reward_dtype=self.reward_dtype, transforms=transforms)
-        # Both share the memory of the envs: before either steps them, the copies of both have to be done.
-        self._transfers.append(other._transfer)
-        other._transfers = self._transfers
-        if other._transformed is not None:
-            other._transformed.venv._transfers = self._transfers
-        return other
+        return type(self)(self.venv, device, reward_dtype=self.reward_dtype, transforms=transforms)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_TRANSFORMS and self._transformed is not None:
@@ -137,7 +128,6 @@ class TorchVectorEnv(VectorEnvWrapper):
         """As `venv.reset`; returns (obs, info) with tensors."""
         if self._transformed is not None:
             return self._transformed.reset(id, **kwargs)
-        self._settle()
         obs, info = self._checked(self.venv.reset, *_positional(id), **_on_host(kwargs))
         return self._tensors(obs), info
 
@@ -160,7 +150,6 @@ class TorchVectorEnv(VectorEnvWrapper):
         if self._transformed is not None:
             step: TensorStep = self._transformed.recv()
             return step
-        self._settle()
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -173,28 +162,9 @@ class TorchVectorEnv(VectorEnvWrapper):
                 error.partial = Partial(partial.env_id, *self._result(partial[1:]))  # type: ignore[attr-defined]
             raise
 
-    def close(self) -> None:
-        """Close `venv`, once no copy reads from its memory any more. Safe to call again."""
-        try:
-            for transfer in self._transfers:
-                transfer.close()
-        finally:
-            self.venv.close()
-
-    def _make_transfer(self) -> Any:
-        rows = self.venv.env_num if hasattr(self.venv, "env_num") else self.venv.num_envs
-        return make_transfer(self.device, rows, memory=memory_of(self.venv), fresh=True)
-
-    def _settle(self) -> None:
-        """Before the envs may write: no copy of what they wrote before is on its way."""
-        for transfer in self._transfers:
-            transfer.settle()
-
     def _actions(self, action: Any) -> Any:
         """Actions as arrays; the wait for them is the one of the step."""
-        arrays = own_arrays(self._transfer, _stacked(action))  # own: an env may keep its action
-        self._settle()
-        return arrays
+        return self._transfer.own_arrays(_stacked(action))  # own: an env may keep its action
 
     def _result(self, step: Sequence[Any]) -> TensorStep:
         obs, rew, terminated, truncated, info = step

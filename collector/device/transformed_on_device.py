@@ -8,7 +8,7 @@ import numpy as np
 
 from collector.device.tensors import resolve_device, torch
 from collector.device.torch_vector_env import check_can_be_tensors
-from collector.device.transfer import make_transfer, memory_of, own_arrays
+from collector.device.transfer import Transfer
 from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 
 
@@ -26,8 +26,7 @@ class TransformedOnDevice(TransformedVectorEnv):
     def __init__(self, venv: Any, transform: Any, device: Any) -> None:
         check_can_be_tensors(venv, type(self).__name__)
         self.device = resolve_device(device)
-        # Of the caller's own: transforms may keep what they get.
-        self._transfer = make_transfer(self.device, len(venv), memory=memory_of(venv), fresh=True)
+        self._transfer = Transfer(self.device, len(venv))
         self._latest: tuple[Any, Any] = (None, None)
         super().__init__(venv, transform)
 
@@ -39,14 +38,14 @@ class TransformedOnDevice(TransformedVectorEnv):
         """The rows, transformed."""
         with torch.no_grad():
             tensors, info = super().map_reset(self._transfer.to_device(obs), info)
-        return self._returned(tensors, own_arrays(self._transfer, tensors)), info
+        return self._returned(tensors, self._transfer.own_arrays(tensors)), info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """The rows, transformed."""
         with torch.no_grad():
             obs, rew, terminated, truncated = self._transfer.to_device((obs, rew, terminated, truncated))
             *tensors, info = super().map_step(obs, rew, terminated, truncated, info)
-        obs, *others = own_arrays(self._transfer, tuple(tensors))
+        obs, *others = self._transfer.own_arrays(tuple(tensors))
         return self._returned(tensors[0], obs), *others, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
@@ -54,16 +53,13 @@ class TransformedOnDevice(TransformedVectorEnv):
         with torch.no_grad():
             columns = self._transfer.to_device((obs, rew, terminated, truncated))
             tensors = super().map_repeated(columns[0], columns[1], columns[2], columns[3], info)[0]
-        return self._returned(tensors, own_arrays(self._transfer, tensors)), rew, terminated, truncated, info
+        return self._returned(tensors, self._transfer.own_arrays(tensors)), rew, terminated, truncated, info
 
     def _returned(self, tensors: Any, obs: Any) -> Any:
         self._latest = obs, tensors
         return obs
 
     def close(self) -> None:
-        """Close `venv`, once no copy reads from its memory any more. Safe to call again."""
+        """Close `venv`. Safe to call again."""
         self._latest = None, None
-        try:
-            self._transfer.close()
-        finally:
-            super().close()
+        super().close()

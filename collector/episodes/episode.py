@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,12 +54,80 @@ class Episode:
         return sum(array.nbytes for array in arrays)
 
 
+@dataclass(frozen=True, eq=False)
+class EpisodeBatch:
+    """E whole episodes of S steps in all, one after another in the same arrays; a sequence of `Episode`."""
+
+    obs: Any
+    """`(S + E, ...)`, or a tree of such: one more than it has steps for each episode."""
+    action: Any
+    """`(S, ...)`, or a tree of such."""
+    reward: np.ndarray
+    """float64 `(S,)` or `(S, m)`."""
+    terminated: np.ndarray
+    """bool `(S,)`."""
+    truncated: np.ndarray
+    """bool `(S,)`."""
+    lengths: np.ndarray
+    """int64 `(E,)`: steps of each."""
+    episode: np.ndarray
+    """int64 `(E,)`: the number of each, -1 where it has none."""
+    seed: np.ndarray
+    """int64 `(E,)`: -1 where it is not known."""
+    env_id: np.ndarray
+    """int32 `(E,)`: the env that each ran in."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, which: int) -> Episode:
+        return self._episodes[which]
+
+    def __iter__(self) -> Iterator[Episode]:
+        return iter(self._episodes)
+
+    @cached_property
+    def _episodes(self) -> list[Episode]:
+        """Each as views of the arrays."""
+        seeds = [None if seed < 0 else seed for seed in self.seed.tolist()]
+        about = zip(self.lengths.tolist(), self.env_id.tolist(), self.episode.tolist(), seeds, strict=True)
+        first, found = 0, list[Episode]()
+        for which, (length, *names) in enumerate(about):
+            steps, rows = slice(first, first + length), slice(first + which, first + which + length + 1)
+            columns = self.reward[steps], self.terminated[steps], self.truncated[steps]
+            found.append(Episode(nest.take(self.obs, rows), nest.take(self.action, steps), *columns, *names))
+            first += length
+        return found
+
+
+class Ended(NamedTuple):
+    """Episodes that ended: their envs, returns and lengths."""
+
+    env_ids: np.ndarray
+    returns: np.ndarray
+    lens: np.ndarray
+
+
+class _Runs(NamedTuple):
+    """The runs of steps of one episode in a batch, by env, then by time: arrays with an entry for each run."""
+
+    env: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    ends: np.ndarray
+    """Whether its last step ends the episode."""
+    follows: np.ndarray
+    """Whether it goes on with the episode that was in progress in its env."""
+    usable: np.ndarray
+    """Whether the episode is known from its reset on, and does not break off."""
+
+
 class EpisodeCutter:
-    """Cuts batches of one collector into whole episodes.
+    """Finds the whole episodes in the batches of one collector, which come in order: use `cut` or `totals` of one.
 
     An episode that is unfinished at the end of a batch is kept, and returned with the batch that ends it: at most one
-    for each env, in memory of its own. One that breaks off because its env failed, or that is abandoned (the env is in
-    another one), is discarded.
+    for each env, in memory of its own. Discarded are those that break off because their env failed, that are abandoned
+    (the env is in another one), and whose first steps were in a batch before the first one that was passed.
 
     Example::
 
@@ -68,54 +138,93 @@ class EpisodeCutter:
     """
 
     def __init__(self) -> None:
-        self._unfinished: dict[int, tuple[int, list[Episode]]] = {}
-        """By env: the id of its episode, and the parts of it that have come."""
+        self._ids = np.zeros(0, np.int64)
+        """The episode in progress in each env; -1: none that is known from its reset on."""
+        self._parts: dict[int, list[dict[str, Any]]] = {}
+        """By env: its steps until now."""
+        self._returns: Any = None
+        """By env: the sum of its rewards until now."""
 
     @property
     def unfinished_steps(self) -> int:
         """Steps of episodes that have begun and not ended."""
-        return sum(len(part) for _, parts in self._unfinished.values() for part in parts)
+        return sum(len(part["reward"]) for parts in self._parts.values() for part in parts)
 
-    def cut(self, batch: Rollout | FlatRollout) -> list[Episode]:
-        """The episodes that end in this batch, by the time of their end (of a flat batch: by env).
-
-        Their arrays are copies.
-        """
-        ended: list[tuple[int, Episode]] = []
+    def cut(self, batch: Rollout | FlatRollout) -> EpisodeBatch:
+        """The episodes that end in this batch, by the time of their end (of a flat batch: by env), in new memory."""
         flat = batch.flatten()
-        times = np.zeros(flat.frames, np.int64) if batch is flat else np.nonzero(batch.mask)[1]
-        start, done, broken = 0, flat.done, set(batch.broken_ids.tolist())
-        self._unfinished = {env_id: kept for env_id, kept in self._unfinished.items() if kept[0] not in broken}
-        for stop in (np.flatnonzero(np.diff(flat.traj_ids, append=-1)) + 1).tolist():
-            env_id, traj_id = int(flat.env_ids[start]), int(flat.traj_ids[start])
-            kept_id, parts = self._unfinished.pop(env_id, (traj_id, []))
-            if traj_id not in broken:
-                parts = parts if kept_id == traj_id else []
-                part = _part(flat, slice(start, stop), bool(done[stop - 1]))
-                if done[stop - 1]:
-                    ended.append((int(times[stop - 1]), _join([*parts, part])))
-                else:  # as a copy: a view would keep the whole batch
-                    self._unfinished[env_id] = traj_id, [*parts, _join([part])]
-            start = stop
-        return [episode for _, episode in sorted(ended, key=lambda each: each[0])]
+        columns = {name: nest.map(nest.as_array, getattr(flat, name)) for name in _COLUMNS}
+        tails, tail_obs = nest.as_array(flat.tail_rows), nest.map(nest.as_array, flat.tail_obs)
+        runs = self._runs(flat.env_ids, flat.traj_ids, flat.step_count, flat.done, batch.broken_ids)
+        whole: list[list[dict[str, Any]]] = []
+        for env, start, stop, ends, follows, usable in zip(*(each.tolist() for each in runs), strict=True):
+            parts = self._parts.pop(env, [])
+            if not usable:
+                continue
+            part = nest.take(columns, slice(start, stop))
+            parts = [*parts, part] if follows else [part]
+            if ends:
+                whole.append(parts)
+            else:  # as a copy: a view would keep the whole batch
+                self._parts[env] = [*parts[:-1], nest.map(np.copy, part)]
+        self._parts = {env: parts for env, parts in self._parts.items() if self._ids[env] >= 0}
+        ended = (runs.ends & runs.usable).nonzero()[0]
+        last = runs.stop[ended] - 1
+        order = np.arange(len(ended))
+        if isinstance(batch, Rollout):
+            order = np.argsort(np.nonzero(nest.as_array(batch.mask))[1][last], kind="stable")
+        last, whole = last[order], [whole[i] for i in order.tolist()]
+        none = nest.take(columns, slice(0, 0))
+        obs = [none["obs"]]
+        for parts, tail in zip(whole, np.searchsorted(tails, last).tolist(), strict=True):
+            obs += [*(part["obs"] for part in parts), nest.take(tail_obs, slice(tail, tail + 1))]
+        del none["obs"]
+        steps = join([none, *({name: part[name] for name in none} for parts in whole for part in parts)])
+        unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
+        return EpisodeBatch(
+            join(obs),
+            **steps,
+            lengths=nest.as_array(flat.step_count)[last] + 1,
+            episode=unknown if seeds is None else nest.as_array(flat.traj_ids)[last],
+            seed=unknown if seeds is None else nest.as_array(seeds)[last],
+            env_id=nest.as_array(flat.env_ids)[last].astype(np.int32),
+        )
+
+    def totals(self, batch: Rollout | FlatRollout) -> Ended:
+        """Returns and lengths of the episodes that end in this batch, by env, then by time; no steps are kept."""
+        mask = nest.as_array(batch.mask)
+        env_ids = batch.env_ids if isinstance(batch, FlatRollout) else nest.as_array(batch.env_ids)[np.nonzero(mask)[0]]
+        named = batch.traj_ids, batch.step_count, batch.done, batch.reward
+        ids, step_count, done, reward = (nest.as_array(column)[mask] for column in named)
+        runs = self._runs(env_ids, ids, step_count, done, batch.broken_ids)
+        if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
+            known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
+            if known is not None and known.ndim == reward.ndim:  # else no env had returned a vector until now
+                self._returns[: len(known)] = known
+        if not len(ids):
+            return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
+        returns = np.add.reduceat(reward, runs.start)
+        returns[runs.follows] += self._returns[runs.env[runs.follows]]
+        self._returns[runs.env[~runs.ends]] = returns[~runs.ends]
+        whole = runs.ends & runs.usable
+        return Ended(runs.env[whole], returns[whole], step_count[runs.stop[whole] - 1] + 1)
+
+    def _runs(self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray) -> _Runs:
+        """The runs of a flat batch; notes which episodes are in progress after it."""
+        envs, ids, counts, done = map(nest.as_array, (env_ids, traj_ids, step_count, done))
+        if len(new := np.arange(len(self._ids), envs.max(initial=-1) + 1)):
+            self._ids = np.append(self._ids, np.full(len(new), -1))
+        if len(broken_ids):
+            self._ids[np.isin(self._ids, broken_ids)] = -1
+        stop = np.flatnonzero(np.diff(ids, append=-1) | np.diff(envs, append=-1)) + 1
+        start = np.append(0, stop)[: len(stop)]
+        env, run_ids, ends = envs[start], ids[start], done[stop - 1]
+        follows = (counts[start] > 0) & (self._ids[env] == run_ids)
+        usable = (counts[start] == 0) | follows
+        if len(broken_ids):
+            usable &= ~np.isin(run_ids, broken_ids)
+        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # of an env with several runs the last one counts
+        return _Runs(env, start, stop, ends, follows, usable)
 
 
-def _part(flat: FlatRollout, at: slice, ends: bool) -> Episode:
-    """The steps of an episode in a batch, as views of it; with the last observation where it ends."""
-    obs = nest.take(flat.obs, at)
-    if ends:
-        tail = int(np.searchsorted(flat.tail_rows, at.stop - 1))
-        obs = join([obs, nest.take(flat.tail_obs, slice(tail, tail + 1))])
-    columns = nest.take(flat.action, at), flat.reward[at], flat.terminated[at], flat.truncated[at]
-    env_id, seeds = int(flat.env_ids[at.start]), flat.extras.get(EPISODE_SEED)
-    if seeds is None:
-        return Episode(obs, *columns, env_id)
-    return Episode(obs, *columns, env_id, int(flat.traj_ids[at.start]), int(seeds[at.start]))
-
-
-def _join(parts: list[Episode]) -> Episode:
-    """Consecutive parts of an episode as one, in new memory."""
-    names = ("obs", "action", "reward", "terminated", "truncated")
-    columns = {name: join([getattr(part, name) for part in parts]) for name in names}
-    first = parts[0]
-    return Episode(**columns, env_id=first.env_id, number=first.number, seed=first.seed)
+_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")

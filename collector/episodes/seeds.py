@@ -11,7 +11,7 @@ import numpy as np
 
 from collector.arguments import whole
 from collector.episodes.keys import episode_seed as episode_seed
-from vecenv.engine.arguments.seeding import check_seed
+from vecenv.engine.arguments import check_seed
 
 
 class EpisodeSeeds:

@@ -258,7 +258,7 @@ def video(
 def export(
     folder: Folder,
     *,
-    to: Literal["minari", "lerobot", "hdf5", "parquet", "npz"],
+    to: Literal["minari", "lerobot", "parquet"],
     out: Annotated[str | None, arg(metavar="PATH", help_behavior_hint="")] = None,
 ) -> int:
     """Write the episodes of a folder in the format of another tool.
@@ -266,7 +266,7 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the file or folder [FOLDER-FORMAT]; for Minari also an id by which it finds it, such as mine/cartpole-v0.
+        out: the folder that it becomes [FOLDER-FORMAT]; for Minari also an id by which it finds it: mine/cartpole-v0.
     """
     from collector.store.export.targets import export as export_dataset
 
@@ -276,8 +276,7 @@ def export(
         root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
         where = root / out if MINARI_ID.fullmatch(out) else Path(out)
     else:
-        suffix = {"hdf5": ".hdf5", "npz": ".npz"}.get(to, "")
-        where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}{suffix}")
+        where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}")
     sys.stdout.write(f"{export_dataset(folder, to, where)}\n")
     return 0
 

@@ -16,10 +16,9 @@ from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown, mak
 from collector.jobs.making import declares_repeatable, hash_of, with_statistics
 from collector.jobs.names import check_names
 from collector.store.errors import DatasetError
-from collector.store.files.lock import FolderLock
-from collector.store.files.safe_folder import SafeFolder
 from collector.store.folder import check_files, contents
 from collector.store.head import HEAD, make_head, read_head
+from collector.store.safe_folder import FolderLock, SafeFolder
 
 SAME = ("observation_space", "action_space", "policy_hash")
 """Entries of the head that are to be the same when a job goes on, besides the job itself."""

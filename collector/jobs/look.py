@@ -14,11 +14,11 @@ import numpy as np
 
 from collector.jobs.job import as_shown
 from collector.jobs.names import TRANSFORM, find_class, is_listed
+from collector.store import schema
 from collector.store.dataset import Dataset
 from collector.store.errors import DatasetError
-from collector.store.files import strict_json
-from collector.store.files.safe_folder import SafeFolder
 from collector.store.manifest import read_manifest
+from collector.store.safe_folder import SafeFolder
 from vecenv.transforms.transform import Freezable
 
 METRICS = "metrics.jsonl"
@@ -97,7 +97,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     with os.fdopen(fd, "rb") as file:
         while line := file.readline(LARGEST_LINE):
             try:
-                numbers = strict_json.parse(line)
+                numbers = schema.parse(line)
             except ValueError:  # the last line of a job that was killed
                 continue
             if isinstance(numbers, dict) and all(_is_number(numbers[name]) for name in SHOWN if name in numbers):
@@ -145,7 +145,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
         "failed": dict(manifest.failed),
         **{name: last.get(name) for name in ("seconds", "steps_per_second")},
         "shards": len(manifest.shards),
-        "bytes": sum(shard.bytes for shard in manifest.shards),
+        "bytes": sum(shard.nbytes for shard in manifest.shards),
         **{name: data.head.get(name) for name in ("repeatable", "versions", "cpu", "device")},
     }
 

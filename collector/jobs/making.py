@@ -18,7 +18,7 @@ from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code
 from collector.jobs.statistics import freeze, from_json
 from vecenv import transforms
 from vecenv.envs.gym_env import find_spec
-from vecenv.transforms.transform import flat
+from vecenv.transforms.compose import flat
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")

@@ -37,9 +37,9 @@ from collector.jobs.making import with_statistics
 from collector.jobs.playing import Commits, JobFailedError, Plan, Player, check_budget
 from collector.jobs.stopping import Stopping
 from collector.store.errors import DatasetError, FolderInUseError
-from collector.store.files.safe_folder import SafeFolder
 from collector.store.head import HEAD, LARGEST_HEAD
 from collector.store.manifest import read_manifest
+from collector.store.safe_folder import SafeFolder
 from collector.store.writer import StoreWriter
 from vecenv.errors import RemoteTraceback, WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
@@ -360,7 +360,7 @@ class RayPlayer:
             assert self._writer is not None
             self._writer.record(played.lines)
             for line in played.lines:
-                self._recorded |= {line["file"]} if "file" in line else set()
+                self._recorded |= {line["shard"]} if "shard" in line else set()
                 for number, length in zip(line.get("episodes", ()), line.get("lengths", ()), strict=True):
                     self._plan.finished(number, length)
                     left.discard(number)
@@ -384,7 +384,7 @@ class RayPlayer:
         head = {**head, "job": as_record(self._job), "ran_on": {**head["ran_on"], "actors": self.count}}
         if not self._head:
             self._writer, self._head = self._open_folder(head), head
-            self._recorded = {shard.file for shard in read_manifest(self._writer.opened).shards}
+            self._recorded = {shard.path for shard in read_manifest(self._writer.opened).shards}
             self._digest = hashlib.sha256(self._writer.opened.read(HEAD, LARGEST_HEAD)).hexdigest()
             return
         check_unchanged(Path(self._folder), *({name: each[name] for name in SAME} for each in (self._head, head)))

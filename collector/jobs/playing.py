@@ -309,7 +309,7 @@ class Player:
                 while not (self._is_over() or plan.is_exhausted or len(self._suspects) > most):
                     batch = self._next_batch(batches)
                     self._suspect(batch.broken_ids.tolist())
-                    whole = cutter.cut(batch)
+                    whole = list(cutter.cut(batch))
                     finite = [episode for episode in whole if np.isfinite(episode.reward).all()]
                     self._suspect([episode.number for episode in whole if episode not in finite])
                     self._keep(batches, finite)
@@ -332,7 +332,7 @@ class Player:
                     while not episodes:
                         if self._stop.is_stopped:
                             return
-                        episodes = cutter.cut(self._next_batch(batches))
+                        episodes = list(cutter.cut(self._next_batch(batches)))
                     if not np.isfinite(episodes[0].reward).all():
                         raise RewardError(f"episode {number} has an infinite reward")
                     self._suspects.discard(number)

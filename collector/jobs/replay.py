@@ -19,7 +19,7 @@ from collector.jobs.making import make_env, resolve_device, with_statistics
 from collector.jobs.playing import Plan, Player
 from collector.jobs.stopping import Stopping
 from collector.store.dataset import Dataset
-from collector.store.files.safe_folder import SafeFolder
+from collector.store.safe_folder import SafeFolder
 from vecenv import nest
 from vecenv.venvs import ShmemVectorEnv
 

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from collector.jobs.job import Call, Frozen, Job, JobError
+from collector.store import schema
 from collector.store.errors import DatasetError
-from collector.store.files import strict_json
-from collector.store.files.safe_folder import SafeFolder
+from collector.store.safe_folder import SafeFolder
 from vecenv import transforms
 from vecenv.errors import VectorEnvError
 from vecenv.transforms.transform import Freezable
@@ -98,7 +98,7 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
     if not state:
         raise ValueError(f"{transform} has no statistics to save")
     with SafeFolder(Path(path).parent) as folder:
-        folder.write(Path(path).name, strict_json.dump(state) + b"\n")
+        folder.write(Path(path).name, schema.dump(state) + b"\n")
 
 
 def with_frozen(job: Job, folder: Path = Path()) -> Job:
@@ -138,7 +138,7 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
             content = file.read(LARGEST_FROZEN + 1)
         if len(content) > LARGEST_FROZEN:
             raise JobError(f"{where} has more than {LARGEST_FROZEN:,} bytes")
-        state = strict_json.parse(content)
+        state = schema.parse(content)
     except OSError as error:
         raise JobError(f"{where} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
@@ -181,7 +181,7 @@ def statistics_of(venv: Any) -> States | None:
 def write_statistics(folder: SafeFolder, states: States) -> None:
     """Replace the file of a folder. Raises `DatasetError` where it cannot be written."""
     try:
-        folder.write(KEPT, strict_json.dump({ENVS: states}) + b"\n")
+        folder.write(KEPT, schema.dump({ENVS: states}) + b"\n")
     except OSError as error:
         raise DatasetError(
             f"cannot write to {folder.path}: {error.strerror or error}; the episodes committed before are kept"
@@ -193,7 +193,7 @@ def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
     path = Path(folder) / KEPT
     try:
         with SafeFolder(folder) as opened:
-            content = strict_json.parse(opened.read(KEPT, LARGEST_KEPT))
+            content = schema.parse(opened.read(KEPT, LARGEST_KEPT))
         states = msgspec.convert(content, dict[str, States]).get(ENVS, [])
     except FileNotFoundError:
         raise DatasetError(

@@ -10,19 +10,19 @@ import numpy as np
 
 from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards
+from collector.episodes.episode import Ended, EpisodeCutter
 from collector.episodes.progress import Episodes
 from collector.episodes.seeded import SeededEpisodes
-from collector.episodes.statistics import Ended, EpisodeTracker
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploring, requested_exploration_type
-from collector.policy.interface import Policy
 from collector.policy.keyed.noise import KeyedNoise
+from collector.policy.policy_call import Policy
 from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments import as_ids
 from vecenv.errors import warn_caller
 
 
@@ -57,7 +57,7 @@ class CollectionLoop(ABC):
     def _prepare(self, policy: Policy | None) -> None:
         self._env_num: int = self.env.env_num
         self._all_ids = np.arange(self._env_num)
-        self._tracker = EpisodeTracker(self._env_num)
+        self._cutter = EpisodeCutter()
         self._episodes = Episodes(self._env_num)
         self._noise: KeyedNoise | None = None
         if self._seeds is not None:
@@ -111,7 +111,7 @@ class CollectionLoop(ABC):
         except BaseException as error:
             self._note_failure(error)
             raise
-        ended = self._tracker.update(batch)
+        ended = self._cutter.totals(batch)
         self._steps += batch.frames
         self._clock.lap("storage")
         self._warn_of_failures()

@@ -34,8 +34,8 @@ numbers of episodes. `RandomPolicy` does not: it has a stream for each env, whic
 """
 
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
-from collector.policy.interface import Policy
 from collector.policy.keyed.random_policy import KeyedRandomPolicy
+from collector.policy.policy_call import Policy
 from collector.policy.random_policy import RandomPolicy
 
 __all__ = ["ExplorationType", "KeyedRandomPolicy", "Policy", "RandomPolicy", "exploration_type", "set_exploration_type"]

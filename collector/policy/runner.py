@@ -15,12 +15,10 @@ from gymnasium import spaces
 from collector.batch.step_extras import RowLayout, check_policy_names
 from collector.policy.action_trees import common_layout, flatten, unflatten
 from collector.policy.exploration import ExplorationType, choose
-from collector.policy.interface import Policy, read_output
 from collector.policy.keyed.noise import KeyedNoise
 from collector.policy.keyed.random_policy import KeyedRandomPolicy
+from collector.policy.policy_call import Policy, PolicyCall, RecurrentState, signature_of
 from collector.policy.random_policy import RandomPolicy
-from collector.policy.recurrent_state import RecurrentState
-from collector.policy.signature import Signature, signature_of
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
 from vecenv.backends.host.row_writer import cast_exactly
@@ -28,14 +26,15 @@ from vecenv.nest import as_array
 
 Outputs = dict[str, np.ndarray]
 Layout = dict[str, RowLayout]
+Options = bool | dict[str, Any]
 
 
 class PolicyRunner:
     """Calls the policy of a collector for some envs, and checks its outputs against the action space.
 
-    policy: None for random actions. device: the collector's `policy_device`. threads: the collector's `policy_threads`.
-    noise: what random actions and samples of distributions are drawn from, where episodes have seeds of their own.
-    options: `compile` and `cudagraph` of `collector.prepare.prepare_policy`.
+    policy: None for random actions. device: the collector's `policy_device`. noise: what random actions and samples of
+    distributions are drawn from, where episodes have seeds of their own. threads, compile, cudagraph: the collector's
+    `policy_threads`, `compile_policy` and `cudagraph_policy`.
     """
 
     def __init__(
@@ -44,35 +43,38 @@ class PolicyRunner:
         env: Any,
         exploration: ExplorationType,
         device: Any = None,
+        *,
         threads: int | None = None,
         noise: KeyedNoise | None = None,
-        **options: Any,
+        compile: Options = False,
+        cudagraph: Options = False,
     ) -> None:
         self.module: Any = None
         """The network that is called (a copy where the policy is on another device), or None."""
-        self.layout: Layout = {}
-        """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
-        self._env, self._exploration = env, exploration
         self.rows: int = env.env_num
         """The number of rows with which a loop that calls it for all envs has to do so: that of the envs, or more."""
-        self._threads = threads
-        self._noise, self._choose = noise, choose if noise is None else noise.choose
+        self.layout: Layout = {}
+        """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
+        self._returned: Layout = {}
+        self._to_cast: list[str] = []
+        self._env, self._noise, self._threads = env, noise, threads
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
         self._expected = common_layout(env.action_space)
         """Shape of a row and dtype of each leaf of the actions, where all envs have the same."""
-        self._returned: Layout = {}
-        self._to_cast: list[str] = []
         self._seconds = self._policy_seconds = 0.0
-        self._torch: Any = None
+        self._transfer: Any = None
+        """That of a policy on tensors."""
+        self._inputs_device: Any = None  # once there were some
         self._on_device: Any = None
         """Returns the tensors of observations that are on the policy's device already."""
-        self._state: RecurrentState | None = None
         kinds = (RandomPolicy, KeyedRandomPolicy)
         self._is_random = policy is None or isinstance(policy, kinds)
         self._random: Any = self._random_policy(policy) if self._is_random else None
-        if policy is not None and not isinstance(policy, KeyedRandomPolicy):
-            self._prepare(policy, device, options)
+        self._call: PolicyCall | None = None
+        if policy is not None and not self._is_random:
+            faster = {"compile": _keywords(compile), "cudagraph": _keywords(cudagraph)}
+            self._call = self._prepare(policy, exploration, device, faster)
 
     def _random_policy(self, policy: Any) -> Any:
         """What draws random actions: the policy, where it is a random one, or one for the action spaces."""
@@ -84,38 +86,49 @@ class PolicyRunner:
             self._noise.everything = False  # it draws from a stream
         return RandomPolicy(self._env.action_space) if policy is None else policy
 
-    def _prepare(self, policy: Policy, device: Any, options: dict[str, Any]) -> None:
-        """Read the policy's signature, and make the transfer to the policy's device."""
+    def _prepare(self, policy: Policy, exploration: ExplorationType, device: Any, faster: dict[str, Any]) -> PolicyCall:
+        """The policy, with its signature read; one on tensors is moved to its device."""
         if not callable(policy):
             raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
-        self._policy = policy
-        self._signature = signature_of(policy, self._env.observation_space[0])
-        self._is_plain = self._signature == Signature()
-        self._wants_rows = self._signature.state or self._signature.env_id
+        signature = signature_of(policy, self._env.observation_space[0])
         torch = sys.modules.get("torch")
-        is_module = torch is not None and isinstance(policy, torch.nn.Module)
-        if is_module or (device is not None and not self._is_random):
-            from collector.device.exact_rows import full_rows, rows_are_exact
-            from collector.device.transfer import memory_of
-            from collector.policy.torch_policy import TorchPolicy
-
-            memory = memory_of(self._env)
-            if self._noise is not None and not self._signature.env_id:  # a policy may know the envs by their ids
-                self.rows = full_rows(self.rows)
-            self._torch = TorchPolicy(policy, device, self.rows, self._exploration, memory=memory, **options)
-            self.module, self._policy = self._torch.module, self._torch.policy
-            if self._noise is not None:
-                self._noise.resize(self.rows)
-                self._noise.everything &= rows_are_exact(self.rows, self._torch.device)
-            if getattr(self._env, "device", None) == self._torch.device:
-                self._on_device = getattr(self._env, "on_device", None)
-        elif any(options.values()):
+        if device is not None or (torch is not None and isinstance(policy, torch.nn.Module)):
+            policy = self._on_tensors(policy, device, keeps_rows=signature.env_id)
+            if faster["cudagraph"] is not None and self._transfer.device.type != "cuda":
+                raise ValueError(
+                    f"cudagraph_policy needs the policy on a CUDA device, and it is on {self._transfer.device}: "
+                    "pass policy_device='cuda', or do not pass cudagraph_policy"
+                )
+        elif any(each is not None for each in faster.values()):
             raise ValueError(
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
                 "pass a torch module, or name a policy_device"
             )
-        if self._signature.state:
-            self._state = RecurrentState(policy if self.module is None else self.module, self.rows)
+        pick = choose if self._noise is None else self._noise.choose
+        return PolicyCall(policy, signature, self.rows, exploration, pick, **faster)
+
+    def _on_tensors(self, policy: Policy, device: Any, keeps_rows: bool) -> Policy:
+        """The policy on its device, and the transfer to it."""
+        from collector.device.math_libraries import full_rows, rows_are_exact
+        from collector.device.tensors import is_lazy, moved, resolve_device, tensors_of, torch
+        from collector.device.transfer import Transfer
+
+        home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
+        target = home if device is None else resolve_device(device)
+        policy = moved(policy, target)
+        self.module = policy if isinstance(policy, torch.nn.Module) else None
+        if self._noise is not None:
+            if not keeps_rows:  # a policy may know the envs by their ids
+                self.rows = full_rows(self.rows)
+            self._noise.resize(self.rows)
+            self._noise.everything &= rows_are_exact(self.rows, target)
+        self._transfer = Transfer(target, self.rows)
+        if getattr(self._env, "device", None) == target:
+            self._on_device = getattr(self._env, "on_device", None)
+        self._inference = torch.inference_mode()  # one for all calls: making it costs as much as entering it
+        # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
+        self._guard: Any = torch.no_grad() if is_lazy(policy) else self._inference
+        return policy
 
     def __call__(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
         """The outputs of the policy for these envs: arrays `(k, ...)`, `action` among them. With `random` a random
@@ -124,20 +137,21 @@ class PolicyRunner:
         They are valid until the envs step: they may be views of `obs`. Raises `ValueError` or `TypeError` where they do
         not fit.
         """
-        if random or self._is_random:
+        if random or self._call is None:
             return {"action": self._random(obs, env_ids)}
-        if self._state is not None and not self._state.is_known:
-            self._learn_state(obs, env_ids)
+        call, state = self._call, self._call.state
+        if state is not None and not state.is_known:
+            self._learn_state(state, obs, env_ids)
         begin = time.perf_counter()
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
             obs = tensors
         # Rows are transferred like the observations, to the device of the policy.
-        inputs = (obs, self._rows(env_ids)) if self._wants_rows else obs
-        if self._torch is not None:
-            outputs: Outputs = self._torch(self._call, inputs)
-        else:
-            found = self._call(inputs)
+        inputs = (obs, call.rows_of(env_ids)) if call.wants_rows else obs
+        if self._transfer is None:
+            found = self._timed(inputs)
             outputs = {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
+        else:
+            outputs = self._transferred(inputs)
         layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
         if layout != self._returned or {values.shape[:1] for values in outputs.values()} != {env_ids.shape}:
             self._check(outputs, layout, len(env_ids))
@@ -149,22 +163,28 @@ class PolicyRunner:
         self._seconds += time.perf_counter() - begin
         return outputs
 
-    def _rows(self, env_ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What the policy needs of the rows: their envs, and which of them begin an episode."""
-        return (env_ids,) if self._state is None else self._state.rows(env_ids, self._signature.env_id)
+    def _transferred(self, inputs: Any) -> Outputs:
+        """The outputs of a policy on tensors, as arrays; valid until the next call."""
+        with self._guard:
+            tensors = self._transfer.to_device(inputs)
+            outputs = self._timed(tensors)
+            if self._inputs_device is None:
+                self._inputs_device = next(nest.leaves(tensors)).device
+            for name, value in outputs.items():
+                if isinstance(value, sys.modules["torch"].Tensor) and value.device != self._inputs_device:
+                    raise ValueError(
+                        f"the policy returned {name!r} on {value.device}; it must be on {self._inputs_device}, where "
+                        "its observations were (see policy_device)"
+                    )
+            arrays: Outputs = self._transfer.to_numpy(outputs)
+        self._guard = self._inference
+        return arrays
 
-    def _call(self, inputs: Any) -> dict[str, Any]:
+    def _timed(self, inputs: Any) -> dict[str, Any]:
         """The policy's outputs by name, for inputs that are where the policy is."""
+        assert self._call is not None
         begin = time.perf_counter()
-        if self._is_plain:
-            output = self._policy(inputs)
-        elif self._signature.tensordict:
-            from collector.batch.tensordict_form import call_with_tensordict
-
-            output = call_with_tensordict(self._policy, inputs, self._exploration.name)
-        else:
-            output = self._call_by_name(*(inputs if self._wants_rows else (inputs, ())))
-        outputs = read_output(output, self._exploration, self._choose)
+        outputs = self._call(inputs)
         if self._is_tree:
             outputs = self._by_leaf(outputs)
         self._policy_seconds += time.perf_counter() - begin
@@ -182,39 +202,27 @@ class PolicyRunner:
             )
         return {**flatten(action, self._space), **outputs}
 
-    def _call_by_name(self, obs: Any, rows: tuple[Any, ...]) -> Any:
-        keys = self._signature.keys
-        args, named = (() if keys else (obs,)), {key: obs[key] for key in keys}
-        if self._signature.env_id:
-            named["env_id"] = rows[0]
-        if self._state is None:
-            return self._policy(*args, **named)
-        return self._state.keep(rows, self._policy(*args, **named, state=self._state.recall(rows)))
-
     def on_threads(self) -> AbstractContextManager[None]:
         """The context of a batch: torch's CPU operations of this thread run on as many threads as the policy is to use.
 
         It changes nothing where the policy is on another device or random, or the program does not use torch.
         """
-        on_cpu = self._torch is None or self._torch.device.type == "cpu"
+        on_cpu = self._transfer is None or self._transfer.device.type == "cpu"
         if self._threads is None or self._is_random or not on_cpu or sys.modules.get("torch") is None:
             return nullcontext()
-        from collector.device.policy_threads import policy_threads
+        from collector.device.math_libraries import policy_threads
 
         return policy_threads(self._threads)
 
     def explore(self, wanted: ExplorationType) -> None:
         """Take this of the distributions that the policy returns from now on."""
-        if wanted is not self._exploration:
-            self._exploration = wanted
-            if self._torch is not None:
-                self._torch.explore(wanted)
-                self._policy = self._torch.policy
+        if self._call is not None:
+            self._call.exploration = wanted
 
     def begin(self, env_ids: Any) -> None:
         """Note that episodes begin in these envs: a recurrent policy restarts from its initial state."""
-        if self._state is not None:
-            self._state.begin(env_ids)
+        if self._call is not None and self._call.state is not None:
+            self._call.state.begin(env_ids)
 
     def replaces(self, random: bool) -> bool:
         """Whether random actions, where they are wanted, take the place of a policy that returns others.
@@ -236,15 +244,14 @@ class PolicyRunner:
             check_policy_names(self.layout)
         return self.layout
 
-    def _learn_state(self, obs: Any, env_ids: np.ndarray) -> None:
+    def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray) -> None:
         """Call the policy with `state=None` and drop what it returns: the state is zeros from the next call on."""
-        assert self._state is not None
-        self._state.is_known = True  # else this would not end
+        state.is_known = True  # else this would not end
         try:
             with _generators_kept():
                 self(nest.map(np.copy, obs), env_ids)
         except Exception as error:
-            self._state.is_known = False
+            state.is_known = False
             add_note(
                 error,
                 "this was the first call of a recurrent policy, with state=None, which shows what its state is: "
@@ -265,9 +272,8 @@ class PolicyRunner:
         return self._seconds - self._policy_seconds
 
     def close(self) -> None:
-        """Release the memory for transfers to the policy and back; it is not called again."""
-        if self._torch is not None:
-            self._torch.close()
+        """Release the pinned memory and the graphs of a policy on a device; it is not called again."""
+        self._transfer = self._call = None
 
     def _check(self, outputs: Outputs, layout: Layout, rows: int) -> None:
         """Raise where outputs do not fit each other, those before, or the action space."""
@@ -303,6 +309,11 @@ class PolicyRunner:
                 f"fit it: {action!r}"
             )
         return cast.reshape(len(action), *shape)
+
+
+def _keywords(option: Options) -> dict[str, Any] | None:
+    """The keyword arguments of `compile_policy` or `cudagraph_policy`; None where it is off."""
+    return None if option is None or option is False else {} if option is True else dict(option)
 
 
 @contextmanager

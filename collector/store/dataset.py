@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,15 +11,12 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.store.errors import DatasetError
-from collector.store.files.safe_folder import SafeFolder
-from collector.store.first_form import read_first_form
-from collector.store.head import FIRST_MANIFEST, HEAD, read_head
-from collector.store.layout import Layout
+from collector.store.head import read_head
 from collector.store.manifest import Index, read_manifest
-from collector.store.packed import PackedEpisodes, concatenate, cut_episode, pack
+from collector.store.packed import Layout, PackedEpisodes, concatenate, cut_episode, pack
 from collector.store.sampling import Transitions, gather, random_orders, transitions_of
-from collector.store.shards import Shards
-from collector.store.space_json import space_from_json
+from collector.store.shard import Shards
+from collector.store.space_forms import space_from_json
 from vecenv import nest
 
 MEMORY = 2**28
@@ -34,8 +30,8 @@ class Dataset:
     unpickled, and no more is allocated than the files can hold; what does not fit together raises `DatasetError`.
 
     Args:
-        folder: what a job, `StoreWriter`, `RecordEpisodes` or `import_minari` wrote, or a job of an earlier version.
-        memory: bytes of shards to keep in memory, besides one shard; what is returned is not counted.
+        folder: what a job, `StoreWriter`, `RecordEpisodes` or `import_minari` wrote.
+        memory: bytes of shards to keep mapped or inflated, besides one shard; what is returned is not counted.
 
     Raises `DatasetError` where the folder holds no data set, or one that is damaged.
 
@@ -56,16 +52,9 @@ class Dataset:
 
     def __init__(self, folder: str | os.PathLike[str], *, memory: int = MEMORY) -> None:
         self.folder = Path(os.path.abspath(folder))
-        self.head: dict[str, Any]
-        """What the writer noted of the data set: spaces, versions, the job (docs/datasets.md)."""
-        is_first = False
-        with suppress(FileNotFoundError), SafeFolder(self.folder) as opened:
-            is_first = opened.kind(HEAD) is None and opened.kind(FIRST_MANIFEST) is not None
-        if is_first:
-            self.head, manifest = read_first_form(self.folder)
-            structure = self.head["obs"]
-        else:
-            self.head, manifest, structure = read_head(self.folder), read_manifest(self.folder), None
+        self.head = read_head(self.folder)
+        """Notes of the writer on the data set: spaces, versions, the job (docs/datasets.md)."""
+        manifest = read_manifest(self.folder)
         self.end = manifest.end
         """The number of the episode before which a complete data set ends; None: it is not complete."""
         self.failed = manifest.failed
@@ -74,10 +63,9 @@ class Dataset:
         """What the writer left for the next one."""
         self.layout: Layout | None = manifest.layout
         """The arrays of a shard; None where there is none yet."""
-        self._shards = Shards(self.folder, manifest.shards, manifest.index, manifest.layout, memory, structure)
-        self._set_index(manifest.index.by_number())
-        if self.end is not None:
-            self._set_index(self._index.take(slice(int(np.searchsorted(self._index.number, self.end)))))
+        self._shards = Shards(self.folder, manifest.shards, manifest.index, manifest.layout, memory)
+        index = manifest.index.by_number()
+        self._set_index(index if self.end is None else index.take(slice(int(np.searchsorted(index.number, self.end)))))
 
     def _set_index(self, index: Index) -> None:
         self._index = index
@@ -95,7 +83,7 @@ class Dataset:
     @property
     def complete(self) -> bool:
         """Whether the writer has ended it."""
-        return self.end is not None or self.head.get("status") == "complete"
+        return self.end is not None
 
     @property
     def steps(self) -> int:
@@ -130,12 +118,12 @@ class Dataset:
     @property
     def shard_files(self) -> list[str]:
         """The shards, in the order of their commits."""
-        return [record.file for record in self._shards.records]
+        return [record.path for record in self._shards.records]
 
     @property
     def nbytes(self) -> int:
         """Size of the shards on the disk."""
-        return sum(record.bytes for record in self._shards.records)
+        return sum(record.nbytes for record in self._shards.records)
 
     # Episodes
 
@@ -156,12 +144,11 @@ class Dataset:
             part._set_index(self._index.take(which).by_number())
             return part
         place = range(len(self))[which]
+        index = self._index
         shard, position, first, length = (
-            int(column[place])
-            for column in (self._index.shard, self._index.position, self._index.first, self._index.length)
+            int(column[place]) for column in (index.shard, index.position, index.first, index.length)
         )
         view = cut_episode(self._shards[shard], first, length, position)
-        self._shards.touch(2**18 + view.nbytes)
         names = ("obs", "action", "reward", "terminated", "truncated")
         copies = {name: nest.map(np.array, getattr(view, name)) for name in names}
         return Episode(**copies, env_id=view.env_id, number=view.number, seed=view.seed)
@@ -203,10 +190,12 @@ class Dataset:
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
 
-        The same seed gives the same batches. Memory stays below that of the constructor, and a few batches: plain
-        shards are mapped, and any transition may be next; compressed ones are shuffled, and then the transitions of as
-        many as fit into memory. The last batch of a pass is smaller where `batch_size` does not divide the steps.
-        Raises `DatasetError` where there are no episodes, ValueError for a `batch_size` below 1.
+        The same seed gives the same batches. A pass is a permutation of windows: the shards in random order, as many at
+        a time as `memory` of the constructor holds, and the transitions of these in random order. So memory stays below
+        that and a few batches; where it holds the whole data set, any transition may be next. Draws with replacement
+        are `take(rng.integers(data.steps, size=batch_size))`. The last batch of a pass is smaller where `batch_size`
+        does not divide the steps. Raises `DatasetError` where there are no episodes, ValueError for a `batch_size`
+        below 1.
         """
         return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
 

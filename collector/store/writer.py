@@ -21,15 +21,15 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.store import folder as on_disk
+from collector.store import schema
 from collector.store.errors import DatasetError
-from collector.store.files.line_file import LineFile
-from collector.store.files.lock import FolderLock
-from collector.store.files.safe_folder import SafeFolder
-from collector.store.files.shard_file import shard_bytes
+from collector.store.folder import SHARDS
 from collector.store.head import HEAD, head_bytes, read_head
-from collector.store.layout import Layout
-from collector.store.manifest import LARGEST, MANIFEST, SHARDS, Manifest, shard_line
-from collector.store.packed import PackedEpisodes, concatenate, pack
+from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines
+from collector.store.packed import Layout, PackedEpisodes, concatenate, pack
+from collector.store.safe_folder import FolderLock, SafeFolder
+from collector.store.schema import LARGEST, End, LayoutLine, Line, Note, ShardLine
+from collector.store.shard import write_shard
 
 _INTERRUPTED = "a commit was interrupted"
 
@@ -40,8 +40,8 @@ class StoreWriter:
     Args:
         folder: made if it does not exist, with its parents.
         head: what `make_head` returns; None: that of the folder, with `resume`.
-        writer: number of this writer; its shards are in `shards/w000/` and so on. Writers other than 0 lock that folder
-            only, and need `commit_line`.
+        writer: number of this writer. Writers other than 0 have their shards in `shards/w001/` and so on, lock that
+            folder only, and need `commit_line`.
         resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
             without a line, and half a line.
         reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
@@ -98,13 +98,13 @@ class StoreWriter:
         """Steps of the committed episodes."""
         self.bytes = 0
         """Size of the committed shards."""
-        self._own = f"{SHARDS}/w{writer:03d}"
+        self._own = f"{SHARDS}/w{writer:03d}" if writer else SHARDS
         self._commit_line, self._recorded = commit_line, recorded
         self._waiting: list[PackedEpisodes] = []
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
         self._next_number = 0
-        self._manifest: LineFile | None = None
+        self._manifest: ManifestFile | None = None
         self._broken = ""
         self._waiting_since: float | None = None
         if (writer == 0) is (commit_line is not None):
@@ -131,7 +131,7 @@ class StoreWriter:
             with self.opened.inside(self._own, make=True) as own:
                 own.check()
                 lock = FolderLock(own)
-                on_disk.remove_partial(own, self._recorded)
+            on_disk.remove_uncommitted(self.opened, self._own, self._recorded)
             return lock
         on_disk.check_files(self.opened)
         lock = FolderLock(self.opened)
@@ -142,7 +142,7 @@ class StoreWriter:
                 read_head(self.opened)  # which says that there is none
             else:
                 on_disk.begin(self.opened, content or b"", overwrite)
-            self._manifest = LineFile(self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND))
+            self._manifest = ManifestFile(self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND))
         except BaseException:
             lock.release()
             raise
@@ -156,7 +156,7 @@ class StoreWriter:
             manifest.state,
             manifest.failed,
         )
-        self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.bytes for shard in manifest.shards)
+        self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.nbytes for shard in manifest.shards)
         self._note(manifest.index.number)
 
     # Episodes
@@ -198,8 +198,8 @@ class StoreWriter:
         expected = self.layout or (self._waiting[0].layout() if self._waiting else layout)
         if layout != expected:
             raise DatasetError(
-                f"these episodes have the arrays {layout.as_json()}, and those of {self.folder} have "
-                f"{expected.as_json()}"
+                f"these episodes have the arrays {schema.as_json(layout.line())}, and those of {self.folder} have "
+                f"{schema.as_json(expected.line())}"
             )
         self._seen.update(episodes.episode.tolist())
         self._next_number = max(self._next_number, int(episodes.episode.max()) + 1)
@@ -231,15 +231,15 @@ class StoreWriter:
         episodes wait for another attempt.
         """
         self._check_open()
-        notes = {key: value for key, value in (("failed", failed), ("state", state)) if value}
-        if not self._waiting and not notes:
+        note = Note(failed or {}, state)
+        if not self._waiting and note == Note():
             return
         with self._changing():
             if self._waiting:
-                self._commit_shard(notes)
+                self._commit_shard(note)
             else:
-                self._append([notes])
-            self._count(failed or {}, state)
+                self._append([note])
+                self._note_line(note)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -256,20 +256,27 @@ class StoreWriter:
             raise
         self._broken = ""
 
-    def _commit_shard(self, notes: dict[str, Any]) -> None:
+    def _commit_shard(self, note: Note) -> None:
         episodes = concatenate(self._waiting)
         self._waiting = [episodes]
         layout = episodes.layout()
-        # A number is used once: a line that may be on the disk or not never names a file that is written again.
-        name = f"{self._next_shard:06d}.npz"
+        # A number is used once: a line that may be on the disk or not never names a folder that is written again.
+        name = f"{self._next_shard:06d}"
         self._next_shard += 1
-        data = shard_bytes(episodes.arrays(), compress=self.compress).getbuffer()
-        line = {**shard_line(f"{self._own}/{name}", data, self.compress, episodes), **notes}
-        lines = [line] if self.layout is not None else [{"layout": layout.as_json()}, line]
         with self.opened.inside(self._own, make=True) as own:
-            on_disk.write_or_remove(own, name, data)
+            line = ShardLine(
+                shard=f"{self._own}/{name}",
+                files=write_shard(own, name, episodes.arrays(), self.compress),
+                compressed=self.compress,
+                steps=episodes.steps,
+                episodes=episodes.episode.tolist(),
+                lengths=episodes.lengths.tolist(),
+                returns=episodes.returns().tolist(),
+                failed=note.failed,
+                state=note.state,
+            )
             try:
-                self._append(lines)
+                self._append([line] if self.layout is not None else [layout.line(), line])
             except OSError:
                 if self._manifest is None or not self._manifest.unknown:  # it is as it was, so the shard is none
                     with suppress(OSError):
@@ -277,49 +284,78 @@ class StoreWriter:
                 raise
         self.layout = layout
         self._waiting, self.waiting_episodes, self.waiting_bytes, self._waiting_since = [], 0, 0, None
-        self.steps += episodes.steps
-        self.bytes += len(data)
-        self._numbers.append(episodes.episode)
+        self._note_line(line)
 
     def record(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Add the lines that another writer passed to its `commit_line`; its shard is on the disk."""
+        """Add the lines that another writer passed to its `commit_line`; its shards are on the disk."""
         self._check_open()
-        fresh: list[dict[str, Any]] = []
-        for line in lines:
-            if "layout" in line:
-                if self.layout is None:
-                    self.layout = Layout.from_json(line["layout"])
-                    fresh.append(line)
-                elif Layout.from_json(line["layout"]) != self.layout:
-                    raise DatasetError(f"a writer has episodes of another layout than {self.folder}: {line['layout']}")
-                continue
-            numbers = np.array(line.get("episodes", []), np.int64)
-            if not self._seen.isdisjoint(numbers.tolist()):
-                raise DatasetError(f"a writer has episodes that are in {self.folder} already: {numbers[:5].tolist()}")
-            fresh.append(line)
+        for each in lines:
+            self._add_line(schema.convert(each, Line))
+
+    def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
+        """Move the committed shards of another data set here, and return their lines; it may still be written to.
+
+        Each shard gets a new name, and then a line; one that was moved before is left out, so this may be called again.
+        The other folder is on the same disk. Raises `DatasetError` where its episodes have another layout or numbers
+        that are here already, and where the disk refuses. A shard that is moved and has no line is not committed.
+        """
+        self._check_open()
+        adopted = []
+        with SafeFolder(folder) as other, on_disk.writing(self.folder, "nothing that was committed is lost"):
+            for line, _ in read_lines(other):
+                if isinstance(line, LayoutLine):
+                    self._add_line(line)
+                elif isinstance(line, ShardLine) and other.kind(line.shard):
+                    self._check_new(line)
+                    own, _, name = line.shard.rpartition("/")
+                    with other.inside(own) as theirs, self.opened.inside(self._own, make=True) as ours:
+                        line.shard = f"{self._own}/{self._next_shard:06d}"
+                        self._next_shard += 1
+                        theirs.rename(name, line.shard.rpartition("/")[2], ours)
+                    self._add_line(line)
+                    adopted.append(line)
+        return adopted
+
+    def _add_line(self, line: Line) -> None:
+        """Add a line of another writer, unless it is the layout that is here."""
+        if isinstance(line, LayoutLine) and self.layout is not None:
+            if Layout.of_line(line) != self.layout:
+                raise DatasetError(
+                    f"a writer has episodes of another layout than {self.folder}: {schema.as_json(line)}"
+                )
+            return
+        self._check_new(line)
         with self._changing():
-            self._append(fresh)
-            for line in fresh:
-                self._note(np.array(line.get("episodes", []), np.int64))
-                self.steps += line.get("steps", 0)
-                self.bytes += line.get("bytes", 0)
-                self._count(line.get("failed", {}), line.get("state"))
+            self._append([line])
+            self._note_line(line)
+
+    def _check_new(self, line: Line) -> None:
+        if isinstance(line, ShardLine) and (twice := self._seen.intersection(line.episodes)):
+            raise DatasetError(f"a writer has episodes that are in {self.folder} already: {sorted(twice)[:5]}")
+
+    def _note_line(self, line: Line) -> None:
+        """Know what a line says that is on the disk."""
+        if isinstance(line, LayoutLine):
+            self.layout = Layout.of_line(line)
+        if isinstance(line, ShardLine):
+            self.steps += line.steps
+            self.bytes += line.nbytes
+            self._note(np.array(line.episodes, np.int64))
+        if isinstance(line, Note):
+            for name, count in line.failed.items():
+                self.failed[name] = self.failed.get(name, 0) + count
+            self.state = self.state if line.state is None else line.state
 
     def _note(self, numbers: np.ndarray) -> None:
         self._numbers.append(numbers)
         self._seen.update(numbers.tolist())
         self._next_number = max(self._next_number, int(numbers.max(initial=-1)) + 1)
 
-    def _count(self, failed: dict[str, int], state: Any) -> None:
-        for name, count in failed.items():
-            self.failed[name] = self.failed.get(name, 0) + count
-        self.state = self.state if state is None else state
-
-    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+    def _append(self, lines: Sequence[Line]) -> None:
         """Add whole lines to the manifest, on the disk, or none."""
         if self._manifest is None:
             assert self._commit_line is not None
-            self._commit_line(list(lines))
+            self._commit_line([schema.as_json(line) for line in lines])
         else:
             self._manifest.append(lines)
 
@@ -337,7 +373,7 @@ class StoreWriter:
         self.commit()
         count = self._next_number if episodes is None else episodes
         with self._changing():
-            self._append([{"end": status, "episodes": count}])
+            self._append([End(count)])
             self.ended = count
 
     def close(self) -> None:

@@ -22,18 +22,13 @@ from vecenv.backends.base import NOTHING_BESIDES, Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.layout import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
-from vecenv.engine.arguments.actions import Actions
-from vecenv.engine.arguments.checks import check_spaces_equal
-from vecenv.engine.arguments.round_requests import BOOL, mixed_ops, reset_arguments, reset_rows
+from vecenv.engine.actions import Actions
+from vecenv.engine.arguments import BOOL, check_spaces_equal, mixed_ops, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
-from vecenv.engine.interrupts import INTERRUPTS, Interrupts
 from vecenv.engine.lifetime import Lifetime
-from vecenv.engine.outcomes import Outcomes
-from vecenv.engine.readiness import Readiness
 from vecenv.engine.recovery import Recovery
-from vecenv.engine.results import Results
-from vecenv.engine.statistics import Statistics
-from vecenv.engine.status import EnvStatus
+from vecenv.engine.results import Outcomes, Results, Statistics
+from vecenv.engine.status import INTERRUPTS, EnvStatus, Interrupts, Readiness
 from vecenv.errors import ClosedError, ConcurrentCallError
 
 NO_ARGUMENTS: dict[str, Any] = {}

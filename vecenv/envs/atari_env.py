@@ -10,9 +10,8 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
-from vecenv.engine.arguments.checks import check_count
-from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
-from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
+from vecenv.engine.arguments import check_count
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.nest import object_array
 
 try:

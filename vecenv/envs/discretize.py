@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 
 
 class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):

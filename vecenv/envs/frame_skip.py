@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import wrappers
 
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 

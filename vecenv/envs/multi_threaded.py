@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv, check_pool, make_pool
 
 # What torchrl's classes take and EnvPool has no use for: the values that change nothing, and what to use for others.

@@ -7,7 +7,7 @@ from typing import Any
 
 from vecenv.base import BaseVectorEnv
 from vecenv.creator import EnvCreator, Kwargs
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 CreateEnvFn = Callable[..., Any] | Sequence[Callable[..., Any]]

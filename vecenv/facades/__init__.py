@@ -1,1 +1,1 @@
-"""Other vector APIs over the engine: the only files that speak them."""
+"""Other vector APIs over the engine: import the facades from `vecenv`, and from their files here only inside vecenv."""

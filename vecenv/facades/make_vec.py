@@ -19,16 +19,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments.checks import check_count
-from vecenv.engine.arguments.unknown import option_meant
+from vecenv.engine.arguments import check_count, option_meant
 from vecenv.envs.gym_env import find_spec
-from vecenv.facades.to_gymnasium.sync_and_async import (
-    ActorVectorEnv,
-    AsyncVectorEnv,
-    SyncVectorEnv,
-    ThreadedVectorEnv,
-)
-from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
+from vecenv.facades.sync_and_async import ActorVectorEnv, AsyncVectorEnv, SyncVectorEnv, ThreadedVectorEnv
+from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 from vecenv.tuning.auto_backend import ONLY_PROCESSES, arguments_for, choose_backend
 from vecenv.venvs import ShmemVectorEnv
 

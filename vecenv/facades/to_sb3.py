@@ -11,17 +11,16 @@ from typing import Any, TypeGuard
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.seeding import check_seed
+from vecenv.engine.arguments import check_seed
 from vecenv.engine.results import OwnStep
+from vecenv.envs.pools.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.discrete_ints import int_restorer
-from vecenv.facades.driver import Driver
-from vecenv.facades.from_gymnasium import SameStepEnvs
-from vecenv.facades.to_gymnasium.vector_env import GymnasiumVectorEnv
+from vecenv.facades.driver import Driver, EndedStep, int_restorer
+from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -39,8 +38,8 @@ class SB3VecEnv(VecEnv):
 
     Arguments:
         venv: a vector env in sync mode, with equal spaces in all envs; AsyncVectorEnv and the like of ours, whose
-            autoreset mode does not matter; or another gymnasium `VectorEnv`, in the mode SAME_STEP. It is closed by
-            `close`.
+            autoreset mode does not matter; or another gymnasium `VectorEnv`, in the mode SAME_STEP, as `from_gymnasium`
+            drives it. It is closed by `close`.
 
     Guarantees: what is returned never changes later. A call while a step is pending, or with a wrong number of
     actions, is refused before anything is sent. `reset` drops a pending step. When an env fails, its error is raised
@@ -64,9 +63,8 @@ class SB3VecEnv(VecEnv):
 
     def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
         self._facade = venv if _is_facade_of_ours(venv) else None
-        """What closes its envs when it is closed, or garbage."""
-        venv = venv if self._facade is None else self._facade.venv
-        self.venv: Any = SameStepEnvs(venv) if isinstance(venv, VectorEnv) else _checked(venv)
+        """The facade that closes its envs when it is closed, or garbage."""
+        self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
         # A subclass or wrapper may change `step` alone, as those written for tianshou do, which `send` and `recv` would
@@ -82,7 +80,7 @@ class SB3VecEnv(VecEnv):
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
         self.metadata = dict(self.venv.metadata[0] or {})
-        self._own_obs = int_restorer(self.observation_space) or _as_it_is
+        self._as_ints = int_restorer(self.observation_space)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
@@ -141,42 +139,32 @@ class SB3VecEnv(VecEnv):
         if rewards.ndim != 1:
             raise _vector_error(rewards)
         dones = terminated | truncated
-        over = dones.nonzero()[0].tolist()
-        left = over
-        if over and self._one_round:
-            env_infos = dict(env_infos)
-            left = self._note_new_episodes(over, env_infos)
         infos = list(map(dict.copy, self._plain_infos))  # without a Python loop over envs
         for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}
-        for i in over:
-            infos[i]["TimeLimit.truncated"] = bool(truncated[i] > terminated[i])
         if not self._owns_obs:
             obs = nest.map(_own, obs)
-        if left:
-            self._begin_episodes(left, obs, infos)
+        if dones.any():
+            self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)
         return obs, rewards.astype(np.float32), dones, infos
 
-    def _note_new_episodes(self, over: list[int], env_infos: dict[int, dict[str, Any]]) -> list[int]:
-        """Split the infos of these envs, which the step has reset, in that of the reset and that of their last step,
-        which is left in `env_infos`; returns the ids of those that it has not reset.
+    def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:
+        """Put the last observations and infos of the envs `ids` into `infos`, the first ones into the step; first the
+        envs are reset that the step itself has not reset.
         """
-        failed = self.venv.failed_id  # where on_error="restart" turned a failure into an end
-        for i in over:
-            if i not in failed:
-                self.reset_infos[i] = first = env_infos[i]
-                env_infos[i] = last = first.pop("final_info")
-                last["terminal_observation"] = self._own_obs(first.pop("final_obs"))
-        return [i for i in over if i in failed]
-
-    def _begin_episodes(self, ids: list[int], obs: Any, infos: list[dict[str, Any]]) -> None:
-        """Reset these envs: their last observations go into `infos`, the first ones into `obs`."""
-        last = nest.take(obs, ids)
-        first, reset_infos = self._driver.reset(ids)
-        nest.put(obs, ids, first)
-        for row, i in enumerate(ids):
-            infos[i]["terminal_observation"] = self._own_obs(nest.take(last, row))
-            self.reset_infos[i] = reset_infos[row]
+        failed = self.venv.failed_id if self._one_round else ids  # on_error="restart" makes a failure an end
+        ended = EndedStep(step, ids, [i for i in ids if i in failed], self._as_ints)
+        if ended.left:
+            first_obs, first_infos = self._driver.reset(ended.left)
+            ended.begin(first_obs, dict(zip(ended.left, first_infos, strict=True)))
+        _, _, terminated, truncated, _ = step
+        for i, last_obs, last_info in zip(ids, ended.last_obs, ended.last_infos, strict=True):
+            self.reset_infos[i] = ended.infos[i]
+            infos[i] = {
+                **last_info,
+                "terminal_observation": last_obs,
+                "TimeLimit.truncated": bool(truncated[i] > terminated[i]),
+            }
 
     def _drop_pending(self) -> None:
         """Wait for what is in flight and discard it: a reset follows."""
@@ -208,8 +196,9 @@ class SB3VecEnv(VecEnv):
             raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
         if isinstance(options, (list, tuple)) and len(options) != self.num_envs:
             raise ValueError(f"got {len(options)} options for {self.num_envs} envs; pass one dict, or one for each")
-        if isinstance(self.venv, SameStepEnvs) and any(entry is not each[0] and (entry or each[0]) for entry in each):
-            raise ValueError(f"{self.venv.envs} resets all its envs at once: pass one dict of options for all")
+        together = getattr(self.venv, "steps_together", False)
+        if together and any(entry is not each[0] and (entry or each[0]) for entry in each):
+            raise ValueError(f"{self.venv!r} resets all its envs at once: pass one dict of options for all")
         super().set_options(options)
 
     # Attributes.
@@ -217,8 +206,7 @@ class SB3VecEnv(VecEnv):
     @property
     def envs(self) -> list[Any]:
         """The envs themselves, where they are in this process; AttributeError where they are not."""
-        venv = self.venv.envs.unwrapped if isinstance(self.venv, SameStepEnvs) else self.venv
-        envs = getattr(venv, "envs", None)
+        envs = getattr(self.venv, "envs", None)
         if envs is None:
             raise AttributeError(
                 f"{self} has no 'envs', they are not in this process: use get_attr, set_attr and env_method"
@@ -231,7 +219,7 @@ class SB3VecEnv(VecEnv):
         return self.venv.get_env_attr(attr_name, ids) if ids else []
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set the attribute on the outermost wrapper, whichever has it, as SB3 does."""
+        """Set the attribute on the outermost wrapper, as SB3 does, also where another layer has it."""
         if ids := self._ids(indices):
             self.venv.call("__setattr__", attr_name, value, id=ids)
 
@@ -241,7 +229,7 @@ class SB3VecEnv(VecEnv):
         return all(self.venv.call("has_wrapper_attr", attr_name))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs `indices`; what it returns, for each."""
+        """Call a method of the envs `indices`; returns its result for each."""
         ids = self._ids(indices)
         if taken := {"id", "name"} & method_kwargs.keys():
             raise TypeError(
@@ -286,7 +274,14 @@ def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
 
 
 def _checked(venv: Any) -> BaseVectorEnv:
-    """The vector env, if SB3 can train on it."""
+    """The vector env, if SB3 can train on it; a VectorEnv of gymnasium as one of ours."""
+    if isinstance(venv, VectorEnv):
+        if (mode := venv.metadata.get("autoreset_mode")) is not AutoresetMode.SAME_STEP:
+            raise ValueError(
+                f"{venv} has autoreset_mode={mode}, and SB3 resets an env within the step: pass "
+                "autoreset_mode=AutoresetMode.SAME_STEP (of gymnasium.vector) where it is made"
+            )
+        return from_gymnasium(venv)
     if not isinstance(venv, BaseVectorEnv):
         raise TypeError(f"SB3VecEnv takes a vector env, such as ShmemVectorEnv(env_fns), got {type(venv).__name__}")
     if venv.is_async:
@@ -321,10 +316,6 @@ def _vector_error(rewards: np.ndarray) -> EnvContractError:
 def _own(leaf: np.ndarray) -> np.ndarray:
     """The array, copied if it is a view: with `copy=False` the next step writes over it."""
     return leaf if leaf.flags.owndata else leaf.copy()
-
-
-def _as_it_is(obs: Any) -> Any:
-    return obs
 
 
 def _family(cls: type[Any]) -> Iterator[type[Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.envs.frame_skip import RepeatsActions, check_frame_skip, repeated_step, skips_by_itself
 from vecenv.envs.pixels import Pixels
 from vecenv.transforms.transform import EnvTransform
@@ -140,7 +140,7 @@ class PixelObservation(EnvTransform):
         return f"PixelObservation(pixels_only={self.pixels_only}, key={self.key!r})"
 
 
-class _PixelObservation(Wrapper):
+class _PixelObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
     def __init__(
         self, env: gymnasium.Env[Any, Any], transform: PixelObservation, shape: tuple[int, ...] | None
     ) -> None:
@@ -148,10 +148,5 @@ class _PixelObservation(Wrapper):
         self._pixels = Pixels(env, transform.pixels_only, transform.key, transform.render_kwargs)
         self.observation_space: Any = self._pixels.space(shape)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._pixels.observation(obs), info
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._pixels.observation(obs), reward, terminated, truncated, info
+    def observation(self, observation: Any) -> Any:
+        return self._pixels.observation(observation)

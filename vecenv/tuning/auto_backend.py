@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns, measured_env_fns
+from vecenv.engine.arguments import check_env_fns, measured_env_fns
 from vecenv.errors import WorkerDiedError, WorkerTimeoutError
 from vecenv.tuning.env_cost import EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, EnvFns

@@ -18,7 +18,7 @@ import numpy as np
 
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns, check_timeout, measured_env_fns
+from vecenv.engine.arguments import check_env_fns, check_timeout, measured_env_fns
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.tuning.auto_backend import MOST_WORKERS, dummy_round, workers_round
 from vecenv.tuning.env_cost import EnvCost, measure_cost

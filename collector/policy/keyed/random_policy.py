@@ -12,7 +12,7 @@ from collector.episodes.keys import episode_keys, random_bits
 from collector.policy.keyed.draws import draw_keyed, words_of
 from collector.policy.keyed.masks import mask_of_obs
 from vecenv import nest
-from vecenv.engine.arguments.seeding import check_seed
+from vecenv.engine.arguments import check_seed
 
 
 class KeyedRandomPolicy:

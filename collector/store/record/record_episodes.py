@@ -14,9 +14,7 @@ from collector.store.head import make_head
 from collector.store.record.recording import Recording, layout_of
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.round_requests import round_envs
-from vecenv.engine.arguments.seeding import spread_seeds
+from vecenv.engine.arguments import as_ids, round_envs, spread_seeds
 from vecenv.wrappers import RowWiseWrapper
 
 SHARD_BYTES = 2**26
@@ -319,7 +317,7 @@ class RecordedEngine(RowWiseWrapper):
         self._seeds[ids] = -1
         return obs, info
 
-    def go_on_from(self, ids: np.ndarray, states: Any) -> None:
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
         """Give up the episodes of these envs: what follows `set_state` is the rest of others."""
         self._recording.discard(ids)
 

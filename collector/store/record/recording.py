@@ -16,7 +16,7 @@ from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
 from vecenv.backends.memory.layout import Layout, ObjectLeaf, common_layout
-from vecenv.engine.arguments.actions import batch_actions
+from vecenv.engine.actions import batch_actions
 
 
 def layout_of(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:

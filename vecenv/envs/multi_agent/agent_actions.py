@@ -9,7 +9,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, space_tree
-from vecenv.engine.arguments.actions import batch_actions
+from vecenv.engine.actions import batch_actions
 from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 
 

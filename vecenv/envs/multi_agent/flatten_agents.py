@@ -10,8 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv import nest
+from vecenv.envs.gymnasium_arguments import as_seeds, split_options
 from vecenv.envs.multi_agent.pettingzoo_vector import ParallelVectorEnv
-from vecenv.facades.to_gymnasium.reset_options import as_seeds, split_options
 
 
 def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:

@@ -13,16 +13,13 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns, own_env_fns
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.seeding import spread_seeds
-from vecenv.engine.arguments.unknown import check_options
-from vecenv.engine.interrupts import INTERRUPTS
+from vecenv.engine.arguments import as_ids, check_env_fns, check_options, own_env_fns, spread_seeds
+from vecenv.engine.status import INTERRUPTS
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.multi_agent.agent_actions import AgentActions
 from vecenv.envs.multi_agent.agent_rows import AECRows, ParallelRows
 from vecenv.envs.multi_agent.agent_spaces import common_spaces, make_env
 from vecenv.errors import Partial
-from vecenv.facades.to_gymnasium.arguments import as_autoreset_mode
 from vecenv.venvs import BACKENDS
 from vecenv.wrappers import forwarded
 

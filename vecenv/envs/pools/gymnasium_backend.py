@@ -22,20 +22,74 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.base import Answered, Answers, Backend, Codec, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, cast_exactly, own_containers
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
-from vecenv.envs.pools.gymnasium_calls import GymnasiumCalls
-from vecenv.envs.pools.whole_rounds import WholeRounds, steps_and_resets
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
-from vecenv.facades.to_gymnasium.vector_infos import split_infos
 
 Infos = list[dict[str, Any]]
 Finals = dict[int, Final]
+
+
+class WholeRounds(Codec):
+    """Refuses the rounds that `backend`, whose VectorEnv has this name, cannot do, before that is called."""
+
+    def __init__(self, backend: GymnasiumBackend, name: str, action_space: Any) -> None:
+        self._backend, self._name, self._action_space = backend, name, action_space
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        for i, payload in payloads.items():
+            if not isinstance(payload, Mapping):
+                raise ValueError(f"the action for env {i} is {payload!r}, which does not fit {self._action_space}")
+            if unknown := sorted(payload.keys() - {"seed", "options"}):
+                raise TypeError(f"the reset of {self._name} takes seed and options, got {unknown}")
+        steps, resets = _steps_and_resets(np.asarray(ids), ops)
+        if len(steps):
+            self._check_step(steps, resets)
+        else:
+            self._check_reset(resets, payloads)
+        return payloads
+
+    def _check_step(self, steps: np.ndarray, resets: np.ndarray) -> None:
+        backend, asked = self._backend, resets.tolist()
+        together = f"{self._name} steps its {backend.env_num} envs together"
+        if len(steps) + len(resets) < backend.env_num:
+            raise ValueError(f"{together}: pass an action for each of them, got actions for {steps.tolist()} only")
+        if backend.mode is not AutoresetMode.NEXT_STEP:
+            if asked:
+                raise ValueError(f"{together}, so none can be reset in a step: call reset({asked}), then step")
+        elif asked != (over := np.flatnonzero(backend.over).tolist()):
+            raise ValueError(
+                f"{together}, and a step resets those whose episode ended in the one before, which are {over}; got "
+                f"reset={asked}"
+            )
+
+    def _check_reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
+        backend, asked = self._backend, ids.tolist()
+        if len(ids) == backend.env_num or (backend.begun is not None and backend.over[ids].all() and not payloads):
+            return
+        if not backend.resets_by_id:
+            instead = "pass no ids"
+            if backend.mode is AutoresetMode.NEXT_STEP:
+                instead += ", or reset those whose episode is over in the next step: step(action, reset=ids)"
+            raise ValueError(
+                f"{self._name} has no reset of some envs (options['reset_mask']), got reset({asked}): {instead}"
+            )
+        if not backend.was_reset:
+            raise RuntimeError(f"the first reset of {self._name} must be of all envs, got reset({asked})")
+
+
+def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The envs of a round that step, and those that are reset, each in ascending order."""
+    plain = np.broadcast_to(np.asarray(ops) & opcodes.PLAIN, asked.shape)
+    resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
+    return np.sort(asked[~resets]), np.sort(asked[resets])
 
 
 class GymnasiumBackend(Backend):
@@ -55,9 +109,9 @@ class GymnasiumBackend(Backend):
         self.was_reset = False
         self.over = np.zeros(self.env_num, np.bool_)
         """The envs whose episode ended in the last step, and that were not reset since."""
-        self._begun: tuple[Any, Infos] | None = None
+        self.begun: tuple[Any, Infos] | None = None
         """SAME_STEP: a batch and its infos, of which the rows of those in `over` are the first of the next episodes."""
-        self._envs: Any = envs
+        self.envs: Any = envs
         self.closed_by_caller = False
         """Whether `close` of the vector env was called; else it was dropped, or the program ends."""
         self._name = type(envs).__name__
@@ -67,17 +121,13 @@ class GymnasiumBackend(Backend):
     def workers(self) -> list[WorkerInfo]:
         return [WorkerInfo(range(self.env_num), None, self._busy_seconds)]
 
-    def has_begun(self, ids: np.ndarray) -> bool:
-        """Whether the next episode of each of these envs has begun in the step that ended the last one."""
-        return self._begun is not None and bool(self.over[ids].all())
-
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        envs = self._envs
+        envs = self.envs
         # Its autoreset is not that of the vector env, which has none.
         metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
         parts = envs.single_observation_space, envs.single_action_space, metadata, envs.spec, None
         self.codec = WholeRounds(self, self._name, envs.single_action_space)
-        self._calls = GymnasiumCalls(envs, dict(zip(ATTRIBUTES, own_report(parts), strict=False)))
+        self._known = dict(zip(ATTRIBUTES, own_report(parts), strict=False))
         self._some_action = copy.deepcopy(envs.single_action_space).sample()
         return [own_report(parts) for _ in env_fns]
 
@@ -92,7 +142,7 @@ class GymnasiumBackend(Backend):
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = perf_counter()
         asked = np.arange(self.env_num) if ids is None else ids
-        steps, resets = steps_and_resets(asked, ops)
+        steps, resets = _steps_and_resets(asked, ops)
         self.arena.status[asked] = ops  # a call from another thread finds that they are stepping
         try:
             if len(steps):
@@ -110,14 +160,14 @@ class GymnasiumBackend(Backend):
         actions = nest.map(np.copy, arena.action)  # an env may keep its action
         for i in resets.tolist():
             nest.put(actions, i, self._some_action)
-        obs, reward, terminated, truncated, found = self._envs.step(actions)
+        obs, reward, terminated, truncated, found = self.envs.step(actions)
         self._write_obs(obs, slice(None))
         infos, rewards = split_infos(found, self.env_num), np.array(reward, np.float64)
         rewards[resets] = 0.0
         arena.reward[...] = rewards if rewards.ndim == 1 else 0.0
         arena.terminated[...], arena.truncated[...] = terminated, truncated
         arena.terminated[resets] = arena.truncated[resets] = False
-        self.over, self._begun = arena.terminated | arena.truncated, None
+        self.over, self.begun = arena.terminated | arena.truncated, None
         finals: Finals = {}
         if self.over.any():
             if self.mode is AutoresetMode.SAME_STEP:
@@ -152,14 +202,14 @@ class GymnasiumBackend(Backend):
         if autoreset:
             self.over[:] = False
         else:
-            self._begun = first, first_infos
+            self.begun = first, first_infos
         return finals
 
     def _reset_ended(self, infos: Infos) -> Finals:
         """Reset the envs whose episodes ended, by their mask, and nothing else."""
         over = self.over.copy()
         nest.put(self.arena.final, over, nest.take(self.arena.obs, over))
-        obs, found = self._envs.reset(options={"reset_mask": over.copy()})
+        obs, found = self.envs.reset(options={"reset_mask": over.copy()})
         self._write_obs(obs, over)
         first_infos, finals = split_infos(found, self.env_num), Finals()
         for i in np.flatnonzero(over).tolist():
@@ -170,12 +220,11 @@ class GymnasiumBackend(Backend):
     def _reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
         """A round of resets alone."""
         arena = self.arena
-        if not payloads and self.has_begun(ids):
-            assert self._begun is not None
-            obs, infos = self._begun
+        if self.begun is not None and not payloads and self.over[ids].all():
+            obs, infos = self.begun
             nest.put(arena.obs, ids, nest.take(obs, ids))
         else:
-            obs, found = self._envs.reset(**self._reset_arguments(ids, payloads))
+            obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
             infos = split_infos(found, self.env_num)
             self._write_obs(obs, ids)
             self.was_reset = True
@@ -235,14 +284,43 @@ class GymnasiumBackend(Backend):
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
         try:
-            # A reset seeds the envs.
-            return Answered([True] * len(ids) if op == "seed" else self._calls.run(ids, op, args[0]))
+            if op == "seed":  # a reset seeds the envs
+                return Answered([True] * len(ids))
+            if op not in ("get_env_attr", "set_env_attr", "call", "render"):
+                raise NotImplementedError(f"{self._name} has no {op} of single envs")
+            values = self._values(ids, op, *args[0])
+            return Answered([values[i] for i in ids])
         except Exception as error:
             return Answered([capture(error, i, op, local=True) for i in ids])
 
+    def _values(self, ids: Sequence[int], op: str, name: Any, *args: Any) -> Sequence[Any]:
+        """The results of one of ENV_CALLS for all envs, of which those of `ids` are asked for.
+
+        AttributeError for what the VectorEnv has no way to, ValueError where it has one for all its envs only.
+        """
+        envs, n = self.envs, self.env_num
+        if op == "get_env_attr":
+            if name not in self._known and hasattr(envs, "get_attr"):
+                return list(envs.get_attr(name))
+            return [self._known[name] if name in self._known else getattr(envs, name)] * n
+        if op == "render":
+            frames = envs.render(**name)
+            if frames is None or not len(frames):
+                raise ValueError(f"{self._name} renders no frames: make it with render_mode='rgb_array'")
+            return [copy.copy(frames[i * len(frames) // n]) for i in range(n)]  # agents of one game share a frame
+        method = "call" if op == "call" else "set_attr"
+        if not hasattr(envs, method):
+            raise AttributeError(f"the envs of {self._name} cannot be reached: it has no {method}")
+        if len(ids) < n:
+            raise ValueError(f"{self._name}.{method} is for all its {n} envs, got {list(ids)}")
+        if op == "call":
+            return list(envs.call(name, *args[0], **args[1]))
+        envs.set_attr(name, [*args] * n)
+        return [None] * n
+
     def note_exception(self, error: BaseException) -> None:
         """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""
-        envs = self._envs
+        envs = self.envs
         while envs is not None and not hasattr(type(envs), "note_exception"):
             envs = getattr(envs, "env", None)
         if envs is not None:
@@ -250,12 +328,29 @@ class GymnasiumBackend(Backend):
 
     def release(self) -> None:
         """Leave the VectorEnv to the caller: `close` does not close it any more."""
-        self._envs = None
+        self.envs = None
 
     def close(self, timeout: float) -> list[str]:
         if not self.closed_by_caller:
             self.note_exception(ClosedError("the vector env was dropped, or the program ended, before it was closed"))
-        envs, self._envs = self._envs, None
+        envs, self.envs = self.envs, None
         if envs is not None:
             envs.close()
         return []
+
+
+def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """Split gymnasium's dict of arrays, with a mask `_key` for each `key`, into a dict for each of `n` envs.
+
+    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
+    [{'a': np.int64(1)}, {}]
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    for key, value in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
+        mask = infos.get(f"_{key}")
+        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
+            rows[i][key] = values[i]
+    return rows

@@ -1,0 +1,240 @@
+"""Calls of a policy by the names of its parameters (see `collector.policy`), and its output as a dict."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from collector.batch.arrays import copy_of
+from collector.policy.exploration import ExplorationType, choose
+from vecenv import nest
+
+Policy = Callable[..., Any]
+Choose = Callable[[Any, ExplorationType], Any]
+
+
+class Signature(NamedTuple):
+    """The arguments that a policy takes."""
+
+    keys: tuple[str, ...] = ()
+    """The entries of a dict observation that it takes; empty: it takes the observation whole."""
+    state: bool = False
+    env_id: bool = False
+    tensordict: bool = False
+
+
+def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) -> Signature:
+    """Read the signature of a policy. Raises `TypeError` where it needs arguments that no observation has."""
+    tensordict = sys.modules.get("tensordict")  # where there is a module of tensordict's, it has been imported
+    if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
+        return Signature(tensordict=True)
+    try:
+        parameters = inspect.signature(getattr(policy, "forward", policy)).parameters
+    except (TypeError, ValueError):  # written in C
+        return Signature()
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
+    # Entries of the observation take precedence, and the first parameter is always the observation.
+    state = "state" in parameters and named[0].name != "state" and "state" not in keys
+    env_id = "env_id" in parameters and "env_id" not in keys
+    special = {name for name, is_special in (("state", state), ("env_id", env_id)) if is_special}
+    required = [p.name for p in named if p.default is p.empty and p.name not in special]
+    if required in (["tensordict"], ["td"]) or (named and len(required) <= 1 and _is_tensordict(named[0])):
+        return Signature(tensordict=True)
+    if required and keys.issuperset(required):
+        return Signature(tuple(required), state, env_id)
+    if len(required) > 1:
+        known = f"they are a dict with the keys {sorted(keys)}" if keys else "they are one argument"
+        raise TypeError(
+            f"Arguments to policy.forward are incompatible with the observations: it needs {required}, {known}"
+        )
+    return Signature((), state, env_id)
+
+
+def _is_tensordict(parameter: inspect.Parameter) -> bool:
+    """Whether it is annotated as one. By name: annotations may be strings, and tensordict is not imported for it."""
+    annotation = parameter.annotation
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return name.strip("'\"").rpartition(".")[2] in ("TensorDict", "TensorDictBase")
+
+
+def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose) -> dict[str, Any]:
+    """A policy's output as a dict that holds `action`; `pick` takes it from a distribution.
+
+    Raises `TypeError` where the output is a dict without `action`.
+    """
+    if isinstance(output, tuple):
+        output = {("action" if i == 0 else f"output{i}"): value for i, value in enumerate(output)}
+    if not isinstance(output, dict):
+        return {"action": pick(output, exploration)}
+    if "action" not in output:
+        raise TypeError(
+            f"the policy returned a dict without 'action'; its keys are {sorted(map(str, output))}. (The actions of a "
+            "Dict space are a dict under that key.)"
+        )
+    return {**output, "action": pick(output["action"], exploration)}
+
+
+class PolicyCall:
+    """Calls a policy with what its signature asks for, on arrays or tensors.
+
+    rows: the largest number of rows of a call. compile: keyword arguments for `torch.compile`, cudagraph: those for
+    tensordict's `CudaGraphModule`; None: neither. exploration: what is taken of distributions, by `pick`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        signature: Signature,
+        rows: int,
+        exploration: ExplorationType,
+        pick: Choose = choose,
+        compile: dict[str, Any] | None = None,
+        cudagraph: dict[str, Any] | None = None,
+    ) -> None:
+        self.exploration = exploration
+        self.wants_rows = signature.state or signature.env_id
+        """Whether the arguments of a call are the observations and what `rows_of` returns."""
+        self.state = RecurrentState(policy, rows) if signature.state else None
+        self._signature, self._pick = signature, pick
+        if compile is not None:
+            import torch
+
+            policy = torch.compile(policy, **compile)
+        self._policy = policy if cudagraph is None else self._graphed(policy, rows, cudagraph)
+
+    def rows_of(self, env_ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What the policy needs of the rows: their envs, and which of them begin an episode."""
+        return (env_ids,) if self.state is None else self.state.rows(env_ids, self._signature.env_id)
+
+    def __call__(self, inputs: Any) -> dict[str, Any]:
+        """The policy's outputs by name, for observations `(k, ...)`, or a tuple of them and `rows_of`."""
+        keys, obs = self._signature.keys, inputs
+        rows: Any = None
+        if self.wants_rows:
+            obs, rows = inputs
+        if self._signature.tensordict:
+            from collector.batch.tensordict_form import call_with_tensordict
+
+            output: Any = call_with_tensordict(self._policy, obs, self.exploration.name)
+        else:
+            args, named = (() if keys else (obs,)), {key: obs[key] for key in keys}
+            if self._signature.env_id:
+                named["env_id"] = rows[0]
+            if self.state is None:
+                output = self._policy(*args, **named)
+            else:
+                output = self.state.keep(rows, self._policy(*args, **named, state=self.state.recall(rows)))
+        return read_output(output, self.exploration, self._pick)
+
+    def _graphed(self, policy: Policy, rows: int, options: dict[str, Any]) -> Policy:
+        """The policy as a CUDA graph for each exploration type in rounds of all rows; as it is in other rounds."""
+        try:
+            from tensordict.nn import CudaGraphModule
+        except ImportError as error:
+            raise ImportError("cudagraph_policy needs tensordict: pip install 'vecenv[torch]' tensordict") from error
+        graphs: dict[ExplorationType, Any] = {}
+
+        def decide(*args: Any, **named: Any) -> dict[str, Any]:  # a graph returns tensors alone
+            output = policy(*args, **named)
+            return read_output(output if self.state is None else _with_state(output), self.exploration)
+
+        def call(*args: Any, **named: Any) -> Any:
+            if len(next(nest.leaves((args, named)))) != rows:
+                return policy(*args, **named)
+            wanted = self.exploration
+            if wanted not in graphs:
+                graphs[wanted] = CudaGraphModule(policy if self._signature.tensordict else decide, **options)
+            return graphs[wanted](*args, **named)
+
+        return call
+
+
+class RecurrentState:
+    """The state of a policy: a row for each env, on the policy's device.
+
+    An env that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`. Shapes and dtypes of
+    zeros are those of what the policy returns when it is first called, with `state=None`. A call is three steps:
+    `rows` here, `recall` and `keep` with what it returned on the policy's device: moving an index
+    there from this process would block.
+    """
+
+    def __init__(self, policy: Policy, env_num: int) -> None:
+        self._initial = getattr(policy, "initial_state", None)
+        self._all_ids = self._env_ids = np.arange(env_num)
+        self._in_order = False
+        self._begun = np.ones(env_num, np.bool_)
+        self._state: Any = None
+        self.is_known = self._initial is not None
+        """Whether no call with None is needed, to learn what a state is."""
+
+    def begin(self, env_ids: Any) -> None:
+        """Note that episodes begin in these envs."""
+        self._begun[env_ids] = True
+
+    def rows(self, env_ids: np.ndarray, needs_ids: bool) -> tuple[np.ndarray, ...]:
+        """The envs of the next call, and which of its rows begin an episode.
+
+        Empty where these are all envs in order and in mid-episode, unless `needs_ids` is set.
+        """
+        begun = self._begun[env_ids].nonzero()[0]
+        self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)
+        return () if self._in_order and not len(begun) and not needs_ids else (env_ids, begun)
+
+    def recall(self, rows: tuple[Any, ...]) -> Any:
+        """The state that the policy is called with; None before there is one."""
+        if self._state is None and self._initial is not None:
+            self._state = nest.map(copy_of, self._initial(len(self._all_ids)))
+        if self._state is None:
+            return None
+        state = nest.map(copy_of, self._state) if self._in_order else nest.take(self._state, rows[0])
+        if rows and len(rows[1]):
+            first = self._initial(len(rows[1])) if self._initial is not None else nest.map(lambda rows: 0, state)
+            nest.put(state, rows[1], first)
+        return state
+
+    def keep(self, rows: tuple[Any, ...], output: Any) -> dict[str, Any]:
+        """Take the new state out of the policy's output, and return the rest.
+
+        Raises `TypeError` where there is none, `ValueError` where it has another number of rows.
+        """
+        output, self.is_known = _with_state(output), True
+        # A state with gradients would keep the graphs of all earlier steps alive.
+        state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
+        if state is None and self._state is None:  # as `predict` of Stable-Baselines3's models that have none
+            return output
+        count = len(self._env_ids)
+        for leaf in nest.leaves(state):
+            if len(leaf) != count:
+                shape = tuple(leaf.shape)
+                hint = ": torch's recurrent layers have the rows second, so transpose(0, 1)"
+                raise ValueError(
+                    f"the policy returned 'state' of shape {shape} for {count} observations; "
+                    f"its first dimension must be {count}{hint if shape[1:2] == (count,) else ''}"
+                )
+        if self._state is None:
+            self._state = nest.map(self._zeros, state)
+        nest.put(self._state, slice(None) if self._in_order else rows[0], state)
+        self._begun[self._env_ids] = False
+        return output
+
+    def _zeros(self, leaf: Any) -> Any:
+        shape = (len(self._all_ids), *leaf.shape[1:])
+        return np.zeros(shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf.new_zeros(shape)
+
+
+def _with_state(output: Any) -> dict[str, Any]:
+    """A new dict of what a recurrent policy returned. Raises `TypeError` where there is no state."""
+    if isinstance(output, tuple) and len(output) == 2:
+        return {"action": output[0], "state": output[1]}
+    if not isinstance(output, dict) or "state" not in output:
+        raise TypeError(
+            "the policy has a parameter `state`, so it must return a dict with 'action' and 'state', "
+            f"or (action, state); got {type(output).__name__}"
+        )
+    return dict(output)

@@ -1,0 +1,176 @@
+"""AsyncCalls: the methods of a gymnasium VectorEnv besides reset and step: pending call, attributes, close."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from typing import Any
+
+import numpy as np
+from gymnasium import logger
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import VectorEnv
+
+from vecenv.base import BaseVectorEnv
+from vecenv.wrappers import VectorEnvWrapper
+
+RESET, STEP, CALL = "reset", "step", "call"
+
+
+def as_deadline(timeout: Any) -> float | None:
+    """The time of time.monotonic at which a wait of `timeout` seconds ends, None for None; ValueError for another."""
+    if timeout is None:
+        return None
+    is_number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
+    if not is_number or math.isnan(timeout):
+        raise ValueError(f"timeout must be a number of seconds or None, got {timeout!r}")
+    return time.monotonic() + float(timeout)
+
+
+class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
+    """Used through GymnasiumVectorEnv only.
+
+    At most one call is pending: `x_async` was called and `x_wait` not yet, or it timed out. Anything else is refused
+    until then, with the errors of gymnasium's AsyncVectorEnv.
+    """
+
+    # The defaults are for `close` after a constructor that was refused: gymnasium before 1.3 does so in `__del__`.
+    venv: Any = None
+    _pending: str | None = None
+    """The call that waits for its `x_wait`: "reset", "step" or "call"."""
+    _called: Any = None
+    """The call that `call_async` has started: the engine, and its call; or None, and the values."""
+    _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
+
+    # The pending call.
+
+    def _begin(self, name: str) -> None:
+        """Raise unless the call `name` is possible now."""
+        if self.closed:
+            raise self._closed_error()
+        if self._pending is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
+            )
+
+    def _expect(self, call: str) -> None:
+        """Raise unless `{call}_async` was called before."""
+        if self.closed:
+            raise self._closed_error()
+        if self._pending != call:
+            raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
+
+    def _await(self, call: str, deadline: float | None) -> None:
+        """Wait until the deadline (of time.monotonic), if there is one; then the call is still pending."""
+        if deadline is not None and not self._has_answered(deadline):
+            raise multiprocessing.TimeoutError(
+                f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
+            )
+
+    def _has_answered(self, deadline: float) -> bool:
+        """Wait until the deadline; False if the answers are not there."""
+        if self._called is not None:
+            engine, call = self._called
+            return engine is None or bool(engine.calls.wait(call, deadline))
+        waited: bool = self.venv.engine.wait_for_all(max(deadline, time.monotonic()))
+        return waited
+
+    def _closed_error(self) -> ClosedEnvironmentError:
+        return ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+    # Attributes and methods of the envs.
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call the method `name` of every env, found through wrappers; what is not a method is returned.
+
+        All other arguments are the method's own; to call some of the envs: `.venv.call(name, ..., id=ids)`.
+        ValueError for `reset`, `step` and `close`, which have their own methods; AttributeError, with the env named,
+        for an unknown name.
+        """
+        return self._answers(self._start_call(name, args, kwargs))
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """The first half of `call`: check, start, return at once."""
+        self._called = self._start_call(name, args, kwargs)
+        self._pending = CALL
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """The second half of `call`: the answers, or the exception of an env.
+
+        `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
+        """
+        self._expect(CALL)
+        self._await(CALL, as_deadline(timeout))
+        called, self._called, self._pending = self._called, None, None
+        return self._answers(called)
+
+    def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Start a call of all envs; where a wrapper defines `call`, it has no two halves and runs at once."""
+        self._begin("call_async")
+        if name in self._refused_calls:
+            raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+        venv = self.venv
+        while type(venv).call is VectorEnvWrapper.call:
+            venv = venv.venv
+        if type(venv).call is not BaseVectorEnv.call:
+            return None, venv.call(name, *args, **kwargs)
+        return venv.engine, venv.engine.calls.start(None, "call", [(name, args, kwargs)] * self.num_envs)
+
+    def _answers(self, called: Any) -> tuple[Any, ...]:
+        engine, call = called
+        return tuple(call if engine is None else engine.calls.finish(call))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute `name` of every env; a method is called (as in gymnasium)."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env: a list or tuple has one value for each, anything else is the value of all.
+
+        It is set where the env or a wrapper has it, a new one on the outermost wrapper (as in gymnasium).
+
+        ValueError if there are not as many values as envs, before anything is set.
+        """
+        self._begin("set_attr")
+        if not isinstance(values, (list, tuple)):
+            self.venv.call("set_wrapper_attr", name, values)
+            return
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        for i, value in enumerate(values):
+            self.venv.call("set_wrapper_attr", name, value, id=i)
+
+    def render(self) -> tuple[Any, ...]:
+        """The frame of every env."""
+        self._begin("render")
+        return tuple(self.venv.render())
+
+    @property
+    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
+        """The seed of the generator of every env."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]  # as in gymnasium's own classes: it cannot be set
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """The generator of every env; copies, if the envs live in other processes."""
+        return self.get_attr("np_random")
+
+    # The end.
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and the engine, by force after five seconds; what `close` calls.
+
+        A call that is still pending is waited for `timeout` seconds first, with a warning; not at all with `terminate`.
+        """
+        deadline = as_deadline(timeout)
+        if self.venv is None:
+            return
+        if self._pending is not None and not self.venv.is_closed:
+            logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
+            if deadline is not None and not terminate:
+                self._has_answered(deadline)
+        self.venv.close()

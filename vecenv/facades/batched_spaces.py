@@ -1,0 +1,150 @@
+"""Batched spaces: the spaces of a gymnasium VectorEnv, and actions and observations in their form.
+
+All but arrays goes through gymnasium's own functions (`batch_space`, `iterate`, `create_empty_array`, `concatenate`),
+because users register their spaces with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import (
+    batch_differing_spaces,
+    batch_space,
+    concatenate,
+    create_empty_array,
+    iterate,
+)
+
+from vecenv import nest
+from vecenv.engine.actions import on_host
+
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def check_observation_mode(mode: Any) -> None:
+    """ValueError or TypeError if `mode` is not "same", "different" or a pair of spaces."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}; "
+                "pass (batched space, single space)"
+            )
+    elif not isinstance(mode, str) or mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+def observation_spaces(mode: Any, found: Sequence[Any], cls: str) -> tuple[Any, Any]:
+    """(batched, single) observation space of envs with the spaces `found`, for the class named `cls`.
+
+    RuntimeError, in gymnasium's words and with the env named, if `mode` does not fit them; where mode "different" finds
+    no common batch, the error of gymnasium's `batch_differing_spaces`.
+    """
+    _check_present("observation_space", found)
+    first = found[0]
+    if mode == "same":
+        for i, space in enumerate(found):
+            if space != first:
+                raise RuntimeError(
+                    f"{cls}(..., observation_mode='same') however the sub-environments observation spaces are not "
+                    f"equivalent: env {i} has {space}, env 0 has {first}. If this is intentional, use "
+                    "`observation_mode='different'` instead."
+                )
+        return batch_space(first, len(found)), first
+    batched, single = mode if isinstance(mode, tuple) else (_batch_of_different(found), first)
+    for i, space in enumerate(found):
+        if not is_space_dtype_shape_equiv(space, single):
+            raise RuntimeError(
+                f"{cls}(..., observation_mode='different' or custom space) however the sub-environments observation "
+                f"spaces do not share a common shape and dtype: env {i} has {space}, expected the like of {single}."
+            )
+    return batched, single
+
+
+def _batch_of_different(found: Sequence[Any]) -> Any:
+    try:
+        return batch_differing_spaces(found)
+    except (AssertionError, TypeError, ValueError) as error:
+        i = next((i for i, space in enumerate(found) if not is_space_dtype_shape_equiv(space, found[0])), None)
+        if i is not None:
+            error.args = (f"{error}. Env {i} has {found[i]}, env 0 has {found[0]}.",)
+        raise
+
+
+def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
+    """(batched, single) action space of envs with the spaces `found`; RuntimeError if they differ."""
+    _check_present("action_space", found)
+    for i, space in enumerate(found):
+        if space != found[0]:
+            raise RuntimeError(
+                f"Some environments have an action space different from `{found[0]}`. In order to batch actions, the "
+                f"action spaces from all environments must be equal. Env {i} has `{space}`."
+            )
+    return batch_space(found[0], len(found)), found[0]
+
+
+def _check_present(name: str, found: Sequence[Any]) -> None:
+    for i, space in enumerate(found):
+        if not isinstance(space, Space):
+            raise TypeError(f"env {i} has the {name} {space!r}; gymnasium's VectorEnv needs a gymnasium Space")
+
+
+def takes_arrays(batched: Any, single: Any) -> bool:
+    """Return whether an array of actions with a row for each env is taken as it is."""
+    return _is_array_space(single) and _is_gymnasiums(iterate, batched)
+
+
+def is_tree_of_arrays(space: Any) -> bool:
+    """Return whether the batch of a space is an array, or a dict or tuple of such."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)) and _is_joined_by_gymnasium(space):
+        children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return all(is_tree_of_arrays(child) for child in children)
+    return _is_array_space(space)
+
+
+def _is_array_space(space: Any) -> bool:
+    """Return whether gymnasium makes one array of a batch: a user may have registered other functions for the space."""
+    return isinstance(space, _ARRAYS) and _is_joined_by_gymnasium(space)
+
+
+def _is_joined_by_gymnasium(space: Any) -> bool:
+    return _is_gymnasiums(concatenate, space) and _is_gymnasiums(create_empty_array, space)
+
+
+def _is_gymnasiums(function: Any, space: Any) -> bool:
+    return bool(function.dispatch(type(space)).__module__ == function.__module__)
+
+
+def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> Any:
+    """`actions` as an array or a list of one action an env, for the engine, which checks their number; TypeError for
+    an object that cannot be iterated. `as_arrays` is `takes_arrays` of the spaces.
+    """
+    if as_arrays:
+        if hasattr(actions, "__len__") and getattr(actions, "ndim", True):
+            return actions
+        try:
+            return list(actions)
+        except TypeError:
+            raise TypeError(
+                f"Unable to iterate over the following elements: {actions}; pass one action an env"
+            ) from None
+    if isinstance(single, spaces.Dict) and isinstance(actions, (list, tuple)):
+        return list(actions)
+    return list(iterate(batched, on_host(actions)))
+
+
+def empty_batch(single: Any, n: int) -> Any:
+    """A batch of zeros of the single observation space, in gymnasium's form."""
+    return create_empty_array(single, n=n, fn=np.zeros)
+
+
+def join_rows(obs: Any, single: Any, n: int, out: Any) -> Any:
+    """A batch of the engine as gymnasium's `concatenate` joins the envs' observations: in `out`, an `empty_batch`."""
+    return concatenate(single, [nest.take(obs, i) for i in range(n)], out)

@@ -1,0 +1,363 @@
+"""To gymnasium: vector envs as `gymnasium.vector.VectorEnv`, with autoreset, dicts of infos and the async calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode
+
+from vecenv import nest
+from vecenv.engine.engine import Engine
+from vecenv.engine.results import OwnStep
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
+from vecenv.errors import Partial
+from vecenv.facades.async_calls import RESET, STEP, AsyncCalls, as_deadline
+from vecenv.facades.batched_spaces import (
+    action_spaces,
+    check_observation_mode,
+    empty_batch,
+    is_tree_of_arrays,
+    join_rows,
+    observation_spaces,
+    split_actions,
+    takes_arrays,
+)
+from vecenv.facades.driver import Driver, EndedStep, int_restorer
+from vecenv.facades.vector_episodes import Episodes
+from vecenv.facades.vector_infos import batch_infos, ended_infos
+from vecenv.wrappers import check_send_and_recv
+
+VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+def check_arguments(
+    observation_mode: Any = "same",
+    autoreset_mode: Any = AutoresetMode.NEXT_STEP,
+    final_info_format: Any = "dict",
+    random_initial_steps: Any = 0,
+    **unchecked: Any,
+) -> None:
+    """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
+    check_observation_mode(observation_mode)
+    mode = as_autoreset_mode(autoreset_mode)
+    if final_info_format not in ("dict", "list"):
+        raise ValueError(f'final_info_format must be "dict" or "list", got {final_info_format!r}')
+    if final_info_format == "list" and mode is not AutoresetMode.SAME_STEP:
+        raise ValueError(
+            'final_info_format="list" is for code that expects the autoreset of gymnasium 0.29: '
+            f"pass autoreset_mode=AutoresetMode.SAME_STEP with it, got {mode}"
+        )
+    steps = random_initial_steps
+    if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
+        raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
+
+
+class GymnasiumVectorEnv(AsyncCalls):
+    """Any vector env of ours as a `gymnasium.vector.VectorEnv` (the contract of gymnasium 1.4's AsyncVectorEnv).
+
+        envs = GymnasiumVectorEnv(ShmemVectorEnv(env_fns, num_workers=4))
+        obs, infos = envs.reset(seed=42)
+        obs, rewards, terminations, truncations, infos = envs.step(actions)
+
+    Arguments:
+        venv: a BaseVectorEnv without `wait_num` and `timeout`, which is closed with this object. It stays reachable as
+            `.venv`, whose `step(actions, id=...)` steps some of the envs; reset those before the next `step`.
+        observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
+        autoreset_mode: an AutoresetMode, its value or its name in any case. NEXT_STEP resets an env whose episode is
+            over in the round in which the others step, SAME_STEP in that of its last step (with `seed_episodes` or a
+            wrapper around the venv in a second one); in DISABLED mode a step of such an env is a ResetNeeded.
+        copy: False passes on the views of a venv with copy=False: observations that are valid until the next call.
+        final_info_format: "list" gives `final_observation`, and in `final_info` an array of dicts, as gymnasium 0.29
+            did; for SAME_STEP mode.
+        seed_episodes: every reset gets a seed, those of autoreset too: `next_seed` of the one before in the same env.
+            `np_random_seed` is that seed, so that any episode can be played again by itself.
+        random_initial_steps: after a full reset each env makes between 0 and this many random steps, so that their
+            episodes do not end together.
+
+    Guarantees: what is refused leaves every env untouched; returned arrays never change later (but see `copy`); no
+    value of an info is cast to a type that cannot hold it; a wait that timed out loses nothing and can be repeated; the
+    caller's `options` are not written to. Exceptions of an env arrive as the engine raises them, with the results of
+    the other envs in `error.partial`, and a reset of that env makes it usable again.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 3))
+    >>> obs, infos = envs.reset(seed=42)
+    >>> obs.shape, envs.action_space, envs.np_random_seed
+    ((3, 4), MultiDiscrete([2 2 2]), (42, 43, 44))
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        venv: Any,
+        *,
+        observation_mode: Any = "same",
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        copy: bool = True,
+        final_info_format: str = "dict",
+        seed_episodes: bool = False,
+        random_initial_steps: int = 0,
+    ) -> None:
+        check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
+        _check_vector_env(venv)
+        check_send_and_recv(venv, type(self).__name__)
+        self.observation_mode, self.copy = observation_mode, copy
+        self.autoreset_mode = as_autoreset_mode(autoreset_mode)
+        self.num_envs = len(venv)
+        self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
+        self.render_mode = _render_mode(venv)
+        self.observation_space, self.single_observation_space = observation_spaces(
+            observation_mode, venv.observation_space, type(self).__name__
+        )
+        self.action_space, self.single_action_space = action_spaces(venv.action_space)
+        self.venv = venv  # from here on `close` closes it: nothing is refused any more
+        self._driver = Driver(venv)
+        self._final_as_list = final_info_format == "list"
+        self._random_initial_steps = random_initial_steps
+        self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
+        self._is_tree = is_tree_of_arrays(self.single_observation_space)
+        self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
+        self._as_ints = int_restorer(self.single_observation_space)
+        # The seed of an episode has to be sent before it is known whether one ends.
+        self._one_round = (
+            self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
+        )
+        self._has_views = not venv.engine.results.copies
+        self._episodes = Episodes(venv, seed_episodes)
+        own_halves = all(
+            getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
+        )
+        self._exchanges = self._driver.engine is not None and self._takes_arrays and own_halves
+        """Whether `step` may run a round without `step_async` and `step_wait`."""
+        self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
+        """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
+        self._ids = range(self.num_envs)
+        self._resetting: Sequence[int] = ()
+        self._ended: EndedStep | None = None
+        """The step that ended episodes, while envs are being reset after it."""
+        self._pending = self._called = None
+
+    # Reset.
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]` (bool, (n,)); returns (obs, infos) of the whole batch.
+
+        `seed`: an int s gives env i the seed s + i, a list or array has one for each env (None for no seed). The other
+        options go to every env. TypeError and ValueError for bad arguments, before any env is touched.
+        """
+        try:
+            self.reset_async(seed, options)
+            return self.reset_wait()
+        except KeyboardInterrupt as error:
+            self._drop(error)
+            raise
+
+    def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
+        """The first half of `reset`: check, start, return at once."""
+        self._begin("reset_async")
+        seeds = as_seeds(seed, self.num_envs)
+        mask, others = split_options(options, self.num_envs)
+        if self.venv.waiting_id:
+            self.venv.engine.readiness.check_idle(None)
+        self._resetting = ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
+        given = None if seeds is None else [seeds[i] for i in ids]
+        self._send(RESET, None, ids, list(ids), given, **({} if others is None else {"options": others}))
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """The second half of `reset`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
+
+        Random initial steps, if there are any, are made here and may exceed `timeout`.
+        """
+        self._expect(RESET)
+        self._await(RESET, as_deadline(timeout))
+        ids = self._resetting
+        obs, _, _, _, infos = self._receive(ids)
+        self._episodes.note(ids, False, obs)
+        if self._random_initial_steps and len(ids) == self.num_envs:
+            try:
+                self._episodes.spread_out(self._random_initial_steps, self.single_action_space)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+        return self._joined(self._owned(self._episodes.latest_obs())), batch_infos(infos, self.num_envs)
+
+    # Step.
+
+    def step(self, actions: Any) -> VectorStep:
+        """Step all envs; returns (obs, rewards, terminations, truncations, infos).
+
+        `actions` is a batch of the action space or a sequence of one action an env, of any array library; an env gets
+        its action in the type that it has there (a float64 row, a Python int), as in gymnasium. rewards:
+        float64 (n,), or (n, m) of envs whose rewards are vectors (beyond gymnasium's contract: its wrappers want
+        numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions.
+        """
+        episodes = self._episodes
+        if self._exchanges and (not episodes.ended or self._resets_plainly):
+            self._begin("step_async")
+            if actions.__class__ is not np.ndarray or not actions.ndim:
+                actions = split_actions(actions, self.action_space, self.single_action_space, True)
+            engine: Any = self._driver.engine
+            try:
+                taken = engine.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+            step = engine.results.own_rows(None, taken)
+            return self._results(self._as_copies(step) if self._has_views else step, None)
+        try:
+            self.step_async(actions)
+            return self.step_wait()
+        except KeyboardInterrupt as error:
+            self._drop(error)
+            raise
+
+    def step_async(self, actions: Any) -> None:
+        """The first half of `step`: check, start, return at once."""
+        self._begin("step_async")
+        actions = split_actions(actions, self.action_space, self.single_action_space, self._takes_arrays)
+        if not (ids := self._episodes.ended):
+            self._send(STEP, actions)
+            return
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            raise ResetNeeded(
+                f"the episodes of envs {ids} are over: reset these envs before the next step, with "
+                "reset(options={'reset_mask': terminations | truncations}); autoreset_mode is DISABLED"
+            )
+        self._send(STEP, actions, ids, self._episodes.over)
+
+    def step_wait(self, timeout: float | None = None) -> VectorStep:
+        """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
+        self._expect(STEP)
+        deadline = as_deadline(timeout)
+        self._await(STEP, deadline)
+        if self._ended is None:
+            return self._results(self._receive(self._ids), deadline)
+        return self._finish(self._ended)
+
+    def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
+        """A step of the engine as `step` returns it; in SAME_STEP mode the envs are reset whose episodes it ended."""
+        obs, rew, terminated, truncated, infos = step
+        episodes = self._episodes
+        episodes.note_all(terminated | truncated, obs)
+        if episodes.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return self._end_episodes(step, deadline)
+        batch = batch_infos(infos, self.num_envs) if infos else {}
+        return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
+
+    def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
+        """The results of a step that ended episodes; first the envs are reset that the step itself has not reset."""
+        episodes = self._episodes
+        ids = episodes.ended
+        failed = self.venv.failed_id if self._one_round else ids
+        left = [i for i in ids if i in failed]
+        begun = [i for i in ids if i not in failed]
+        ended = EndedStep(step, ids, left, self._as_ints)
+        episodes.note(begun, False)
+        episodes.begin(begun, {})
+        if left:
+            self._ended = ended
+            self._send(STEP, None, left, left)
+            self._await(STEP, deadline)
+        return self._finish(ended)
+
+    def _finish(self, ended: EndedStep) -> VectorStep:
+        """The results of the step, once the envs that it did not reset are reset."""
+        if left := ended.left:
+            first_obs, _, _, _, first_infos = self._receive(left)
+            self._ended = None
+            self._episodes.note(left, False, first_obs)
+            ended.begin(first_obs, first_infos)
+        obs, rew, terminated, truncated, _ = ended.step
+        infos = ended_infos(ended, self.num_envs, self._final_as_list)
+        return self._joined(obs), rew, terminated, truncated, infos
+
+    def _joined(self, obs: Any) -> Any:
+        """A batch of the engine in gymnasium's form: arrays as they are; else in the same objects with copy=False."""
+        if self._is_tree:
+            return obs
+        single, n = self.single_observation_space, self.num_envs
+        return join_rows(obs, single, n, empty_batch(single, n) if self._reused is None else self._reused)
+
+    # The engine.
+
+    def _send(
+        self, call: str, actions: Any, resets: Sequence[int] = (), reset: Any = None, given: Any = None, **kwargs: Any
+    ) -> None:
+        """Start a round that resets the envs `resets`, which are `reset`, with the seeds `given`; then `call` pends."""
+        seeds = self._episodes.seeds_for(resets, given) if len(resets) else {}
+        autoreset = self._one_round and actions is not None
+        try:
+            self.venv.send(actions, reset=reset, autoreset=autoreset, **seeds, **kwargs)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self._pending = call
+        self._episodes.begin(resets, seeds)
+
+    def _receive(self, ids: Sequence[int]) -> OwnStep:
+        """The results of the round, which is of `ids`; no call is pending any more, unless a warning was raised."""
+        try:
+            step = self._driver.receive(ids)
+        except BaseException as error:
+            if not self._is_waiting():
+                self._give_up(error)
+            raise
+        self._pending = None
+        return self._as_copies(step) if self._has_views else step
+
+    def _as_copies(self, step: OwnStep) -> OwnStep:
+        """What the engine returned as views; only observations may be returned as views."""
+        obs, rew, terminated, truncated, infos = step
+        return self._owned(obs), rew.copy(), terminated.copy(), truncated.copy(), infos
+
+    def _is_waiting(self) -> bool:
+        return not self.venv.is_closed and bool(self.venv.waiting_id)
+
+    def _drop(self, error: BaseException) -> None:
+        """After an interrupted call, also between `x_async` and `x_wait`: nothing of it stays in flight."""
+        if not self.closed and not self.venv.is_closed:
+            self.venv.engine.abandon(error)
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Note a round that failed or was refused: the results of the envs that did not fail are in the error."""
+        partial = getattr(error, "partial", None)
+        if isinstance(partial, Partial):
+            over = partial.terminated | partial.truncated
+            if self._one_round:  # the next episode has begun where none failed
+                over &= np.isin(partial.env_id, self.venv.failed_id)
+            self._episodes.note(partial.env_id, over, partial.obs)
+        if self._ended is not None:  # the step itself went well
+            obs, rew, terminated, truncated, infos = self._ended.step
+            info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in self._ids])
+            whole = Partial(np.arange(self.num_envs), obs, rew, terminated, truncated, info)
+            error.partial = whole  # type: ignore[attr-defined]
+        self._pending = self._ended = None
+
+    def _owned(self, obs: Any) -> Any:
+        return nest.map(np.copy, obs) if self.copy and self._has_views else obs
+
+
+def _render_mode(venv: Any) -> str | None:
+    try:
+        mode: str | None = venv.get_env_attr("render_mode", id=0)[0]
+    except AttributeError:
+        return None
+    return mode
+
+
+def _check_vector_env(venv: Any) -> None:
+    """TypeError for an object that is no vector env of ours, ValueError for one with other batches than gymnasium's."""
+    engine = getattr(venv, "engine", None)
+    if not isinstance(engine, Engine):
+        raise TypeError(
+            f"a vector env of vecenv is needed, such as ShmemVectorEnv([lambda: gym.make(...)] * 8), got {venv!r}"
+        )
+    if engine.is_async:
+        raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
+    if engine.results.splits:
+        raise ValueError("a gymnasium VectorEnv returns batches of observations: make the venv without stack_obs=False")

@@ -1,1 +1,0 @@
-"""Vector envs as gymnasium.vector.VectorEnv."""

@@ -1,0 +1,126 @@
+"""Vector infos: the infos of n envs as one dict of arrays with masks, as gymnasium's VectorEnv returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.memory.info_rows import InfoColumns
+from vecenv.facades.driver import EndedStep
+
+
+def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
+    """One array (n, ...) for each key, and under `_key` a bool mask of the envs that have it; `rows` are (env, info).
+
+    Arrays are those of gymnasium's `VectorEnv._add_info`: numbers in an array of their type, arrays stacked, dicts
+    batched in turn, everything else and `final_obs` in an object array. Where that would change a value, because the
+    envs differ in its type or shape, the dtype is a wider one that holds them all, or object. Envs without the key
+    have 0, False or None.
+
+    >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
+    {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
+    """
+    columns: dict[Any, tuple[list[int], list[Any]]] = {}
+    for i, info in rows:
+        for key, value in info.items():
+            column = columns.get(key)
+            if column is None:
+                column = columns[key] = ([], [])
+            column[0].append(i)
+            column[1].append(value)
+    infos: dict[Any, Any] = {}
+    for key, (ids, values) in columns.items():
+        if _is_mask_of_another(key, columns):
+            continue
+        infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
+        infos[f"_{key}"] = _mask(ids, n)
+    return infos
+
+
+def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
+    """`vector_infos` of infos by env id; those that came as columns are batched as they are."""
+    if not isinstance(infos, InfoColumns):
+        return vector_infos(infos.items(), n)
+    keys = infos.form.keys
+    if "final_obs" in keys or any(_is_mask_of_another(key, keys) for key in keys):
+        return vector_infos(infos.items(), n)
+    batch: dict[Any, Any] = {}
+    for key, kind, values in zip(keys, infos.form.kinds, infos.columns, strict=True):
+        mask = _mask(infos.ids, n)
+        if kind is np.bool_:  # no number of numpy's
+            column = object_column(infos.ids, list(values), n)
+        elif len(values) == n:
+            column = values.copy()
+        else:
+            column = np.zeros((n, *values.shape[1:]), dtype=values.dtype)
+            column[mask] = values
+        batch[key], batch[f"_{key}"] = column, mask
+    return batch
+
+
+def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
+    """The infos of a step that ended episodes, with their last observations and infos; `as_list` as gymnasium 0.29
+    named and formed these.
+    """
+    infos, ids = vector_infos(sorted(ended.infos.items()), n), ended.ids
+    obs_key = "final_observation" if as_list else "final_obs"
+    infos[obs_key] = object_column(ids, ended.last_obs, n)
+    lasts = zip(ids, ended.last_infos, strict=True)
+    infos["final_info"] = object_column(ids, ended.last_infos, n) if as_list else vector_infos(lasts, n)
+    for key in (obs_key, "final_info"):
+        infos[f"_{key}"] = _mask(ids, n)
+    return infos
+
+
+def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarray:
+    """`values` as they are in an object array (n,), None for the other envs."""
+    column = np.full(n, None, dtype=object)
+    for i, value in zip(ids, values, strict=True):
+        column[i] = value
+    return column
+
+
+def _mask(ids: Sequence[int], n: int) -> np.ndarray:
+    mask = np.zeros(n, dtype=np.bool_)
+    mask[list(ids)] = True
+    return mask
+
+
+def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
+    """Return whether an env returns both `x` and `_x`: the name of the second belongs to the mask of the first."""
+    return isinstance(key, str) and key[:1] == "_" and key[1:] in columns
+
+
+def _column(ids: list[int], values: list[Any], n: int) -> Any:
+    kinds = set(map(type, values))
+    if all(issubclass(kind, dict) for kind in kinds):
+        return vector_infos(zip(ids, values, strict=True), n)
+    if all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
+        column = _filled((), kinds, ids, values, n)
+    elif all(issubclass(kind, np.ndarray) for kind in kinds) and len({value.shape for value in values}) == 1:
+        column = _filled(values[0].shape, {value.dtype for value in values}, ids, values, n)
+    else:
+        column = None
+    return object_column(ids, values, n) if column is None else column
+
+
+def _filled(shape: tuple[int, ...], dtypes: set[Any], ids: list[int], values: list[Any], n: int) -> np.ndarray | None:
+    """The values in a column of one dtype, or None if no dtype holds them all as they are."""
+    mixed = len(dtypes) > 1
+    try:
+        column = np.zeros((n, *shape), dtype=np.result_type(*dtypes) if mixed else next(iter(dtypes)))
+        column[ids] = values
+    except (TypeError, OverflowError):  # no common dtype; an int beyond 64 bits
+        return None
+    unchanged = not mixed or all(_same(column[i], value) for i, value in zip(ids, values, strict=True))
+    return column if unchanged else None
+
+
+def _same(stored: Any, value: Any) -> bool:
+    """Compare a stored value with the env's; as Python numbers, because numpy compares an int and a float as floats."""
+    if isinstance(value, np.ndarray):
+        return np.array_equal(stored.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc")
+    stored, value = (number.item() if isinstance(number, np.generic) else number for number in (stored, value))
+    return bool(stored == value or (stored != stored and value != value))
