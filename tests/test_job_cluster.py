@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import random
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from collector.jobs.job import JobError
 from collector.jobs.on_ray import Played, Range, play_range
 from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
-from collector.store.head import HEAD
-from collector.store.writer import StoreWriter
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
 
@@ -41,68 +38,35 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The task, in this process.
 
 
-def play(folder: Path, numbers: Iterable[int], recorded: Iterable[str] = (), **changes: Any) -> Played:
-    """Play these episodes as one of two tasks; where the folder has no head, it only finds out its own."""
-    head = folder / HEAD
-    digest = hashlib.sha256(head.read_bytes()).hexdigest() if head.exists() else ""
+def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> Played:
+    """Play these episodes; without a head it is only found out."""
     wanted = job(**{**counting(), "episodes": EPISODES, **changes})
-    return play_range(Range(wanted, str(folder), "cpu", [*numbers], 0, digest, [*recorded], 0, 2))
+    return play_range(Range(wanted, str(part), head, "cpu", [*numbers]))
 
 
-def test_a_task_returns_its_head_and_the_lines_of_its_shards(uninterrupted: Path, tmp_path: Path) -> None:
-    first = play(tmp_path, range(5))
+def test_a_task_returns_its_head_and_fills_a_data_set_of_its_own(uninterrupted: Path, tmp_path: Path) -> None:
+    first = play(tmp_path, None, range(5))
     assert first.head is not None
-    assert (first.head["repeatable"], first.lines, [*tmp_path.iterdir()]) == (True, [], [])
-    with StoreWriter(tmp_path, first.head) as writer:
-        for numbers in (range(5), range(5, EPISODES)):
-            played = play(tmp_path, numbers, Dataset(tmp_path).shard_files, shard_bytes=1500)
-            assert played.error is None
-            writer.record(played.lines)
-        writer.end()
-    data = Dataset(tmp_path)
-    assert len(data.shard_files) > 2
-    assert {Path(name).parent.name for name in data.shard_files} == {"w001"}
+    assert (first.head["repeatable"], first.episodes, [*tmp_path.iterdir()]) == (True, 0, [])
+    played = play(tmp_path, first.head, range(EPISODES), shard_bytes=1500)
+    assert (played.error, played.episodes) == (None, EPISODES)
+    assert len(Dataset(tmp_path).shard_files) > 2
     assert_same(tmp_path, uninterrupted)
-
-
-def test_what_a_task_has_not_returned_is_removed_by_the_next_one_in_its_folder(tmp_path: Path) -> None:
-    run_job(job(**counting(), episodes=3), tmp_path)
-    own = tmp_path / "shards" / "w001"
-
-    def shards() -> list[str]:
-        return sorted(path.name for path in own.iterdir() if path.name != "writer.lock")
-
-    play(tmp_path, range(3, 6))
-    [first] = shards()
-    with StoreWriter(tmp_path, None, writer=1, commit_line=lambda lines: None):  # a task that is still ending
-        play(tmp_path, range(6, 9))
-        assert (tmp_path / "shards" / "w003").is_dir()
-    assert shards() == [first]
-    play(tmp_path, range(9, 12), [f"shards/w001/{first}"])
-    assert len(shards()) == 2
-    play(tmp_path, range(12, 15))
-    assert first not in shards()
 
 
 def test_a_task_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "SEES_WITHIN", 0.0)
-    text = rf"the job has written {tmp_path / HEAD}, and a task on the node .* sees {{}}: the folder of a job on a"
-    task = Range(job(), str(tmp_path), "cpu", [0], 0, "the digest of another head")
-    with pytest.raises(DatasetError, match=text.format("no such file")):
-        play_range(task)
-    run_job(job(**counting(), episodes=3), tmp_path)
-    with pytest.raises(DatasetError, match=text.format("another file there")):
-        play_range(task)
+    text = rf"the job has made {tmp_path / 'a'}, and a task on the node .* sees no such folder: the folder of a"
+    with pytest.raises(DatasetError, match=text):
+        play(tmp_path / "a", {}, [0])
 
 
 def test_a_task_skips_what_fails(uninterrupted: Path, tmp_path: Path) -> None:
     failing = [episode.number for episode in Dataset(uninterrupted) if episode.seed % 13 == 0]
-    run_job(job(**counting(), episodes=1), tmp_path)
-    played = play(tmp_path, range(1, EPISODES), **counting(every=13))
+    played = play(tmp_path, Dataset(uninterrupted).head, range(EPISODES), **counting(every=13))
     assert sorted(played.skipped) == failing
     assert played.retried == len(failing)
-    numbers = {number for line in played.lines for number in line.get("episodes", ())}
-    assert numbers == {*range(1, EPISODES)} - {*failing}
+    assert {*Dataset(tmp_path).numbers.tolist()} == {*range(EPISODES)} - {*failing}
 
 
 def test_jobs_that_are_not_for_actors_are_refused_before_anything_is_done(tmp_path: Path) -> None:
@@ -144,7 +108,7 @@ class RayHere:
             raise ConnectionError("it died before it had done anything")
         played = play_range(pickle.loads(self._calls[task]))
         if moment < self._deadly:
-            raise ConnectionError("it died when it had committed everything")
+            raise ConnectionError("it died when it had committed everything")  # which is not lost
         found: Played = pickle.loads(pickle.dumps(played))
         return found
 
@@ -184,13 +148,8 @@ def test_whenever_tasks_die_each_episode_is_there_once(
 
 def tasks_of(folder: Path) -> list[int]:
     """The pids of the tasks that play for a folder, on this machine."""
-    found = []
-    for path in sorted((folder / "shards").glob("w*/writer.lock")):
-        pid = int(path.read_text().split()[1])
-        with suppress(psutil.Error):
-            if "play_range" in " ".join(psutil.Process(pid).cmdline()):
-                found.append(pid)
-    return found
+    locks = (path.read_text().split() for path in (folder / "shards").glob("w*/writer.lock"))
+    return sorted(int(words[1]) for words in locks if len(words) > 1 and psutil.pid_exists(int(words[1])))
 
 
 @FULL
@@ -213,7 +172,7 @@ def test_actors_write_the_episodes_of_a_local_job(uninterrupted: Path, tmp_path:
     assert state.frames >= state.steps
     assert data.head["job"] == Dataset(uninterrupted).head["job"] | {"shard_bytes": 2000}
     assert data.head["ran_on"]["actors"] == 2
-    assert {Path(name).parent.name for name in data.shard_files} <= {"w001", "w002"}
+    assert [path.name for path in (tmp_path / "a" / "shards").iterdir() if path.name.startswith("w")] == []
     assert not state.notes
     assert_same(tmp_path / "a", uninterrupted)
 

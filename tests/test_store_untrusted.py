@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ import pytest
 from collector import Dataset, DatasetError, Job, StoreWriter
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics, dataset_info, plot_dataset, read_metrics
-from collector.jobs.on_ray import Range, play_range
 from collector.jobs.playing import Plan
 from collector.jobs.replay import make_videos
 from collector.jobs.report import make_console, rows_of, table_of
@@ -154,20 +152,6 @@ class TestLinks:
             writer.add(episode(2))
             writer.end()
         assert Dataset(tmp_path / "d").numbers.tolist() == [0, 1, 2]
-
-    def test_tasks_follow_none_either(self, stopped: Path, tmp_path: Path) -> None:
-        for i, name in enumerate(("shards", "shards/w001", "shards/w001/000001.npz")):
-            folder = Path(shutil.copytree(stopped, tmp_path / str(i) / "a"))
-            before = link(folder / name, folder.parent / "elsewhere")
-            with pytest.raises(DatasetError, match=f"{name} is a link"):
-                StoreWriter(folder, None, writer=1, commit_line=print, recorded=[])
-            assert contents(folder.parent) == before
-
-    def test_a_task_sees_the_head_itself(self, folder: Path, tmp_path: Path) -> None:
-        link(folder / "dataset.json", tmp_path / "head")
-        digest = hashlib.sha256((tmp_path / "head").read_bytes()).hexdigest()
-        with pytest.raises(DatasetError, match=r"dataset\.json is a link"):
-            play_range(Range(JOB, str(folder), "cpu", [0], 0, digest))
 
     @FULL
     @pytest.mark.usefixtures("fonts")

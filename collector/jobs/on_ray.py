@@ -1,17 +1,15 @@
 """A job on a Ray cluster: tasks play a range of episodes each, with the local player, and the driver merges manifests.
 
-    driver  --numbers-->  play_range  --whole episodes-->  shards/w001/
-    manifest  <---------------------- lines of its shards
+    driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a data set of its own
+      shards/000000/  <-------------- adopts its shards --------'
 
-An episode is in the manifest once the driver has put the line of its shard there. What a task has written and not
-returned is lost with it: its numbers are handed out again, and its shards are removed when the next task takes the
-folder, or the job is resumed. So each episode is in the manifest once, whichever tasks play, and whatever becomes of
-them.
+An episode is committed once the driver has adopted its shard, which it does when the task has ended, or has died: what
+that had not committed is handed out again. Where the driver dies, what it had not adopted is removed when the job is
+resumed, and played again. So each episode is there once, whichever tasks play, and whatever becomes of them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import re
@@ -21,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -36,18 +34,18 @@ from collector.jobs.job import Job, JobError, as_record
 from collector.jobs.making import with_statistics
 from collector.jobs.playing import Commits, JobFailedError, Plan, Player, check_budget
 from collector.jobs.stopping import Stopping
-from collector.store.errors import DatasetError, FolderInUseError
-from collector.store.head import HEAD, LARGEST_HEAD
-from collector.store.manifest import read_manifest
-from collector.store.safe_folder import SafeFolder
+from collector.store.errors import DatasetError
+from collector.store.folder import SHARDS
+from collector.store.schema import ShardLine
 from collector.store.writer import StoreWriter
 from vecenv.errors import RemoteTraceback, WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
 
 SEES_WITHIN = 10.0
 """Seconds in which a file of the driver is to be seen: file systems over a network are late."""
-FOLDERS = 100
-"""Folders for shards that a task tries: a killed task that is still ending has its own."""
+SHARED = (
+    "the folder of a job on a cluster lies on a file system that all its nodes share; choose such a folder with --out"
+)
 PLACED_WITHIN = 120.0
 """Seconds in which the first task is to find a place."""
 MOST_DEATHS = 10
@@ -112,18 +110,14 @@ class Range:
     """What a task is to play, and where."""
 
     job: Job
-    folder: str
+    part: str
+    """The folder of its own data set, which the driver has made."""
+    head: dict[str, Any] | None
+    """Of the data set; None: it is not known yet, and the task only finds it out."""
     device: str
     numbers: Sequence[int]
-    skipped_before: int
+    skipped_before: int = 0
     """Episodes that the job has given up so far."""
-    digest: str
-    """SHA-256 of the head that the driver has written; "": there is none yet, and the task only finds out its own."""
-    recorded: Collection[str] = ()
-    """The shards that are in the manifest."""
-    slot: int = 0
-    slots: int = 1
-    """This task's place among those that play at once."""
     here: str = "."
     import_path: Sequence[str] = ()
     """The current folder and `sys.path` of the driver."""
@@ -133,8 +127,8 @@ class Range:
 class Played:
     """What a task has done."""
 
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    """For the manifest: the shards of these lines are on the disk."""
+    episodes: int = 0
+    """How many it has committed."""
     head: dict[str, Any] | None = None
     """The head of the data set as this task would write it."""
     node: str = ""
@@ -151,7 +145,10 @@ class Played:
 
 
 def play_range(task: Range) -> Played:
-    """Play these episodes, and commit them to shards of this task alone; SIGINT ends it after the round in progress."""
+    """Play these episodes, and commit them to a data set of this task. SIGINT ends it after the round in progress.
+
+    Raises `DatasetError` where the folder is not seen here, or cannot be written to.
+    """
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
         os.chdir(task.here)  # names of files in a job are seen from there
@@ -170,7 +167,7 @@ def play_range(task: Range) -> Played:
     player = Player(task.job, Plan(task.job.seed, numbers=task.numbers), stop, task.device, take)
     player.skipped_before = task.skipped_before
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
-    writer = _open_writer(task, played.lines) if task.digest else None
+    writer = None if task.head is None else _open_writer(task, played.node)
     try:
         if writer is not None:
             commits = Commits(writer, task.job)
@@ -182,6 +179,7 @@ def play_range(task: Range) -> Played:
             commits.commit()
     finally:
         if writer is not None:
+            played.episodes = len(writer.committed)
             writer.close()
         signal.signal(signal.SIGINT, previous)
     played.frames, played.retried, played.skipped = player.frames, player.retried, player.skipped
@@ -198,33 +196,15 @@ def _portable(error: Exception) -> Exception:
     return error if type(copy) is type(error) else JobFailedError(f"{type(error).__name__}: {error}")
 
 
-def _open_writer(task: Range, lines: list[dict[str, Any]]) -> StoreWriter:
-    """A writer with a folder that no other process writes to, and no other task tries."""
-    folder = Path(task.folder)
-    path, until = folder / HEAD, time.monotonic() + SEES_WITHIN
-    while not _sees(folder, task.digest):
+def _open_writer(task: Range, node: str) -> StoreWriter:
+    until = time.monotonic() + SEES_WITHIN
+    while not os.path.isdir(task.part):
         if time.monotonic() >= until:
-            found = "sees another file there" if path.exists() else "sees no such file"
             raise DatasetError(
-                f"the job has written {path}, and a task on the node {socket.gethostname()} {found}: the folder of a "
-                "job on a cluster lies on a file system that all its nodes share; choose such a folder with --out"
+                f"the job has made {task.part}, and a task on the node {node} sees no such folder: {SHARED}"
             )
         time.sleep(0.1)
-    options: dict[str, Any] = {"compress": task.job.compress, "recorded": task.recorded, "commit_line": lines.extend}
-    for i in range(FOLDERS):
-        with suppress(FolderInUseError):
-            return StoreWriter(folder, None, writer=1 + task.slot + i * task.slots, **options)
-    raise DatasetError(
-        f"{folder} is being written by {FOLDERS} other processes where task {task.slot} would write: wait for their "
-        "end, or choose another folder"
-    )
-
-
-def _sees(folder: Path, digest: str) -> bool:
-    with suppress(OSError), SafeFolder(folder) as opened:
-        opened.entries()  # has a file system over a network look again
-        return hashlib.sha256(opened.read(HEAD, LARGEST_HEAD)).hexdigest() == digest
-    return False
+    return StoreWriter(task.part, task.head, compress=task.job.compress)
 
 
 # The driver.
@@ -233,15 +213,15 @@ def _sees(folder: Path, digest: str) -> bool:
 class _Task(NamedTuple):
     """A task that plays."""
 
-    slot: int
+    part: str
     numbers: list[int]
 
 
 class RayPlayer:
     """Plays what is left of a plan, as `Player` does, by tasks on a cluster.
 
-    `open_folder(head)` is called with the head that the first task finds out, and returns the writer that keeps the
-    manifest; `on_played(played)` after each range, whose lines are in the manifest then.
+    `open_folder(head)` is called with the head that the first task finds out, and returns the writer of the folder;
+    `on_played(lengths, returns, bottleneck)` after each range, with the episodes of it that are committed.
     """
 
     def __init__(
@@ -253,7 +233,7 @@ class RayPlayer:
         count: int | None,
         folder: Path,
         open_folder: Callable[[dict[str, Any]], StoreWriter],
-        on_played: Callable[[Played], None],
+        on_played: Callable[[list[int], list[float], str], None],
     ) -> None:
         self._job, self._plan, self._stop, self._folder = job, plan, stop, os.path.abspath(folder)
         self._ray, self._open_folder, self._on_played = cluster.ray, open_folder, on_played
@@ -269,9 +249,8 @@ class RayPlayer:
         self._pace = 0.0
         """Episodes that a task plays in a second."""
         self._writer: StoreWriter | None = None
-        self._head: dict[str, Any] = {}
-        self._digest = ""
-        self._recorded: set[str] = set()
+        self._head: dict[str, Any] | None = None
+        self._parts = 0
         self._notes: dict[str, None] = {}
         self.frames = 0
         """Steps taken, those of episodes that are not whole too."""
@@ -300,7 +279,7 @@ class RayPlayer:
             while not (self._plan.is_complete or self._stop.is_stopped):
                 self._hand_out()
                 self._take_answer(NOTICE_WITHIN)
-                if not self._head and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
+                if self._head is None and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
                     raise WorkerTimeoutError(unscheduled(1, self.count, self._options, PLACED_WITHIN))
         except Exception as error:
             first = error
@@ -312,15 +291,20 @@ class RayPlayer:
                 self._take_answer(rest)
             except Exception as error:
                 first = first or error
-        for reference in self._tasks:
+        for reference, task in self._tasks.items():
             self._ray.cancel(reference, force=True)
+            if not self._plan.is_complete:
+                with suppress(DatasetError):
+                    self._adopt(task, Played())
         if first is not None:
             raise first
 
     def _hand_out(self) -> None:
         """Give ranges to the places that have none: first one task finds out the head."""
-        slots = {*range(self.count if self._head else 1)} - {task.slot for task in self._tasks.values()}
-        for slot in sorted(slots):
+        job = self._job
+        if job.num_workers is None and job.backend not in ("auto", "dummy"):
+            job = msgspec.structs.replace(job, num_workers=1)  # a task has one CPU
+        while len(self._tasks) < (1 if self._head is None else self.count):
             size = self._job.num_envs
             if not self._plan.waiting:  # otherwise a task has failed, perhaps because of one of these
                 # As many as are played until a shard is due; and all are to end together.
@@ -328,64 +312,74 @@ class RayPlayer:
             numbers = [number for number, _ in islice(self._plan, size)]
             if not numbers:
                 return
-            job = self._job
-            if job.num_workers is None and job.backend not in ("auto", "dummy"):
-                job = msgspec.structs.replace(job, num_workers=1)  # a task has one CPU
+            self._parts += 1
+            part = f"{SHARDS}/w{self._parts:03d}"
+            if self._writer is not None:
+                self._writer.opened.inside(part, make=True).close()
             skipped = self.skipped_before + len(self.skipped)
-            where = self._digest, frozenset(self._recorded), slot, self.count, os.getcwd(), sys.path
-            task = Range(job, self._folder, self._device, numbers, skipped, *where)
-            self._tasks[start_task(play_range, self._options, task)] = _Task(slot, numbers)
+            where = os.path.join(self._folder, part)
+            task = Range(job, where, self._head, self._device, numbers, skipped, os.getcwd(), sys.path)
+            self._tasks[start_task(play_range, self._options, task)] = _Task(part, numbers)
 
     def _take_answer(self, timeout: float) -> None:
         """Take the next answer, if there is one in time."""
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)
         for reference in ready:
-            numbers = self._tasks.pop(reference).numbers
+            task = self._tasks.pop(reference)
             try:
                 played = self._ray.get(reference)
             except Exception as error:
-                self._plan.again(numbers)
+                self._adopt(task, Played())
                 if is_loss(error):
-                    self._lose(numbers, error)
+                    self._lose(task.numbers, error)
                 elif not isinstance(error, self._ray.exceptions.TaskCancelledError):
                     raise cause_of(error) from error
             else:
-                self._take(numbers, played)
+                self._take(task, played)
 
-    def _take(self, numbers: list[int], played: Played) -> None:
-        if played.head is not None:
-            self._take_head(played.node, played.head)
-        left = {*numbers}
-        if played.lines:
-            assert self._writer is not None
-            self._writer.record(played.lines)
-            for line in played.lines:
-                self._recorded |= {line["shard"]} if "shard" in line else set()
-                for number, length in zip(line.get("episodes", ()), line.get("lengths", ()), strict=True):
-                    self._plan.finished(number, length)
-                    left.discard(number)
-            self._pace = (len(numbers) - len(left)) / played.seconds
-        self.frames += played.frames
-        self.retried += played.retried
+    def _take(self, task: _Task, played: Played) -> None:
         for number, reason in played.skipped.items():
             self.skipped[number] = reason
             self._plan.finished(number, 0)
-            left.discard(number)
-        self._plan.again(left)
-        if self._writer is not None:
-            self._on_played(played)
+        self.frames += played.frames
+        self.retried += played.retried
+        if played.episodes:
+            self._pace = played.episodes / played.seconds
+        self._adopt(task, played)
+        if played.head is not None:
+            self._take_head(played.node, played.head)
         if played.error is not None:
             raise played.error from RemoteTraceback(played.trace)
-        for number in played.skipped:
-            check_budget(self._job, self.skipped_before + len(self.skipped), number, played.skipped[number])
+        for number, reason in played.skipped.items():
+            check_budget(self._job, self.skipped_before + len(self.skipped), number, reason)
+
+    def _adopt(self, task: _Task, played: Played) -> None:
+        """Take what a task has committed into the folder, and hand out the rest again."""
+        found: list[ShardLine] = []
+        if self._writer is not None:
+            part, until = os.path.join(self._folder, task.part), time.monotonic() + SEES_WITHIN
+            while True:
+                found += self._writer.adopt(part)
+                seen = sum(len(line.episodes) for line in found)
+                if seen >= played.episodes:
+                    break
+                if time.monotonic() >= until:
+                    where = f"a task on the node {played.node} has committed {played.episodes} episodes to {part}"
+                    raise DatasetError(f"{where}, and here {seen} are seen: {SHARED}")
+                time.sleep(0.1)
+            with suppress(OSError):  # a task that is killed may still be writing
+                self._writer.opened.remove(task.part)
+        for line in found:
+            for number, length in zip(line.episodes, line.lengths, strict=True):
+                self._plan.finished(number, length)
+            self._on_played(line.lengths, line.returns, played.bottleneck)
+        self._plan.again(self._plan.playing.intersection(task.numbers))
 
     def _take_head(self, node: str, head: dict[str, Any]) -> None:
         """Open the folder with the first head; the others are to be the same."""
         head = {**head, "job": as_record(self._job), "ran_on": {**head["ran_on"], "actors": self.count}}
-        if not self._head:
+        if self._head is None:
             self._writer, self._head = self._open_folder(head), head
-            self._recorded = {shard.path for shard in read_manifest(self._writer.opened).shards}
-            self._digest = hashlib.sha256(self._writer.opened.read(HEAD, LARGEST_HEAD)).hexdigest()
             return
         check_unchanged(Path(self._folder), *({name: each[name] for name in SAME} for each in (self._head, head)))
         for note in notes_on(self._head, head):

@@ -28,7 +28,7 @@ from collector.jobs.head import (
 from collector.jobs.job import Job, JobError, with_settings
 from collector.jobs.look import Metrics, import_tensorboard, spread
 from collector.jobs.making import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
-from collector.jobs.on_ray import Played, RayPlayer, check_cluster, connect_to, device_of_tasks
+from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_of_tasks
 from collector.jobs.playing import Commits, Plan, Player, skipped_in
 from collector.jobs.statistics import States, read_statistics, with_frozen
 from collector.jobs.stopping import Stopping
@@ -314,11 +314,10 @@ class _Run:
         self._commits.add(episodes, learnt)
         self._show()
 
-    def _take_range(self, played: Played) -> None:
-        """Take what a task on a cluster has played, which is in the manifest."""
-        for line in played.lines:
-            self._count(line.get("lengths", []), line.get("returns", []))
-        self.state.bottleneck = played.bottleneck or self.state.bottleneck
+    def _take_range(self, lengths: list[int], returns: list[float], bottleneck: str) -> None:
+        """Take what a task on a cluster has played, and is committed."""
+        self._count(lengths, returns)
+        self.state.bottleneck = bottleneck or self.state.bottleneck
         self._show()
         self._commit()  # what has failed
 
