@@ -20,6 +20,7 @@ from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
 if TYPE_CHECKING:
+    from collector.cluster.actor_config import ActorConfig
     from collector.cluster.cluster_stats import ClusterStats
     from collector.cluster.ray_collector import RayCollector
     from collector.device.to_torchrl import to_torchrl as to_torchrl
@@ -40,6 +41,7 @@ Collector = SyncDataCollector
 
 # `from collector import *` loads every name that stands here: `to_torchrl` needs TorchRL.
 __all__ = [
+    "ActorConfig",
     "AsyncDataCollector",
     "ClusterStats",
     "CollectStats",
@@ -86,6 +88,7 @@ __all__ = [
 # What few programs need, with the module of each: torch takes seconds to import, Ray's collector has
 # many modules, and data sets and jobs need libraries beyond the core.
 _LOADED_WHEN_USED = {
+    "ActorConfig": "collector.cluster.actor_config",
     "ClusterStats": "collector.cluster.cluster_stats",
     "Job": "collector.jobs.job",
     "JobError": "collector.jobs.job",

@@ -66,7 +66,7 @@ OPTIONAL = """
     tyro: collector/jobs/cli.py collector/jobs/commands.py
     yaml tomli: collector/jobs/job.py
     imageio imageio_ffmpeg: collector/jobs/replay.py
-    rich: collector/jobs/report.py collector/cluster/display.py
+    rich: collector/jobs/report.py collector/cluster/cluster_stats.py
     cv2: vecenv/transforms/*
     minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from collector.batch.rollout import Rollout
-from collector.batch.step_extras import check_policy_names
-from collector.episodes.progress import Episodes
+from collector.batch.step_extras import EPISODE_SEED, check_policy_names
+from collector.episodes.env_episodes import EnvEpisodes
 from vecenv import nest
 
 Where = slice | np.ndarray
@@ -101,11 +101,11 @@ class RolloutBuffer:
         """Note that the envs failed in these rows: the steps were not taken, and their episodes break off."""
         self._failed.append(rows)
 
-    def finish(self, count: np.ndarray, episodes: Episodes, policy_version: int) -> Rollout:
+    def finish(self, count: np.ndarray, episodes: EnvEpisodes, policy_version: int) -> Rollout:
         """The batch, as views of this buffer. Episodes that broke off end with the row in which their env failed; see
         `end_before_failures`.
 
-        `count` `(N,)` are the steps recorded of each env, `episodes` where each was at the start.
+        `count` `(N,)` are the steps recorded of each env.
         """
         n, steps = self._env_num, int(count.max())
         recorded = np.arange(steps) < count[:, None]
@@ -121,7 +121,9 @@ class RolloutBuffer:
                 rows[~recorded] = 0
         known = {name: columns.pop(name) for name in ("action", "reward", "terminated", "truncated")}
         done = known["terminated"] | known["truncated"]
-        traj_ids, step_count = episodes.number(done)
+        traj_ids, step_count, seeds = episodes.columns(done)
+        if seeds is not None:
+            columns[EPISODE_SEED] = seeds
         failed = self._failed_rows(recorded.shape)
         broken_ids = np.unique(traj_ids[failed])
         final_env, final_time, final_obs = self._join_finals(all_obs)

@@ -24,7 +24,7 @@ from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.ipc.wakeup import fence
+from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.info_reader import InfoReader
 from vecenv.backends.memory.layout import Layout

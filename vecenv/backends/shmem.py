@@ -15,7 +15,6 @@ infos are empty, or numbers and small arrays of a form that is known.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.control_block import FRAMES
 from vecenv.backends.ipc.descriptor import Descriptor
-from vecenv.backends.ipc.wakeup import Wakeup, fence, wakeup_fds
+from vecenv.backends.ipc.waiting import SpinWait, Wakeup, fence, wakeup_fds
 from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
@@ -62,7 +61,7 @@ class ShmemTransport(Transport):
         pool.watch(self._wakeup.read, self._wakeup.clear)
         self._wakeups: dict[int, Wakeup] = {}
         self._round = 0
-        self._spins = SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS
+        self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
     def _new_wakeup(self, flag: Any) -> Wakeup:
         read, write = wakeup_fds()
@@ -117,13 +116,7 @@ class ShmemTransport(Transport):
         self._wakeups[worker.index].wake()
 
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        if last_wait < LONG_ROUND:
-            sched_yield = os.sched_yield
-            for _ in range(self._spins):
-                if done():
-                    return True
-                sched_yield()
-        return False
+        return last_wait < LONG_ROUND and self._looking.until(done)
 
     def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
         self._control.sleepers[self._parent] = 1

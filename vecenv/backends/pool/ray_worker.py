@@ -77,7 +77,8 @@ class RayWorker(WorkerHandle):
         actor = self._actor = self._launcher.new_actor()
 
         def call(method: str, *arguments: Any) -> Future[Any]:
-            return ray_cluster.future(getattr(actor, method).remote(*arguments))
+            future: Future[Any] = getattr(actor, method).remote(*arguments).future()
+            return future  # its callbacks run in a thread of Ray
 
         self._place = call("place")
         self.channel = self._calls = CallChannel(call, self.line)
@@ -162,7 +163,7 @@ class RayLauncher(Launcher):
             self._listener.listen(num_workers)
             self._listener.setblocking(False)
             watch(self._listener.fileno(), self._accept)
-        self.address = Address(ray_cluster.own_node().id, name, self._token)
+        self.address = Address(ray_cluster.own_node()[0], name, self._token)
 
     def handle(self, index: int, ids: range) -> RayWorker:
         self._workers.append(RayWorker(index, ids, self))

@@ -71,7 +71,7 @@ class EnvActor:
 
     def place(self) -> tuple[int, str]:
         """The process, and the address of the node."""
-        return os.getpid(), ray_cluster.own_node().ip
+        return os.getpid(), ray_cluster.own_node()[1]
 
     def start(self, index: int, blob: bytes, address: Address) -> Bundle | None:
         """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed."""
@@ -108,7 +108,7 @@ class EnvActor:
 
 def connect(address: Address, index: int) -> socket.socket | None:
     """The socket to the driver, or None if it is on another node or out of reach."""
-    if address.node != ray_cluster.own_node().id or not address.socket:
+    if address.node != ray_cluster.own_node()[0] or not address.socket:
         return None
     sock = socket.socket(socket.AF_UNIX)
     try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import mmap
-import os
 import pickle
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import FRAMES, Control
 from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Channel, WorkerChannel
-from vecenv.backends.ipc.wakeup import Wakeup, fence
+from vecenv.backends.ipc.waiting import SpinWait, Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.cpu_while_asleep import CPUWhileAsleep
@@ -62,15 +61,15 @@ class ShmemServer(RoundServer):
         self.host.bind(layout, self._block, self.infos)
 
     def serve(self, channel: Channel) -> None:
-        line, rounds, sched_yield = self.line, self._rounds, os.sched_yield
-        seen = 0
+        line, rounds = self.line, self._rounds
+        looking, seen = SpinWait(SPINS), 0
+
+        def is_asked() -> bool:
+            return rounds[0] != seen or line[FRAMES] != self._handled
+
         while True:
-            for _ in range(SPINS):
-                if rounds[0] != seen or line[FRAMES] != self._handled:
-                    break
-                sched_yield()
-            else:
-                self._sleep(seen)
+            if not looking.until(is_asked):
+                self._sleep(is_asked)
             # Read the status bytes first, then the frames: the payloads of a round are sent before its status bytes.
             announced = rounds[0]
             if not IN_ORDER:
@@ -85,14 +84,14 @@ class ShmemServer(RoundServer):
                 seen = announced
                 self.timed(self._round, asked)
 
-    def _sleep(self, seen: int) -> None:
-        """Until there is another round than that which was `seen`, or a frame is under way."""
+    def _sleep(self, is_asked: Callable[[], bool]) -> None:
+        """Sleep until there is another round, or a frame is under way."""
         poller = select.poll()
         poller.register(self._wakeup.read, select.POLLIN)
         self._wakeup.flag[0] = 1
         fence()
         with self._cpu:
-            while self._rounds[0] == seen and self.line[FRAMES] == self._handled:
+            while not is_asked():
                 poller.poll()
                 self._wakeup.clear()
         self._wakeup.flag[0] = 0
