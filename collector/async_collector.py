@@ -78,12 +78,11 @@ class AsyncDataCollector(BatchCollector):
         create_env_fn: Any,
         policy: Policy | None = None,
         *,
-        frames_per_batch: float,
         groups: int = 2,
         **options: Any,
     ) -> None:
         self._group_count = at_least_one("groups", groups)
-        super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
+        super().__init__(create_env_fn, policy, **options)
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         raise ValueError("render needs a synchronous collector: here envs are stepping at all times")

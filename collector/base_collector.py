@@ -40,7 +40,7 @@ class BatchCollector(CollectionLoop, BatchIterator):
         create_env_fn: Any,
         policy: Policy | None = None,
         *,
-        frames_per_batch: float,
+        frames_per_batch: float | None = None,
         total_frames: float | None = -1,
         device: Any = None,
         storing_device: Any = None,
@@ -70,6 +70,8 @@ class BatchCollector(CollectionLoop, BatchIterator):
         make = VectorEnvMaker(type(self), backend, self._default_backend, env_options)
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
+        if frames_per_batch is None:
+            raise TypeError(f"{type(self).__name__} needs frames_per_batch=, the steps in a batch of all envs together")
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
         self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
         if not reset_when_done:
@@ -112,7 +114,7 @@ class BatchCollector(CollectionLoop, BatchIterator):
             if is_own:
                 self._note_exception(error)
             self._close(env_too=is_own)
-            if isinstance(create_env_fn, VectorEnv):
+            if isinstance(create_env_fn, VectorEnv) and hasattr(self.env, "release"):
                 self.env.release()
             raise
 
@@ -132,7 +134,9 @@ class BatchCollector(CollectionLoop, BatchIterator):
 
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights have been updated by `update_policy_weights_`."""
+        """How often the policy's weights had been updated when the last batch began: by `update_policy_weights_`, or in
+        place by a learner that shares them.
+        """
         return self._weights.version
 
     def __repr__(self) -> str:

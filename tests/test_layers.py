@@ -80,7 +80,7 @@ OPTIONAL_LIBRARIES = {
 # Private names of libraries, where there is no public way to the same thing; each use has its reason beside it.
 PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
-PRIVATE |= {"_C", "_is_profiler_enabled"}  # of torch
+PRIVATE |= {"_C", "_is_profiler_enabled", "_version"}  # of torch
 PRIVATE |= {"_reset", "_state_keys"}  # of envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
 

@@ -81,7 +81,7 @@ class VectorEnvWrapper(BaseVectorEnv):
         return self.seeded(self.venv.set_seed, *args, **kwargs)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `seed`, a method of a layer below, returns; the resets in it are those of the outermost wrapper."""
+        """Call `seed`, a method of a layer below; the resets in it are those of the outermost wrapper."""
         base = self.venv
         while isinstance(base, VectorEnvWrapper):
             base = base.venv
@@ -174,7 +174,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     @property
     def keeps_autoreset(self) -> bool:
-        """Whether the episodes that the caller sees end are those that the envs end."""
+        """True if the episodes that the caller sees end are those that the envs end."""
         return True
 
     def map_action(self, action: Any) -> Any:
@@ -182,11 +182,11 @@ class RowWiseWrapper(VectorEnvWrapper):
         return action
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """What is returned for rows (k, ...) of envs that were reset."""
+        """Return rows (k, ...) of envs that were reset as the caller gets them."""
         return obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for rows (k, ...) of envs that stepped: (obs, rew, terminated, truncated, info)."""
+        """Return rows (k, ...) of envs that stepped as the caller gets them, in the order of `step`."""
         return obs, rew, terminated, truncated, info
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._resets = (self._resets - asked) | asked.intersection(resets)
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for rows (k, ...) of envs that failed, whose `obs` is that of the step before."""
+        """Return rows (k, ...) of envs that failed, whose `obs` is that of the step before, as the caller gets them."""
         return self.map_step(obs, rew, terminated, truncated, info)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
@@ -300,7 +300,7 @@ class RowWiseWrapper(VectorEnvWrapper):
             engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
-        """Which rows of a round are of envs that were reset in it; None for none."""
+        """A mask of the rows of a round of envs that were reset in it; None for none."""
         ids = [row["env_id"] for row in info]
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
@@ -314,7 +314,7 @@ class RowWiseWrapper(VectorEnvWrapper):
             error.partial = Partial(ids, *self.map_round(obs, rew, terminated, truncated, info))
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for a round of steps, in which envs may have been reset: by `map_step` and `map_reset`."""
+        """Map a round of steps, in which envs may have been reset, by `map_step` and `map_reset`."""
         resets = self._reset_rows(info) if self._resets else None
         ended: list[int] = []
         repeated: list[int] = []
@@ -361,7 +361,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
 
 def resets_in_step(venv: Any) -> bool:
-    """Whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
+    """Return whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
     False for a wrapper or subclass with a `reset`, `step`, `send` or `recv` of its own, for what ends episodes by
     itself, and for backends that cannot.

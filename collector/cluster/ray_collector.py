@@ -32,7 +32,7 @@ from collector.loops.batch_iterator import BatchIterator
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.policy_call import Policy
 from collector.sync_collector import SyncDataCollector
-from vecenv.backends.worker.rng_seeds import worker_seeds
+from vecenv.backends.worker.worker_setup import worker_seeds
 from vecenv.engine.arguments import check_seed, seed_chain
 from vecenv.ray_cluster import connect
 

@@ -139,4 +139,4 @@ class ShmemBackend(ProcessBackend):
     """Workers that share the arena with the parent."""
 
     def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
-        super().__init__(ShmemTransport(), ProcessLauncher(context, affinity), affinity=affinity, **options)
+        super().__init__(ShmemTransport(), ProcessLauncher(context, affinity), **options)

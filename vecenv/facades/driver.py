@@ -39,7 +39,7 @@ class Driver:
         if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
             engine.actions.casts = False
         self.autoresets = resets_in_step(venv)
-        """Whether a step may reset envs whose episode it ends."""
+        """True if a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
 

@@ -29,7 +29,7 @@ class Episodes:
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
         self._keeps = isinstance(venv, VectorEnvWrapper)
-        """Whether observations are kept here: a wrapper may have changed those in the arena of the engine."""
+        """True if observations are kept here: a wrapper may have changed those in the arena of the engine."""
         self._kept: Any = None
 
     def note_all(self, over: np.ndarray, obs: Any) -> None:

@@ -23,7 +23,7 @@ from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.watchdog import stack_of_process
 from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
 from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, peer_of
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs
 
 HELLO_TIMEOUT = 1.0
 """Seconds that an actor which has connected may take to send its token."""
@@ -129,8 +129,6 @@ class RayWorker(WorkerHandle):
 
 class RayLauncher(Launcher):
     """`options` are those of each actor (`ray_cluster.actor_options`)."""
-
-    on_this_machine = False
 
     def __init__(self, **options: Any) -> None:
         self._arguments = options

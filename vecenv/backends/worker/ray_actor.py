@@ -27,9 +27,8 @@ from vecenv.backends.ipc.control_block import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.ipc.descriptor import loads_apart
 from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
 from vecenv.backends.worker.main import construct, live
-from vecenv.backends.worker.rng_seeds import seed_generators
 from vecenv.backends.worker.subproc_server import SubprocServer
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0
 """Seconds. The same node need not be the same container: where the socket cannot be reached, calls carry the rounds."""

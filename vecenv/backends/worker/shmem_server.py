@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vecenv.backends.host.env_host import EnvHost
-from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import FRAMES, Control
@@ -18,10 +17,11 @@ from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.waiting import SpinWait, Wakeup, fence
 from vecenv.backends.memory.arena import Arena, arena_bytes
+from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.cpu_while_asleep import CPUWhileAsleep
 from vecenv.backends.worker.round_server import RoundServer, answer_of
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.portability import IN_ORDER
 
 SPINS = 200
