@@ -127,7 +127,7 @@ class RayHere:
 def test_whenever_tasks_die_each_episode_is_there_once(
     seed: int, much: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = RayHere(0.2 * (seed > 0), seed)
+    here = RayHere(0.5 * (seed > 0), seed)
     monkeypatch.setattr(on_ray, "MOST_DEATHS", 100)
     monkeypatch.setattr(on_ray, "start_task", here.start_task)
     monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
@@ -138,7 +138,7 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     data, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
     assert (state.status, state.episodes, state.steps) == ("complete", len(whole), whole.steps)
     lost = [note.split(" ", 1)[1] for note in state.notes]
-    assert {*lost} == ({"tasks failed, and what they had was played again"} if seed else set())
+    assert lost == ["tasks failed, and what they had was played again"] * (seed > 0)
     assert data.verify() == []
     assert_same(tmp_path / "a", tmp_path / "whole")
 

@@ -264,8 +264,7 @@ class RayPlayer:
     @property
     def notes(self) -> list[str]:
         """What there is to know about the tasks."""
-        lost = f"{self._losses} tasks failed, and what they had was played again"
-        return [*self._notes, *([lost] if self._losses else [])]
+        return [*self._notes]
 
     def play(self) -> None:
         """Play until the plan is complete and its episodes are in the manifest, or a signal came.
@@ -296,6 +295,8 @@ class RayPlayer:
             if not self._plan.is_complete:
                 with suppress(DatasetError):
                     self._adopt(task, Played())
+        if self._losses:
+            self._notes[f"{self._losses} tasks failed, and what they had was played again"] = None
         if first is not None:
             raise first
 

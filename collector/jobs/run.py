@@ -332,13 +332,13 @@ class _Run:
     def _show(self) -> None:
         """Note failures, and report the progress."""
         assert self._metrics is not None
-        self.state.notes += [note for note in self._player.notes if note not in self.state.notes]
         self._note_failures()
         self._metrics.write(self._numbers)
         self._on_progress(self.state)
 
     def _note_failures(self) -> None:
         state, player = self.state, self._player
+        state.notes += [note for note in player.notes if note not in state.notes]
         found = {"retried": player.retried - state.retried, "skipped": len(player.skipped) - len(state.skipped)}
         if any(found.values()):
             state.retried, state.skipped = player.retried, dict(player.skipped)
