@@ -20,7 +20,7 @@ from collector.jobs.cli import main
 from collector.jobs.job import JobError, with_settings
 from tests.backends import FULL
 from tests.job_envs import HERE, ROOT
-from vecenv.transforms import DoubleToFloat
+from vecenv.transforms import StepCounter
 
 TOML = """
 env = "CartPole-v1"
@@ -130,16 +130,16 @@ class Cell(gymnasium.Env):
 
 
 def policy(obs: Any) -> Any:
-    return np.zeros(len(obs), int)
+    return np.zeros(len(obs["step_count"]), int)
 
 
 class TestPrograms:
     def test_classes_and_functions_are_named(self, tmp_path: Path) -> None:
-        job = Job(env=Cell, policy=policy, wrappers=FlattenObservation, transforms=[DoubleToFloat], episodes=3.0)  # type: ignore[arg-type]
+        job = Job(env=Cell, policy=policy, wrappers=FlattenObservation, transforms=[StepCounter], episodes=3.0)  # type: ignore[arg-type]
         assert (job.env, job.policy, job.episodes) == (f"{__name__}:Cell", f"{__name__}:policy", 3)
         assert (job.wrappers, job.transforms) == (
             ("gymnasium.wrappers:FlattenObservation",),
-            ("vecenv.transforms:DoubleToFloat",),
+            ("vecenv.transforms:StepCounter",),
         )
         state = run_job(msgspec.structs.replace(job, backend="dummy", num_envs=1), tmp_path)
         assert state.status == "complete"
