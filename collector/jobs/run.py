@@ -117,7 +117,7 @@ class JobState:
         return found
 
     def __repr__(self) -> str:
-        return "JobState\n" + "\n".join(f"  {name:18} {text}" for name, text in self.rows().items())
+        return "JobState\n" + "\n".join(f"  {name:19} {text}" for name, text in self.rows().items())
 
     def _repr_html_(self) -> str:
         cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self.rows().items())
