@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from collector.jobs.run import resume_job, run_job
     from collector.jobs.statistics import save_statistics
     from collector.policy.mlp import MLPPolicy
-    from collector.store.dataset import Dataset, load_episodes
+    from collector.store.dataset import Dataset, Transitions, load_episodes
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
     from collector.store.head import make_head
     from collector.store.record.record_episodes import RecordEpisodes
-    from collector.store.sampling import Transitions
     from collector.store.writer import StoreWriter
 
 Collector = SyncDataCollector
@@ -96,7 +95,7 @@ _LOADED_WHEN_USED = {
     "Dataset": "collector.store.dataset",
     "RecordEpisodes": "collector.store.record.record_episodes",
     "StoreWriter": "collector.store.writer",
-    "Transitions": "collector.store.sampling",
+    "Transitions": "collector.store.dataset",
     "load_episodes": "collector.store.dataset",
     "make_head": "collector.store.head",
     "export": "collector.store.export.targets",

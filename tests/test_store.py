@@ -32,12 +32,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def picture_episode(number: int, /) -> Episode:
-    """Observations that are large, and nothing else."""
-    rng = np.random.default_rng(number)
-    return episode(number, obs=rng.integers(0, 256, (len(episode(number)) + 1, 48, 64), np.uint8))
-
-
 def long_episode(number: int, /) -> Episode:
     """An episode whose observations fill a file that is mapped."""
     return episode(number, length=2 * 1024 * 8)
@@ -253,22 +247,6 @@ class TestTransitions:
             assert len(os.listdir("/dev/fd")) <= before + 3
             np.testing.assert_array_equal(found.obs, expected.obs[::-1])
             np.testing.assert_array_equal(found.next_obs, expected.next_obs[::-1])
-
-    @FULL
-    def test_workers_of_a_loader_read_at_once(self, tmp_path: Path) -> None:
-        torch = pytest.importorskip("torch")
-        data = Dataset(write(tmp_path / "a", [range(n, n + 5) for n in range(0, 40, 5)], picture_episode))
-        expected = {(b.episode.tobytes(), b.step.tobytes()): b for b in data.batches(16, 3, 1)}  # all shards are open
-        view = data.as_torch("batches", batch_size=16, seed=3)
-        loader = torch.utils.data.DataLoader(
-            view, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
-        )
-        found = list(loader)
-        assert len(found) == len(expected)
-        for batch in found:
-            theirs = expected[batch["episode"].numpy().tobytes(), batch["step"].numpy().tobytes()]
-            np.testing.assert_array_equal(batch["obs"], theirs.obs)
-            np.testing.assert_array_equal(batch["next_obs"], theirs.next_obs)
 
 
 class TestWriting:

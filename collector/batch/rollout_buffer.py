@@ -12,16 +12,17 @@ array (or one slice, while all step).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from collector.batch.rollout import Rollout
 from collector.batch.step_extras import EPISODE_SEED, check_policy_names
-from collector.episodes.env_episodes import EnvEpisodes
 from vecenv import nest
 
 Where = slice | np.ndarray
+Numbers = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
 
 
 class RolloutBuffer:
@@ -101,11 +102,12 @@ class RolloutBuffer:
         """Note that the envs failed in these rows: the steps were not taken, and their episodes break off."""
         self._failed.append(rows)
 
-    def finish(self, count: np.ndarray, episodes: EnvEpisodes, policy_version: int) -> Rollout:
+    def finish(self, count: np.ndarray, numbers: Numbers, policy_version: int) -> Rollout:
         """The batch, as views of this buffer. Episodes that broke off end with the row in which their env failed; see
         `end_before_failures`.
 
-        `count` `(N,)` are the steps recorded of each env.
+        `count` `(N,)` are the steps recorded of each env; `numbers` gives ids of episodes, step counts and seeds (None:
+        not known) of the rows `(N, T)`, of which a mask ended their episodes.
         """
         n, steps = self._env_num, int(count.max())
         recorded = np.arange(steps) < count[:, None]
@@ -121,7 +123,7 @@ class RolloutBuffer:
                 rows[~recorded] = 0
         known = {name: columns.pop(name) for name in ("action", "reward", "terminated", "truncated")}
         done = known["terminated"] | known["truncated"]
-        traj_ids, step_count, seeds = episodes.columns(done)
+        traj_ids, step_count, seeds = numbers(done)
         if seeds is not None:
             columns[EPISODE_SEED] = seeds
         failed = self._failed_rows(recorded.shape)

@@ -22,7 +22,7 @@ OF_RAY = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "pla
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Where the actors of a `RayCollector` run, how long they may take, and what follows a failure.
+    """Options of the actors of a `RayCollector`: their places, their time limits, and what follows a failure.
 
     Args:
         num_cpus, num_gpus: what Ray reserves for each actor; it limits nothing. A policy on "cuda" needs `num_gpus`:

@@ -30,7 +30,6 @@ from collector.jobs.making import make_policy, make_venv
 from collector.jobs.statistics import States, statistics_of, write_statistics
 from collector.jobs.stopping import OutOfTime, Stopping
 from collector.store.errors import DatasetError
-from collector.store.packed import pack
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.errors import VectorEnvError
@@ -231,7 +230,7 @@ class Commits:
         """Commit all that is there."""
         self.is_broken = True
         if self._episodes:
-            self.writer.add_packed(pack(self._episodes, of_one_collector=True))
+            self.writer.add(self._episodes)
             self._episodes, self._bytes, self._due = [], 0.0, float("inf")
         if self._statistics is not None:
             write_statistics(self.writer.opened, self._statistics)

@@ -305,8 +305,7 @@ class _Run:
             state.workers = 0 if isinstance(batches.env, DummyVectorEnv) else batches.env.num_workers
             self._open(job_head(self._job, batches, player.policy, state.device))
         assert self._commits is not None
-        lengths = [len(episode) for episode in episodes]
-        self._count(lengths, returns_of(episodes, lengths))
+        self._count([len(each) for each in episodes], [each.total_reward for each in episodes])
         if state.seconds >= self._next_stats:
             self._next_stats = state.seconds + STATS_SECONDS
             state.bottleneck = batches.stats().bottleneck_share
@@ -374,18 +373,3 @@ class _Run:
             "skipped": len(state.skipped),
             "bottleneck": state.bottleneck,
         }
-
-
-def returns_of(episodes: list[Episode], lengths: list[int]) -> list[float]:
-    """The return of each episode, by one sum over all of them.
-
-    >>> flags = np.array([False, True])
-    >>> returns_of([Episode(np.zeros(3), np.zeros(2), np.array([1.0, 2.0]), flags, ~flags, 0)], [2])
-    [3.0]
-    """
-    if not episodes:
-        return []
-    rewards = np.concatenate([episode.reward for episode in episodes])
-    starts = np.cumsum([0, *lengths[:-1]])
-    found: list[float] = np.add.reduceat(rewards if rewards.ndim == 1 else rewards.sum(1), starts).tolist()
-    return found

@@ -69,7 +69,7 @@ class SyncLoop(CollectionLoop):
         self._record()
         self._obs = buffer.read("obs", self._rows * self._env_num + self._all_ids)
         version = -1 if request.random else self._weights.version
-        batch = end_before_failures(buffer.finish(self._rows, episodes, version))
+        batch = end_before_failures(buffer.finish(self._rows, episodes.columns, version))
         if request.random:
             self._add_zeros(batch)
         return batch

@@ -14,19 +14,29 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import folder as on_disk
 from collector.store import schema
 from collector.store.errors import DatasetError
 from collector.store.folder import SHARDS
 from collector.store.head import HEAD, head_bytes, read_head
 from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines
-from collector.store.packed import Layout, PackedEpisodes, concatenate, pack
+from collector.store.packed import (
+    Layout,
+    arrays_of,
+    check_whole,
+    concatenate,
+    layout_of,
+    nbytes_of,
+    pack,
+    returns_of,
+)
 from collector.store.safe_folder import FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Line, Note, ShardLine
 from collector.store.shard import write_shard
@@ -81,15 +91,13 @@ class StoreWriter:
         """What the last commit with a `state` left."""
         self.failed: dict[str, int] = {}
         """Failures so far, by name."""
-        self.waiting_episodes = 0
-        """Episodes that are not committed yet,"""
         self.waiting_bytes = 0
-        """and their size."""
+        """Size of the episodes that are not committed yet."""
         self.steps = 0
         """Steps of the committed episodes."""
         self.bytes = 0
         """Size of the committed shards."""
-        self._waiting: list[PackedEpisodes] = []
+        self._waiting: list[EpisodeBatch] = []
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
         self._next_number = 0
@@ -158,44 +166,38 @@ class StoreWriter:
         """Seconds since the first of the episodes came that are not committed yet."""
         return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
 
-    def add(self, episodes: Episode | Sequence[Episode]) -> None:
+    def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Take episodes for the next shard; those without a number get the next free one.
 
         Raises `DatasetError` for one that is not whole, has rewards that are not finite, does not fit to those before,
         or has a number that was taken; then none of them is taken.
         """
-        several = [episodes] if isinstance(episodes, Episode) else list(episodes)
-        if several:
-            self.add_packed(pack(several))
-
-    def add_packed(self, episodes: PackedEpisodes) -> None:
-        """As `add`, of episodes that are one set of arrays already."""
+        several = [episodes] if isinstance(episodes, Episode) else episodes
         self._check_open()
-        if not len(episodes):
+        if not len(several):
             return
-        episodes = self._numbered(episodes)
-        episodes.check()
-        layout = episodes.layout()
-        expected = self.layout or (self._waiting[0].layout() if self._waiting else layout)
+        batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
+        check_whole(batch)
+        layout = layout_of(batch)
+        expected = self.layout or (layout_of(self._waiting[0]) if self._waiting else layout)
         if layout != expected:
             raise DatasetError(
                 f"these episodes have the arrays {schema.as_json(layout.line())}, and those of {self.folder} have "
                 f"{schema.as_json(expected.line())}"
             )
-        self._seen.update(episodes.episode.tolist())
-        self._next_number = max(self._next_number, int(episodes.episode.max()) + 1)
-        self._waiting.append(episodes)
-        self.waiting_episodes += len(episodes)
-        self.waiting_bytes += episodes.nbytes
+        self._seen.update(batch.episode.tolist())
+        self._next_number = max(self._next_number, int(batch.episode.max()) + 1)
+        self._waiting.append(batch)
+        self.waiting_bytes += nbytes_of(batch)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def _numbered(self, episodes: PackedEpisodes) -> PackedEpisodes:
+    def _numbered(self, episodes: EpisodeBatch) -> EpisodeBatch:
         numbers = episodes.episode
         if (numbers < 0).any():
             free = max(self._next_number, int(numbers.max()) + 1)
             numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
-            episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
+            episodes = replace(episodes, episode=numbers)
         if numbers.max() >= LARGEST:
             raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
         fresh = set(numbers.tolist())
@@ -240,19 +242,19 @@ class StoreWriter:
     def _commit_shard(self, note: Note) -> None:
         episodes = concatenate(self._waiting)
         self._waiting = [episodes]
-        layout = episodes.layout()
+        layout = layout_of(episodes)
         # A number is used once: a line that may be on the disk or not never names a folder that is written again.
         name = f"{self._next_shard:06d}"
         self._next_shard += 1
         with self.opened.inside(SHARDS, make=True) as own:
             line = ShardLine(
                 shard=f"{SHARDS}/{name}",
-                files=write_shard(own, name, episodes.arrays(), self.compress),
+                files=write_shard(own, name, arrays_of(episodes), self.compress),
                 compressed=self.compress,
-                steps=episodes.steps,
+                steps=len(episodes.reward),
                 episodes=episodes.episode.tolist(),
                 lengths=episodes.lengths.tolist(),
-                returns=episodes.returns().tolist(),
+                returns=returns_of(episodes).tolist(),
                 failed=note.failed,
                 state=note.state,
             )
@@ -264,7 +266,7 @@ class StoreWriter:
                         own.remove(name)
                 raise
         self.layout = layout
-        self._waiting, self.waiting_episodes, self.waiting_bytes, self._waiting_since = [], 0, 0, None
+        self._waiting, self.waiting_bytes, self._waiting_since = [], 0, None
         self._note_line(line)
 
     def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:

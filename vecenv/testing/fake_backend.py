@@ -1,4 +1,4 @@
-"""FakeBackend: the seam between engine and envs in its smallest form, to test what stands on it without processes."""
+"""FakeBackend: the seam between engine and envs in its smallest form, to test without processes."""
 
 from __future__ import annotations
 
