@@ -15,7 +15,7 @@ from collector.episodes.progress import Episodes
 from collector.episodes.seeded import SeededEpisodes
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploring, requested_exploration_type
-from collector.policy.keyed.noise import KeyedNoise
+from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import Policy
 from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights

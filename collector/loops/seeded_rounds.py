@@ -23,7 +23,7 @@ from collector.batch.rollout_buffer import RolloutBuffer
 from collector.batch.step_extras import StepBatch
 from collector.episodes.seeded import SeededEpisodes
 from collector.policy.action_trees import as_vector_envs_take_it
-from collector.policy.keyed.noise import KeyedNoise
+from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.runner import Outputs, PolicyRunner
 from collector.timing import Clock
 from vecenv import nest
@@ -147,7 +147,7 @@ class SeededRounds:
         self._buffer.write("obs", self._rows[ids] * n + ids, first)
         self._latest = None
         self._steps[ids] = 0
-        self._noise.note_masks(ids, info)
+        self._noise.begin(ids, info)
         self._episodes.over[ids] = False
         self._runner.begin(ids)
 
