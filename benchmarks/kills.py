@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collector import Dataset, DatasetError, Job, resume_job, run_job
-from collector.store.files import system_calls
+from collector.store import system_calls
 from vecenv import nest
 
 CALLS = ("write", "fsync", "rename")
-"""Of `collector.store.files.system_calls`: what a commit consists of."""
+"""Of `collector.store.system_calls`: what a commit consists of."""
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["collector.job.run", "gymnasium.envs.classic_control"])
+_context.set_forkserver_preload(["collector.jobs.run", "gymnasium.envs.classic_control"])
 """Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
 
 

@@ -21,12 +21,11 @@ import numpy as np
 from collector.arguments import at_least_one
 from collector.base_collector import BatchCollector
 from collector.batch.arrays import join
-from collector.batch.broken import without_failures
-from collector.batch.concatenate import by_env
-from collector.batch.request import BatchRequest
+from collector.batch.concatenate import by_env, without_failures
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.env_source import check_rounds
+from collector.loops.collection_loop import BatchRequest
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
@@ -78,12 +77,11 @@ class AsyncDataCollector(BatchCollector):
         create_env_fn: Any,
         policy: Policy | None = None,
         *,
-        frames_per_batch: float,
         groups: int = 2,
         **options: Any,
     ) -> None:
         self._group_count = at_least_one("groups", groups)
-        super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
+        super().__init__(create_env_fn, policy, **options)
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         raise ValueError("render needs a synchronous collector: here envs are stepping at all times")
@@ -123,6 +121,7 @@ class AsyncDataCollector(BatchCollector):
 
     def _gather(self, request: BatchRequest) -> FlatRollout:
         frames, quota, on_step = request.frames, request.quota, request.on_step
+        self._episodes.begin_batch()
         self._queue_idle()
         stopped = False
         while self._logged < frames and not (stopped and self._logged):
@@ -186,23 +185,19 @@ class AsyncDataCollector(BatchCollector):
             action = as_vector_envs_take_it(nest.take(self._acted["action"], ids))
             self.env.send(action, ids, reset=ids[reset] if reset.any() else None)
         self._flying[ids], self._resetting[ids], self._sent_at[ids] = True, reset, time.monotonic()
-        self._runner.begin(ids[reset])
         self._clock.lap("env")
 
     def _receive(self, quota: np.ndarray | None = None, on_step: CheckedHook | None = None) -> None:
         """Take what is ready: log the steps, and queue the envs."""
-        obs, reward, terminated, truncated, info = self.env.recv()
+        results = obs, *_, info = self.env.recv()
         self._clock.lap("env")
         ids = np.array([each["env_id"] for each in info])
         stepped = ~self._resetting[ids]
         if stepped.any():
             rows = ids[stepped]
-            if self._limit:
-                truncated = truncated | (stepped & (self._episodes.taken[ids] + 1 >= self._limit))
-            step = [nest.take(column, stepped) for column in (reward, terminated, truncated, obs, info)]
-            self._log_steps(rows, step, quota, on_step)
+            self._log_steps(rows, [nest.take(column, stepped) for column in results], quota, on_step)
         self._put_obs(ids, obs)
-        self._episodes.over[ids] = terminated | truncated
+        self._begin(ids[~stepped])
         self._flying[ids] = False
         self._longest = max(self._longest, time.monotonic() - float(self._sent_at[ids].min()))
         self._queue.append(ids)
@@ -225,33 +220,30 @@ class AsyncDataCollector(BatchCollector):
     def _log_steps(
         self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: CheckedHook | None
     ) -> None:
-        reward, terminated, truncated, next_obs, info = step
-        reward = self._reward_shape.fit(reward)
-        done = terminated | truncated
-        failed = np.zeros(len(ids), np.bool_)
-        failed[self._episodes.note_failures(ids, np.flatnonzero(done), info)] = True
+        next_obs, reward, terminated, truncated, info = step
+        step_count = self._episodes.taken[ids]
+        reward, terminated, truncated, _ = self._count_steps(ids, reward, terminated, truncated)
         chunk = {
             "obs": nest.take(self._obs, ids),
             "action": nest.take(self._acted["action"], ids),
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "traj_ids": self._episodes.ids(ids),
-            "step_count": self._episodes.taken[ids],
+            "traj_ids": self._episodes.ids[ids],
+            "step_count": step_count,
             "policy_version": self._acted_version[ids],
             "env_ids": ids,
             "extras": {name: rows[ids] for name, rows in self._acted.items() if name != "action"},
             "next_obs": next_obs,
-            "failed": failed,
+            "failed": np.zeros(len(ids), np.bool_),
         }
         if on_step is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
             chunk["extras"].update(on_step.timed(round_, self._clock.lap))
+        if len(ended := (terminated | truncated).nonzero()[0]):
+            chunk["failed"][ended] = self._end_episodes(ids, ended, info, quota)
         self._log.append(chunk)
-        self._logged += int((~failed).sum())
-        self._episodes.step(ids, done)
-        if quota is not None:
-            quota[ids[done & ~failed]] -= 1
+        self._logged += int((~chunk["failed"]).sum())
 
     # Batches.
 

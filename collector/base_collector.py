@@ -13,21 +13,19 @@ from gymnasium.vector import VectorEnv
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.concatenate import concatenate
-from collector.batch.info_columns import InfoColumns, check_info_keys
-from collector.batch.postprocessing import Finishing, truncate_last
-from collector.batch.request import BatchRequest
-from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
+from collector.batch.rollout import truncate_last
+from collector.batch.step_extras import CheckedHook, InfoColumns, RowLayout, StepHook, check_info_keys
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.episodes.episode import Ended
 from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
-from collector.loops.batch_iterator import BatchIterator
-from collector.loops.collection_loop import CollectionLoop
+from collector.loops.batch_iterator import BatchIterator, Finishing
+from collector.loops.collection_loop import BatchRequest, CollectionLoop
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
-from vecenv.transforms.transform import flat
+from vecenv.transforms.compose import flat
 
 
 class BatchCollector(CollectionLoop, BatchIterator):
@@ -40,7 +38,7 @@ class BatchCollector(CollectionLoop, BatchIterator):
         create_env_fn: Any,
         policy: Policy | None = None,
         *,
-        frames_per_batch: float,
+        frames_per_batch: float | None = None,
         total_frames: float | None = -1,
         device: Any = None,
         storing_device: Any = None,
@@ -70,6 +68,8 @@ class BatchCollector(CollectionLoop, BatchIterator):
         make = VectorEnvMaker(type(self), backend, self._default_backend, env_options)
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
+        if frames_per_batch is None:
+            raise TypeError(f"{type(self).__name__} needs frames_per_batch=, the steps in a batch of all envs together")
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
         self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
         if not reset_when_done:
@@ -112,7 +112,7 @@ class BatchCollector(CollectionLoop, BatchIterator):
             if is_own:
                 self._note_exception(error)
             self._close(env_too=is_own)
-            if isinstance(create_env_fn, VectorEnv):
+            if isinstance(create_env_fn, VectorEnv) and hasattr(self.env, "release"):
                 self.env.release()
             raise
 
@@ -132,7 +132,9 @@ class BatchCollector(CollectionLoop, BatchIterator):
 
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights have been updated by `update_policy_weights_`."""
+        """How often the policy's weights had been updated when the last batch began: by `update_policy_weights_`, or in
+        place by a learner that shares them.
+        """
         return self._weights.version
 
     def __repr__(self) -> str:

@@ -11,8 +11,7 @@ import gymnasium
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from vecenv.engine.arguments.checks import own_env_fns
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.engine.arguments import check_options, own_env_fns
 from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.venvs import ShmemVectorEnv
@@ -91,7 +90,9 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         if made_here:
             source.close()
         raise TypeError(instead)
-    if isinstance(source, VectorEnv):
+    if isinstance(source, VectorEnv) and hasattr(below := vars(source).get("venv"), "env_num"):
+        source = below  # of a facade of ours, which resets by itself
+    elif isinstance(source, VectorEnv):
         from vecenv.envs.pools.from_gymnasium import from_gymnasium
 
         given = source
@@ -152,17 +153,17 @@ def _instead_of(source: Any) -> str | None:
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"
     if isinstance(source, Env) or hasattr(source, "env_num") or not hasattr(source, "num_envs"):
         return None
-    multi_agent = sys.modules.get("vecenv.envs.multi_agent.multi_agent_vector_env")
+    multi_agent = sys.modules.get("vecenv.envs.multi_agent.pettingzoo_vector")
     if multi_agent is not None and isinstance(source, multi_agent.MultiAgentVectorEnv):
         return (
             f"{type(source).__name__} steps many agents in each env, and collectors step one agent an env: pass "
             "flatten_agents(env) of a ParallelVectorEnv, or a list of functions that make a PettingZooEnv(...) each"
         )
-    is_ours = hasattr(getattr(source, "venv", None), "env_num")
-    if isinstance(source, VectorEnv) and not is_ours:
+    if isinstance(source, VectorEnv):
         return None
+    is_ours = hasattr(getattr(source, "venv", None), "env_num")
     instead = "its `.venv`" if is_ours else "a list of callables that make one env each"
     return (
-        f"{type(source).__name__} is a vector env of another kind (gymnasium's or Stable-Baselines3's), which resets "
-        f"by itself: pass {instead}"
+        f"{type(source).__name__} is a vector env of another kind (as Stable-Baselines3's), which resets by itself: "
+        f"pass {instead}"
     )

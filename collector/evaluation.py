@@ -9,8 +9,8 @@ from collector.episodes.statistics import CollectStats
 from collector.policy.exploration import ExplorationType, set_exploration_type
 from vecenv.creator import EnvCreator
 from vecenv.norm_obs import VectorEnvNormObs
+from vecenv.transforms.compose import HasTransforms
 from vecenv.transforms.transform import Freezable
-from vecenv.transforms.transformed_env import HasTransforms
 from vecenv.venvs import RayVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
-
 from collector.base_collector import BatchCollector
-from collector.batch.broken import end_before_failures
-from collector.batch.request import BatchRequest
-from collector.batch.rollout import Rollout
-from collector.batch.rollout_buffer import RolloutBuffer
-from collector.batch.step_extras import EPISODE_SEED
 from collector.env_source import check_rounds
-from collector.episodes.seeded import SeededEpisodes
-from collector.loops.rounds import Rounds
-from collector.loops.seeded_rounds import SeededRounds
+from collector.loops.sync_loop import SyncLoop
 from collector.policy.policy_call import Policy
-from vecenv import nest
 from vecenv.wrappers import check_send_and_recv
 
 
-class SyncDataCollector(BatchCollector):
+class SyncDataCollector(SyncLoop, BatchCollector):
     """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
     Guarantees:
@@ -123,21 +113,9 @@ class SyncDataCollector(BatchCollector):
                 "wait_num or timeout, or make it without"
             )
         check_rounds(self.env, mixed=False, cuts=self._limit > 0)
-        super()._prepare(policy)
-        self._buffer: RolloutBuffer | None = None
-        self._seeded: SeededRounds | None = None
-        if self._noise is not None and isinstance(self._episodes, SeededEpisodes):
+        if self._seeds is not None:
             check_send_and_recv(self.env, "a collector with episode_seeds")
-            self._seeded = SeededRounds(
-                self.env,
-                self._runner,
-                self._episodes,
-                self._noise,
-                self._limit,
-                self._reward_shape.fit,
-                self._interruptor.collection_stopped,
-                self._clock,
-            )
+        super()._prepare(policy)
         frames = self.frames_per_batch
         if frames != self.requested_frames_per_batch:
             warnings.warn(
@@ -148,85 +126,3 @@ class SyncDataCollector(BatchCollector):
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
         return SyncDataCollector(env, policy, **options)
-
-    def _round_up(self, frames: int) -> int:
-        return -(-frames // self._env_num) * self._env_num
-
-    def _finish_steps(self, discard: bool) -> None:
-        """Nothing is in flight between batches, and every step is in a batch."""
-
-    def _discard_steps(self) -> None:
-        """The reset of all envs before the next step discards what is in flight."""
-
-    def _gather(self, request: BatchRequest) -> Rollout:
-        """Record one batch: see the picture at the top of this file."""
-        n, buffer = self._env_num, self._new_buffer(request)
-        count = self._record(buffer, request) if self._seeded is None else self._record_seeded(buffer, request)
-        latest = buffer.read("obs", count * n + self._all_ids)
-        if self._obs is None and not count.all():  # envs that were never reset have undefined rows
-            begun = count.nonzero()[0]
-            nest.put(latest, count == 0, nest.take(latest, begun[:1]))
-        self._obs = latest
-        batch = buffer.finish(count, self._episodes, -1 if request.random else self._weights.version)
-        if isinstance(self._episodes, SeededEpisodes):
-            batch.extras[EPISODE_SEED] = self._episodes.seeds_of(batch.done)
-        self._episodes.advance(batch.done, batch.step_count, count)
-        batch = end_before_failures(batch)
-        if request.random:
-            self._add_zeros(batch)
-        return batch
-
-    def _record_seeded(self, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
-        """As `_record`, where episodes have seeds of their own."""
-        assert self._seeded is not None
-        assert isinstance(self._episodes, SeededEpisodes)
-        if self._episodes.all_played:
-            raise RuntimeError("all of episode_seeds have been played: make a new collector for others")
-        self._episodes.begin_batch()
-        return self._seeded.record(buffer, request, self._obs)
-
-    def _record(self, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
-        """Record a batch; returns how many rows each env has."""
-        n, quota = self._env_num, request.quota
-        rounds = Rounds(
-            self.env,
-            self._runner,
-            self._episodes,
-            self._limit,
-            buffer,
-            request,
-            self._reward_shape.fit,
-            self._interruptor.collection_stopped,
-            self._clock,
-        )
-        count = np.zeros(n, np.int64)  # rows that are recorded of each env
-        ids = self._all_ids if quota is None else np.flatnonzero(quota)
-        obs, time, stopped = None, 0, False
-        if self._obs is not None:
-            buffer.write("obs", slice(0, n), self._obs)
-            obs = nest.take(self._obs, ids)
-        while len(ids) and time < buffer.steps and not stopped:
-            time, stopped = rounds.run(time, ids, obs)
-            count[ids] = time
-            if quota is not None:
-                ids = np.flatnonzero(quota)
-            obs = buffer.read("obs", time * n + ids)
-        return count
-
-    def _add_zeros(self, batch: Rollout) -> None:
-        """Add what the policy would have returned with the action, as zeros, to a batch of random actions."""
-        obs, ids = self._obs, self._all_ids
-        if self._seeded is not None:
-            obs, ids = self._seeded.filled_up(obs), self._seeded.row_ids
-        for name, (shape, dtype) in self._runner.learn_layout(obs, ids).items():
-            if name != "action":
-                batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
-
-    def _new_buffer(self, request: BatchRequest) -> RolloutBuffer:
-        steps = request.frames // self._env_num
-        if not request.reuse:
-            return RolloutBuffer(self._env_num, steps)
-        if self._buffer is None:
-            self._buffer = RolloutBuffer(self._env_num, steps)
-        self._buffer.rewind()
-        return self._buffer

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from collector import RayCollector
+from collector import ActorConfig, RayCollector
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--fast", action="store_true", help="two updates, to see that it works")
@@ -34,8 +34,9 @@ torch.manual_seed(0)
 agent, returns = Agent(), []
 optimizer = torch.optim.Adam(agent.parameters(), lr=1e-3)
 env_fns = [lambda: gym.make("CartPole-v1")] * 4  # the envs of each actor
-settings = {"num_actors": 2, "num_cpus": 0.5, "frames_per_batch": 1024, "total_frames": 1024 * updates}
-with RayCollector(env_fns, agent, storing_device="cpu", **settings) as collector:
+settings = {"num_actors": 2, "frames_per_batch": 1024, "total_frames": 1024 * updates}
+actors = ActorConfig(num_cpus=0.5)
+with RayCollector(env_fns, agent, actors=actors, storing_device="cpu", **settings) as collector:
     collector.set_seed(0)
     for batch in collector:
         returns += (batch.step_count[batch.done] + 1).tolist()  # CartPole rewards 1 a step

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
 import os
 import pickle
 import struct
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from collector.store.files.shard_file import shard_bytes
-
-SHARD = "shards/w000/000000.npz"
+SHARD = "shards/000000"
 CORPUS: dict[str, Callable[[Path], object]] = {}
 
 
@@ -52,44 +50,26 @@ def edit(folder: Path, which: int = 1, **changes: Any) -> None:
 
 
 def edit_layout(folder: Path, **changes: Any) -> None:
-    lines = lines_of(folder)
-    lines[0]["layout"].update(changes)
-    put_lines(folder, lines)
+    edit(folder, 0, **changes)
 
 
 def edit_column(folder: Path, name: str, column: Any) -> None:
-    arrays = lines_of(folder)[0]["layout"]["arrays"]
-    edit_layout(folder, arrays={**arrays, name: column})
+    edit_layout(folder, arrays={**lines_of(folder)[0]["arrays"], name: column})
 
 
-def put_shard(folder: Path, data: bytes, **changes: Any) -> None:
-    """Another first shard, with the size and the hash that the manifest then has."""
-    (folder / SHARD).write_bytes(data)
-    edit(folder, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), **changes)
+def put_file(folder: Path, name: str, data: bytes) -> None:
+    """Another file in the first shard, with the size and the hash that the manifest then has."""
+    (folder / SHARD / name).write_bytes(data)
+    edit_file(folder, name, [len(data), hashlib.sha256(data).hexdigest()])
 
 
-def arrays_of(folder: Path) -> dict[str, np.ndarray]:
-    with np.load(folder / SHARD) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+def edit_file(folder: Path, name: str, size_and_hash: Any) -> None:
+    edit(folder, files={**lines_of(folder)[1]["files"], name: size_and_hash})
 
 
 def edit_arrays(folder: Path, **changes: Any) -> None:
-    put_shard(folder, shard_bytes({**arrays_of(folder), **changes}).getvalue())
-
-
-def zipped(members: list[tuple[str, bytes]], kind: int = zipfile.ZIP_STORED) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", kind) as archive:
-        for name, data in members:
-            info = zipfile.ZipInfo(name)
-            info.compress_type = kind
-            archive.writestr(info, data)
-    return file.getvalue()
-
-
-def members_of(folder: Path) -> list[tuple[str, bytes]]:
-    with zipfile.ZipFile(folder / SHARD) as archive:
-        return [(info.filename, archive.read(info)) for info in archive.infolist()]
+    for name, change in changes.items():
+        put_file(folder, f"{name}.npy", npy(change(np.load(folder / SHARD / f"{name}.npy"))))
 
 
 def npy(array: np.ndarray, **options: Any) -> bytes:
@@ -98,8 +78,11 @@ def npy(array: np.ndarray, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def with_member(folder: Path, name: str, data: bytes) -> None:
-    put_shard(folder, zipped([(each, data if each == f"{name}.npy" else old) for each, old in members_of(folder)]))
+def compressed(folder: Path, obs: Callable[[bytes], bytes] = gzip.compress, **changes: Any) -> None:
+    """Make the first shard a compressed one, of which `obs` compresses the observations."""
+    edit(folder, files={}, compressed=True, **changes)
+    for path in (folder / SHARD).iterdir():
+        put_file(folder, f"{path.name}.gz", (obs if path.name == "obs.npy" else gzip.compress)(path.read_bytes()))
 
 
 def header(text: str) -> bytes:
@@ -111,17 +94,17 @@ def header(text: str) -> bytes:
 
 
 def _name(name: Any) -> Callable[[Path], object]:
-    return lambda folder: edit(folder, file=name)
+    return lambda folder: edit(folder, shard=name)
 
 
 NAMES = {
-    "a_file_beside_the_folder": "../x.npz",
-    "an_absolute_path_with_the_form_of_a_shard": "/shards/w000/000000.npz",
-    "a_name_with_a_nul": "shards/w000/000000.npz\0",
-    "a_name_with_a_line_end": "shards/w000/000000.npz\n",
-    "a_name_in_other_digits": "shards/w000/" + "\N{ARABIC-INDIC DIGIT ZERO}" * 6 + ".npz",
-    "a_backslash": "shards\\w000\\000000.npz",
-    "a_name_that_is_a_list": ["shards/w000/000000.npz"],
+    "a_folder_beside_the_folder": "../x",
+    "an_absolute_path_with_the_form_of_a_shard": "/shards/000000",
+    "a_name_with_a_nul": "shards/000000\0",
+    "a_name_with_a_line_end": "shards/000000\n",
+    "a_name_in_other_digits": "shards/" + "\N{ARABIC-INDIC DIGIT ZERO}" * 6,
+    "a_backslash": "shards\\000000",
+    "a_name_that_is_a_list": ["shards/000000"],
     "the_manifest_as_a_shard": "manifest.jsonl",
 }
 CORPUS.update({name: _name(value) for name, value in NAMES.items()})
@@ -143,20 +126,26 @@ def _sparse(name: str) -> Callable[[Path], object]:
     return lambda folder: os.truncate(folder / name, 2**40)
 
 
+OBS = f"{SHARD}/obs.npy"
 CORPUS |= {
+    "an_array_that_is_a_link": _link(OBS),
     "a_shard_that_is_a_link": _link(SHARD),
-    "a_folder_that_is_a_link": _link("shards/w000"),
     "shards_that_are_a_link": _link("shards"),
     "a_manifest_that_is_a_link": _link("manifest.jsonl"),
     "a_head_that_is_a_link": _link("dataset.json"),
-    "a_shard_that_is_a_fifo": _fifo(SHARD),
+    "an_array_that_is_a_fifo": _fifo(OBS),
     "a_manifest_that_is_a_fifo": _fifo("manifest.jsonl"),
     "a_head_that_is_a_fifo": _fifo("dataset.json"),
-    "a_shard_that_is_a_folder": lambda folder: ((folder / SHARD).unlink(), (folder / SHARD).mkdir()),
-    "a_shard_that_is_missing": lambda folder: (folder / SHARD).unlink(),
+    "an_array_that_is_a_folder": lambda folder: ((folder / OBS).unlink(), (folder / OBS).mkdir()),
+    "an_array_that_is_missing": lambda folder: (folder / OBS).unlink(),
+    "a_shard_that_is_missing": lambda folder: (folder / SHARD).rename(folder / "shards/000009"),
+    "a_shard_that_is_a_file": lambda folder: (
+        (folder / SHARD).rename(folder / "shards/000009"),
+        (folder / SHARD).write_bytes(b"x"),
+    ),
     "a_sparse_head_of_a_terabyte": _sparse("dataset.json"),
     "a_sparse_manifest_of_a_terabyte": _sparse("manifest.jsonl"),
-    "a_sparse_shard": _sparse(SHARD),
+    "a_sparse_array": _sparse(OBS),
 }
 
 # Lines of the manifest
@@ -181,16 +170,11 @@ LINES: dict[str, dict[str, Any]] = {
     "episodes_that_are_text": {"episodes": ["0", "2"]},
     "returns_that_are_text": {"returns": ["1", "2"]},
     "returns_that_are_a_number": {"returns": 1.5},
-    "a_wrong_hash": {"sha256": "0" * 64},
-    "a_hash_that_is_none": {"sha256": "x" * 64},
-    "a_hash_in_capitals": {"sha256": "A" * 64},
-    "a_wrong_size": {"bytes": 7},
-    "a_size_that_is_negative": {"bytes": -1},
-    "a_size_that_is_true": {"bytes": True},
     "compressed_that_is_not": {"compressed": True},
     "compressed_that_is_a_number": {"compressed": 0},
     "failures_that_are_a_list": {"failed": [1]},
     "failures_below_zero": {"failed": {"env": -1}},
+    "a_line_of_another_kind": {"line": "__class__"},
     "a_key_that_is_unknown": {"pickle": "cos\nsystem\n"},
 }
 CORPUS |= {name: (lambda folder, changes=changes: edit(folder, **changes)) for name, changes in LINES.items()}
@@ -209,16 +193,16 @@ TEXTS = {
     "a_return_that_is_nan": ('"returns": [', '"returns": [NaN, '),
     "a_return_that_is_infinite": ('"returns": [2.5', '"returns": [1e999'),
     "a_key_twice": ('"steps": ', '"steps": 8, "steps": '),
-    "a_line_that_is_nested_deeply": ('{"file"', "[" * 100_000 + '{"file"'),
-    "a_line_that_is_no_json": ('{"file"', '{"file'),
-    "a_line_that_is_a_list": ('{"end": "complete", "episodes": 6}', "[1, 2]"),
-    "a_line_that_is_empty": ('{"end": "complete", "episodes": 6}', ""),
-    "an_end_that_is_none": ('"end": "complete"', '"end": "perhaps"'),
+    "a_line_that_is_nested_deeply": ('{"line": "shard"', "[" * 100_000 + '{"line": "shard"'),
+    "a_line_that_is_no_json": ('{"line": "shard"', '{"line'),
+    "a_line_that_is_a_list": ('{"line": "end", "episodes": 6}', "[1, 2]"),
+    "a_line_that_is_empty": ('{"line": "end", "episodes": 6}', ""),
+    "an_end_that_is_none": ('"episodes": 6}', '"episodes": 6, "status": "perhaps"}'),
     "an_end_of_a_negative_number": ('"episodes": 6}', '"episodes": -6}'),
     "an_end_of_many_digits": ('"episodes": 6}', '"episodes": ' + "9" * 100_000 + "}"),
-    "a_line_after_the_end": ('"episodes": 6}\n', '"episodes": 6}\n{"failed": {"env": 1}}\n'),
-    "a_manifest_in_utf_16": ('{"layout"', '\ufeff{"layout"'),
-    "a_nul_in_the_manifest": ('{"layout"', '\0{"layout"'),
+    "a_line_after_the_end": ('"episodes": 6}\n', '"episodes": 6}\n{"line": "note", "failed": {"env": 1}}\n'),
+    "a_manifest_in_utf_16": ('{"line"', '\ufeff{"line"'),
+    "a_nul_in_the_manifest": ('{"line"', '\0{"line"'),
 }
 CORPUS |= {name: _text(*pair) for name, pair in TEXTS.items()}
 
@@ -232,7 +216,27 @@ def a_shard_twice(folder: Path) -> None:
 CORPUS |= {
     "no_layout": lambda folder: put_lines(folder, lines_of(folder)[1:]),
     "two_layouts": lambda folder: put_lines(folder, [lines_of(folder)[0], *lines_of(folder)]),
-    "a_manifest_that_is_no_utf_8": lambda folder: (folder / "manifest.jsonl").write_bytes(b'{"layout": "\xff"}\n'),
+    "a_manifest_that_is_no_utf_8": lambda folder: (folder / "manifest.jsonl").write_bytes(b'{"line": "\xff"}\n'),
+}
+
+FILES: dict[str, Any] = {
+    "a_wrong_hash": [248, "0" * 64],
+    "a_hash_that_is_none": [248, "x" * 64],
+    "a_hash_in_capitals": [248, "A" * 64],
+    "a_hash_with_a_line_end": [248, "0" * 64 + "\n"],
+    "a_wrong_size": [299, "0" * 64],
+    "a_size_that_is_too_small": [7, "0" * 64],
+    "a_size_that_is_negative": [-1, "0" * 64],
+    "a_size_that_is_true": [True, "0" * 64],
+    "a_file_that_is_a_number": 7,
+}
+CORPUS |= {name: (lambda folder, value=value: edit_file(folder, "obs.npy", value)) for name, value in FILES.items()}
+CORPUS |= {
+    "a_file_with_a_path": lambda folder: edit_file(folder, "../../x.npy", [1, "0" * 64]),
+    "a_file_more": lambda folder: put_file(folder, "secret.npy", npy(np.zeros(3))),
+    "a_file_less": lambda folder: edit(
+        folder, files={name: each for name, each in lines_of(folder)[1]["files"].items() if name != "obs.npy"}
+    ),
 }
 
 # The layout
@@ -277,117 +281,70 @@ def a_tree_that_is_deep(folder: Path) -> None:
 
 # Arrays of a shard
 
-ARRAYS: dict[str, Callable[[dict[str, np.ndarray]], dict[str, Any]]] = {
-    "offsets_beyond_the_end": lambda a: {"offsets": np.array([0, 5, 2**40])},
-    "more_offsets": lambda a: {"offsets": np.array([0, 5, 8, 8])},
-    "another_episode_than_the_manifest_has": lambda a: {"episode": np.array([0, 7])},
-    "a_seed_below_minus_one": lambda a: {"seed": np.array([-2, 0])},
-    "an_env_below_zero": lambda a: {"env_id": np.array([-1, 0], np.int32)},
-    "a_reward_that_is_nan": lambda a: {"reward": np.where(np.arange(8) == 3, np.nan, a["reward"])},
-    "an_episode_that_is_over_twice": lambda a: {"terminated": np.ones(8, np.bool_)},
-    "an_episode_that_is_not_over": lambda a: {"truncated": np.zeros(8, np.bool_)},
-    "flags_of_other_bytes": lambda a: {"truncated": (a["truncated"].view(np.uint8) * 2).view(np.bool_)},
-    "fewer_observations": lambda a: {"obs": a["obs"][:-1]},
-    "an_array_more": lambda a: {"secret": np.zeros(3)},
+ARRAYS: dict[str, dict[str, Callable[[np.ndarray], Any]]] = {
+    "offsets_beyond_the_end": {"offsets": lambda a: np.array([0, 5, 2**40])},
+    "more_offsets": {"offsets": lambda a: np.array([0, 5, 8, 8])},
+    "another_episode_than_the_manifest_has": {"episode": lambda a: np.array([0, 7])},
+    "a_seed_below_minus_one": {"seed": lambda a: np.array([-2, 0])},
+    "an_env_below_zero": {"env_id": lambda a: np.array([-1, 0], np.int32)},
+    "a_reward_that_is_nan": {"reward": lambda a: np.where(np.arange(8) == 3, np.nan, a)},
+    "an_episode_that_is_over_twice": {"terminated": lambda a: np.ones(8, np.bool_)},
+    "an_episode_that_is_not_over": {"truncated": lambda a: np.zeros(8, np.bool_)},
+    "flags_of_other_bytes": {"truncated": lambda a: (a.view(np.uint8) * 2).view(np.bool_)},
+    "fewer_observations": {"obs": lambda a: a[:-1]},
 }
-CORPUS |= {name: (lambda folder, f=f: edit_arrays(folder, **f(arrays_of(folder)))) for name, f in ARRAYS.items()}
+CORPUS |= {name: (lambda folder, changes=changes: edit_arrays(folder, **changes)) for name, changes in ARRAYS.items()}
 
 
-# The zip file
+# Files of arrays
 
 
-def _bytes(change: Callable[[bytearray, int], Any]) -> Callable[[Path], object]:
-    """Change the bytes of the first shard, in place: it gets them and where the directory of the file begins."""
-
-    def make(folder: Path) -> None:
-        data = bytearray((folder / SHARD).read_bytes())
-        change(data, data.find(b"PK\x01\x02"))
-        put_shard(folder, bytes(data))
-
-    return make
+def _file(change: Callable[[bytes], bytes], name: str = "obs.npy") -> Callable[[Path], object]:
+    return lambda folder: put_file(folder, name, change((folder / SHARD / name).read_bytes()))
 
 
-def _put(data: bytearray, at: int, new: bytes) -> None:
-    data[at : at + len(new)] = new
+def _compressed(obs: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: compressed(folder, obs)
 
 
-def with_comment(data: bytearray, _: int) -> None:
-    _put(data, len(data) - 2, struct.pack("<H", 4))
-    data += b"PK\x05\x06"
-
-
-def with_the_first_for_the_second(data: bytearray, first: int) -> None:
-    _put(data, data.find(b"PK\x01\x02", first + 4) + 42, bytes(data[first + 42 : first + 46]))
-
-
-def with_overlap(data: bytearray, first: int) -> None:
-    """The directory says that the first array reaches into the second one."""
-    for at in (first + 20, first + 24):
-        _put(data, at, struct.pack("<L", 64 + int.from_bytes(data[at : at + 4], "little")))
+def zipped(data: bytes) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, obs=np.frombuffer(data, np.uint8))
+    return file.getvalue()
 
 
 CORPUS |= {
-    "an_array_less": lambda folder: put_shard(folder, zipped(members_of(folder)[1:])),
-    "a_shard_that_is_no_zip_file": lambda folder: put_shard(folder, b"PK\x05\x06".ljust(5000, b"\0")),
-    "an_empty_shard": lambda folder: put_shard(folder, b""),
-    "a_zip_file_with_a_comment": _bytes(with_comment),
-    "a_member_that_is_encrypted": _bytes(lambda data, at: _put(data, at + 8, bytes([data[at + 8] | 1]))),
-    "a_member_that_is_where_another_is": _bytes(with_the_first_for_the_second),
-    "members_that_overlap": _bytes(with_overlap),
-    "a_member_beyond_the_file": _bytes(lambda data, at: _put(data, at + 42, struct.pack("<L", 2**31))),
-    "a_directory_of_a_gigabyte": _bytes(lambda data, _: _put(data, len(data) - 10, struct.pack("<L", 2**30))),
-    "a_wrong_checksum": _bytes(lambda data, at: _put(data, at + 16, bytes([data[at + 16] ^ 1]))),
-    "a_pickle_as_a_member": lambda folder: with_member(folder, "obs", pickle.dumps(Canary(folder.parent / "canary"))),
-    "a_member_that_is_compressed_by_bzip2": lambda folder: put_shard(
-        folder, zipped(members_of(folder), zipfile.ZIP_BZIP2), compressed=True
+    "an_array_that_is_no_npy_file": _file(lambda data: b"PK\x05\x06".ljust(5000, b"\0")),
+    "an_array_that_is_empty": _file(lambda data: b""),
+    "an_array_that_is_a_zip_file": _file(zipped),
+    "an_array_that_ends_early": _file(lambda data: data[:-4]),
+    "an_array_with_more_behind_it": _file(lambda data: data + bytes(4)),
+    "an_array_of_a_later_version": _file(lambda data: data.replace(b"NUMPY\1", b"NUMPY\2")),
+    "a_pickle_as_an_array": lambda folder: put_file(folder, "obs.npy", pickle.dumps(Canary(folder.parent / "canary"))),
+    "a_compressed_array_that_is_not": _compressed(lambda data: data),
+    "a_compressed_array_with_a_wrong_checksum": _compressed(
+        lambda data: gzip.compress(data)[:-8] + bytes(4) + gzip.compress(data)[-4:]
     ),
-    "a_member_with_a_path": lambda folder: put_shard(
-        folder, zipped([*members_of(folder)[1:], ("../../obs.npy", members_of(folder)[0][1])])
-    ),
+    "a_compressed_array_that_ends_early": _compressed(lambda data: gzip.compress(data)[:-9]),
+    "a_compressed_array_that_grows": _compressed(lambda data: gzip.compress(data + bytes(2**26))),
+    "a_zip_bomb": lambda folder: compressed(folder, steps=2**40, lengths=[2**40 - 3, 3]),
 }
-
-
-@hostile
-def a_member_twice(folder: Path) -> None:
-    members = members_of(folder)
-    file = io.BytesIO(zipped(members))
-    with zipfile.ZipFile(file, "a") as archive:
-        archive.fp.seek(archive.start_dir)
-        archive.filelist.append(archive.filelist[0])
-        archive._didModify = True
-    put_shard(folder, file.getvalue())
 
 
 @hostile
 def an_array_of_pickles(folder: Path) -> None:
     array = np.empty(10, object)
     array[:] = [Canary(folder.parent / "canary")] * 10
-    with_member(folder, "obs", npy(array, allow_pickle=True))
-
-
-@hostile
-def a_zip_bomb(folder: Path) -> None:
-    """8 TB of zeros are declared; what is there is a few hundred bytes."""
-    data = zipped(members_of(folder), zipfile.ZIP_DEFLATED)
-    put_shard(folder, data, compressed=True, steps=2**40, lengths=[2**40 - 3, 3])
+    put_file(folder, "obs.npy", npy(array, allow_pickle=True))
 
 
 @hostile
 def a_zip_bomb_within_the_rate_of_deflate(folder: Path) -> None:
     """The shard declares 128 GB, and has the size that these need at least."""
     edit_column(folder, "obs", ["<f4", [2**32]])
-    put_shard(folder, (folder / SHARD).read_bytes() + b"\0", compressed=True)
-    os.truncate(folder / SHARD, 2**38)
-    edit(folder, bytes=2**38)
-
-
-@hostile
-def a_member_that_grows(folder: Path) -> None:
-    """Its compressed bytes are those of a hundred times what the directory declares."""
-    members = [(name, data * (100 if name == "obs.npy" else 1)) for name, data in members_of(folder)]
-    data = zipped(members, zipfile.ZIP_DEFLATED)
-    size = len(members_of(folder)[0][1])
-    put_shard(folder, data.replace(struct.pack("<L", 100 * size), struct.pack("<L", size)), compressed=True)
+    compressed(folder)
+    os.truncate(folder / SHARD / "obs.npy.gz", 2**38)
+    edit_file(folder, "obs.npy.gz", [2**38, "0" * 64])
 
 
 HEADERS = {
@@ -401,7 +358,7 @@ HEADERS = {
     "a_header_that_is_empty": "",
 }
 CORPUS |= {
-    name: (lambda folder, text=text: with_member(folder, "obs", header(text) + bytes(120)))
+    name: (lambda folder, text=text: put_file(folder, "obs.npy", header(text) + bytes(120)))
     for name, text in HEADERS.items()
 }
 
@@ -420,7 +377,7 @@ def _head(**changes: Any) -> Callable[[Path], object]:
 BOX = {"type": "Box", "dtype": "float32", "shape": [3], "low": -1.0, "high": 1.0}
 CORPUS |= {
     "a_head_of_another_format": _head(format="cooking recipes"),
-    "a_head_of_a_later_version": _head(version=3),
+    "a_head_of_a_later_version": _head(version=4),
     "a_head_of_version_true": _head(version=True),
     "a_job_that_is_a_list": _head(job=[1]),
     "a_space_of_another_type": _head(observation_space={"type": "os.system"}),
@@ -430,7 +387,7 @@ CORPUS |= {
     "a_space_with_fewer_bounds": _head(observation_space={**BOX, "low": [0.0]}),
     "a_space_without_elements": _head(action_space={"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}),
     "a_space_of_many_bits": _head(action_space={"type": "MultiBinary", "n": 2**40}),
-    "a_head_with_a_key_twice": _text('"version": 2', '"version": 2, "version": 2', "dataset.json"),
+    "a_head_with_a_key_twice": _text('"version": 3', '"version": 3, "version": 3', "dataset.json"),
     "a_head_with_nan": _text('"seed": 0', '"seed": NaN', "dataset.json"),
     "a_head_that_is_deep": _text('"seed": 0', '"seed": ' + "[" * 10**5, "dataset.json"),
     "a_head_that_is_no_json": _text("{", "(", "dataset.json"),

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from vecenv import BaseVectorEnv, DummyVectorEnv, nest
 from vecenv.backends.memory.layout import Leaf, common_layout
-from vecenv.engine.arguments.actions import batch_actions
+from vecenv.engine.actions import batch_actions
 from vecenv.testing import FakeBackend
 
 N = 3

@@ -26,8 +26,15 @@ from vecenv import (
     make_vec,
 )
 from vecenv.tuning import auto_backend
-from vecenv.tuning.auto_backend import arguments_for, auto_vector_env, choose_backend, predict
-from vecenv.tuning.env_cost import EnvCost, _slow_steps, time_steps
+from vecenv.tuning.auto_backend import (
+    EnvCost,
+    arguments_for,
+    auto_vector_env,
+    choose_backend,
+    predict,
+    slow_steps,
+    time_steps,
+)
 
 CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
 
@@ -161,7 +168,7 @@ class TestTheMeasurement:
             assert (type(venv), venv.num_workers) == (ShmemVectorEnv, 4)
 
     def test_the_first_steps_may_be_slow(self) -> None:
-        assert 16 <= _slow_steps([5e-3] * 20 + [1e-5] * 40) <= 20
+        assert 16 <= slow_steps([5e-3] * 20 + [1e-5] * 40) <= 20
         assert time_steps(Draws(slow_steps=20), 0.5).wall < 0.005
 
     def test_time_in_resets_counts(self) -> None:

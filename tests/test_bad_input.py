@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from tests.backends import and_ray
 from vecenv import BaseVectorEnv, DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, ThreadVectorEnv
-from vecenv.engine.arguments.checks import check_count, check_timeout
+from vecenv.engine.arguments import check_count, check_timeout
 from vecenv.testing import CountingEnv
 
 remote_backend = and_ray([ShmemVectorEnv])

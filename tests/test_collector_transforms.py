@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("array_api_compat")
 
 from collector_envs import kinds  # noqa: E402
 from device_double import LateTransfer  # noqa: E402

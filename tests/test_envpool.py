@@ -11,7 +11,7 @@ import pytest
 from pool_double import PoolDouble, real_pool
 
 from vecenv import BaseVectorEnv, ClosedError, EnvPoolVectorEnv, GymnasiumVectorEnv, MultiThreadedEnv
-from vecenv.engine.arguments.seeding import seed_chain
+from vecenv.engine.arguments import seed_chain
 
 
 @pytest.fixture(params=[PoolDouble.make, pytest.param(real_pool, marks=pytest.mark.slow)], ids=["double", "envpool"])

@@ -16,15 +16,16 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
-from collector.job.cli import main
+from collector.jobs.cli import main
+from collector.store.packed import arrays_of
 from tests.backends import FULL
 from tests.stored import OBS, assert_same, episode, tree_episode, write
 from vecenv import nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
-FORMATS = {"npz": "numpy", "hdf5": "h5py", "parquet": "pyarrow", "lerobot": "pyarrow", "minari": "minari"}
+FORMATS = {"parquet": "pyarrow", "lerobot": "pyarrow", "minari": "minari"}
 """Each with the library that it needs."""
-each = pytest.mark.parametrize("to", ["npz", *(pytest.param(to, marks=FULL) for to in [*FORMATS][1:])])
+each = pytest.mark.parametrize("to", ["parquet", *(pytest.param(to, marks=FULL) for to in [*FORMATS][1:])])
 made = pytest.mark.parametrize("make", [episode, tree_episode])
 
 
@@ -36,33 +37,7 @@ def minari() -> Any:
 def expected_arrays(data: Dataset) -> dict[str, np.ndarray]:
     """All episodes as the arrays of one shard."""
     (block,) = data.blocks(2**40)
-    return block.arrays()
-
-
-@made
-def test_npz(make: Any, tmp_path: Path) -> None:
-    data = Dataset(write(tmp_path / "a", make=make))
-    for compress in (False, True):
-        out = export(data, "npz", tmp_path / f"{compress}.npz", compress=compress)
-        with np.load(out, allow_pickle=False) as arrays:
-            for name, expected in expected_arrays(data).items():
-                assert arrays[name].dtype == expected.dtype
-                np.testing.assert_array_equal(arrays[name], expected)
-            assert len(arrays.files) == len(expected_arrays(data))
-
-
-@FULL
-@made
-@pytest.mark.parametrize("compress", [False, True])
-def test_hdf5(make: Any, compress: bool, tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
-    data = Dataset(write(tmp_path / "a", make=make))
-    out = export(str(tmp_path / "a"), "hdf5", tmp_path / "out.h5", compress=compress)
-    with h5py.File(out) as file:
-        for name, expected in expected_arrays(data).items():
-            assert file[name].dtype == expected.dtype
-            np.testing.assert_array_equal(file[name][()], expected)
-        assert json.loads(file.attrs["head"]) == data.head
+    return arrays_of(block)
 
 
 def array_of(column: Any, field: Any) -> np.ndarray:
@@ -266,5 +241,5 @@ def test_what_minari_cannot_know_is_an_error(minari: Any, tmp_path: Path) -> Non
         writer.end()
     with pytest.raises(DatasetError, match="no spaces in its head"):
         export(tmp_path / "a", "minari", tmp_path / "out")
-    with pytest.raises(ValueError, match="to must be one of npz, hdf5, parquet, lerobot, minari, got 'zarr'"):
+    with pytest.raises(ValueError, match="to must be one of parquet, lerobot, minari, got 'zarr'"):
         export(tmp_path / "a", "zarr", tmp_path / "out")

@@ -58,6 +58,11 @@ class Row:
         """That of env 1: its envs and its process."""
         return next(worker for worker in self.ledger.venv.engine.backend.workers if 1 in worker.ids)
 
+    def is_near(self) -> bool:
+        """Return whether the worker of env 1 is on this node: elsewhere its stack and the env in use are not known."""
+        pool = getattr(self.ledger.venv.engine.backend, "pool", None)
+        return pool is None or next(handle for handle in pool.workers if 1 in handle.ids).on_this_node
+
     def loses(self, worker: Any, error: Any, *texts: str) -> None:
         """Env 1 has ended its worker, whose envs are made anew by a reset; the others are as they were."""
         for text in (*texts, "reset("):
@@ -100,14 +105,12 @@ def has_an_info_that_cannot_travel(row: Row) -> None:
 
 
 def dies(row: Row) -> None:
-    worker = row.worker()
+    worker, running = row.worker(), "running env 1" if row.is_near() else "running its envs"
     row.breaks("die")
     begin = time.monotonic()
     error = row.ledger.round()[0]
     assert time.monotonic() - begin < SEEN
-    handle = next(handle for handle in row.ledger.venv.engine.backend.pool.workers if 1 in handle.ids)
-    running = 1 if handle.on_this_node else worker.ids[0]  # a call to another node does not say which of its envs ran
-    row.loses(worker, error, row.column.cause("SIGKILL"), f"pid {worker.pid}", f"running env {running}")
+    row.loses(worker, error, row.column.cause("SIGKILL"), f"pid {worker.pid}", running)
 
 
 def dies_while_idle(row: Row) -> None:
@@ -125,13 +128,13 @@ def dies_while_idle(row: Row) -> None:
 
 
 def hangs(row: Row) -> None:
-    worker = row.worker()
+    worker, stack = row.worker(), "in on_step" if row.is_near() else "not read from another machine"
     row.breaks("hang")
     begin = time.monotonic()
     error = row.ledger.round()[-1]
     assert time.monotonic() - begin >= LIMIT
     row.go.touch()  # a thread cannot be killed
-    row.loses(worker, error, f"env 1 has been busy for more than step_timeout={LIMIT} s", "in on_step")
+    row.loses(worker, error, f"env 1 has been busy for more than step_timeout={LIMIT} s", stack)
     assert isinstance(error, WorkerTimeoutError)
 
 

@@ -7,7 +7,7 @@ from gymnasium_cases import Remembers, Reports
 
 from tests.backends import FULL
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
-from vecenv.engine.arguments.seeding import next_seed, seed_chain
+from vecenv.engine.arguments import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
 
 

@@ -18,7 +18,7 @@ import pytest
 from cases import LocalWorker
 from gymnasium.vector import AutoresetMode
 
-import vecenv.engine.interrupts
+import vecenv.engine.status
 from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray, on_this_node, one_of
 from tests.ctrl_c import interrupt_at_random, interrupted, interrupting
 from tests.faulty import Counter, DiesOnReset, HangsOnStep, RaisesElsewhere, counters
@@ -154,7 +154,7 @@ def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated() -
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vecenv.engine.interrupts, "DRAIN_TIMEOUT", 0.3)
+    monkeypatch.setattr(vecenv.engine.status, "DRAIN_TIMEOUT", 0.3)
     fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1), partial(Counter, 2)]
     with remote_backend(fns, num_workers=2) as venv:
         venv.reset()

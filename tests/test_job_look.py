@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from collector import Dataset
-from collector.job.cli import main
-from collector.job.job import JobError
-from collector.job.look.info import dataset_info
-from collector.job.look.metrics import read_metrics
-from collector.job.look.replay import replay_episodes
-from collector.job.look.video import make_videos
-from collector.job.playing import JobFailedError
-from collector.job.run import run_job
+from collector.jobs.cli import main
+from collector.jobs.job import JobError
+from collector.jobs.look import dataset_info, read_metrics
+from collector.jobs.playing import JobFailedError
+from collector.jobs.replay import make_videos, replay_episodes
+from collector.jobs.run import run_job
 from tests.backends import FULL
 from tests.job_envs import HERE, counting, job, stop_at
 
@@ -56,12 +54,12 @@ class TestReplay:
 
     def test_damage_is_found(self, tmp_path: Path, capsys: Any) -> None:
         run_job(job(episodes=5), tmp_path)
-        [shard] = tmp_path.glob("shards/w000/*.npz")
+        [shard] = tmp_path.glob("shards/*/obs.npy")
         content = bytearray(shard.read_bytes())
         content[200] ^= 1
         shard.write_bytes(content)
         assert main(["verify", str(tmp_path)]) == 1
-        assert str(shard.name) in capsys.readouterr().out
+        assert str(shard.parent) in capsys.readouterr().out
 
 
 class TestNumbers:
@@ -71,7 +69,7 @@ class TestNumbers:
         assert info["lengths"]["max"] == data.lengths.max()
         assert info["returns"]["mean"] == pytest.approx(data.returns.mean())
         assert info["failed"]["skipped"] == len(state.skipped)
-        assert info["bytes"] == sum(path.stat().st_size for path in tmp_path.glob("shards/*/*.npz"))
+        assert info["bytes"] == sum(path.stat().st_size for path in tmp_path.glob("shards/*/*.npy"))
         assert info["steps_per_second"] > 0
 
     def test_metrics_are_lines_of_json_and_half_a_line_is_none(self, tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ class TestPictures:
     def test_the_picture_shows_something(self, tmp_path: Path) -> None:
         from matplotlib.image import imread
 
-        from collector.job.look.plot import plot_dataset
+        from collector.jobs.look import plot_dataset
 
         run_job(job(episodes=60), tmp_path)
         pixels = imread(plot_dataset(tmp_path))[..., :3]

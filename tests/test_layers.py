@@ -21,7 +21,7 @@ PACKAGES = ("vecenv", "collector")
 # An entry stands for the module and everything inside it, `vecenv` and `collector` for their `__init__` alone.
 LAYERS = """
     vecenv.errors vecenv.nest vecenv.spaces vecenv.running_mean_std vecenv.portability vecenv.ray_cluster
-    vecenv.backends.memory vecenv.backends.ipc vecenv.backends.system_limits vecenv.openmp
+    vecenv.backends.memory vecenv.backends.ipc vecenv.backends.system_limits
     vecenv.backends.host
     vecenv.backends.worker
     vecenv.backends.pool
@@ -44,7 +44,7 @@ LAYERS = """
     collector.loops
     collector.env_source collector.collect collector.evaluation collector.base_collector
     collector.sync_collector collector.async_collector collector.rollouts
-    collector.job collector.cluster
+    collector.jobs collector.cluster
     collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.strip().splitlines()) for entry in entries.split()}
@@ -55,20 +55,20 @@ CORE_LIBRARIES = frozenset({"numpy", "gymnasium", "cloudpickle"})
 # Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
 OPTIONAL = """
     pettingzoo envpool dm_control dm_env mujoco ale_py: vecenv/envs/*
-    torch: collector/** vecenv/openmp.py
+    torch: collector/** vecenv/backends/pool/spinning_threads.py
     tensordict: collector/batch/tensordict_form.py collector/policy/policy_call.py
     torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/facades/sb3_agents.py
-    matplotlib: collector/*
-    threadpoolctl: vecenv/backends/pool/openmp_release.py
-    msgspec: collector/job/**
-    tyro: collector/job/cli.py collector/job/commands.py collector/job/job_flags.py
-    yaml tomli: collector/job/job_files.py
-    imageio imageio_ffmpeg: collector/job/look/video.py
-    rich: collector/job/look/progress_report.py collector/cluster/display.py
-    array_api_compat cv2: vecenv/transforms/*
-    h5py minari PIL: collector/store/export/*
+    matplotlib: collector/jobs/look.py
+    threadpoolctl: vecenv/backends/pool/spinning_threads.py
+    msgspec: collector/jobs/** collector/store/schema.py
+    tyro: collector/jobs/cli.py collector/jobs/commands.py
+    yaml tomli: collector/jobs/job.py
+    imageio imageio_ffmpeg: collector/jobs/replay.py
+    rich: collector/jobs/report.py collector/cluster/cluster_stats.py
+    cv2: vecenv/transforms/*
+    minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**
 """
 OPTIONAL_LIBRARIES = {
@@ -80,7 +80,7 @@ OPTIONAL_LIBRARIES = {
 # Private names of libraries, where there is no public way to the same thing; each use has its reason beside it.
 PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
-PRIVATE |= {"_C", "_is_profiler_enabled"}  # of torch
+PRIVATE |= {"_C", "_is_profiler_enabled", "_version"}  # of torch
 PRIVATE |= {"_reset", "_state_keys"}  # of envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
 
@@ -223,7 +223,7 @@ def test_a_project_that_keeps_the_rules_passes_them_all():
         ("vecenv/venvs.py", ["import vecenv.testing", "import collector.sync_collector"], "a higher layer"),
         ("vecenv/base.py", ["import vecenv", "from . import WorkerDiedError"], "own package"),
         ("vecenv/backends/shmem.py", ["from vecenv.backends import Backend"], "own package"),
-        ("collector/job/run.py", ["from collector import Rollout"], "own package"),
+        ("collector/jobs/run.py", ["from collector import Rollout"], "own package"),
         ("vecenv/errors.py", ["import vecenv.nest"], "cycle: vecenv.errors, vecenv.nest"),
         ("vecenv/errors.py", [TRIED], "cycle: vecenv.backends.base, vecenv.base, vecenv.errors"),
         ("vecenv/nest.py", ["import torch", "def f():\n    import torch"], "only in collector/"),

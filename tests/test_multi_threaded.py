@@ -10,7 +10,7 @@ from pool_double import MISSING, PoolDouble, real_pool
 
 from vecenv import EnvPoolVectorEnv, MultiThreadedEnv
 from vecenv import MultiThreadedEnvWrapper as Wrapper
-from vecenv.engine.arguments.seeding import seed_chain
+from vecenv.engine.arguments import seed_chain
 
 
 @pytest.fixture(params=[PoolDouble.make, pytest.param(real_pool, marks=pytest.mark.slow)], ids=["double", "envpool"])

@@ -200,8 +200,8 @@ def test_sb3_learns_on_the_rows_from_a_seed(herds):
     model = PPO("MlpPolicy", SB3VecEnv(envs), seed=0, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
     model.learn(48)
     assert model.num_timesteps == 48
-    # Rows 0 and 3 were seeded 0 and 3, two episodes have begun since.
-    assert envs.env.get_env_attr("seed_used") == [2, 5]
+    # The envs of rows 0 and 3 were seeded 0 and 1, two episodes have begun since.
+    assert envs.env.get_env_attr("seed_used") == [2, 3]
 
 
 def test_what_was_returned_does_not_change_later(herds):

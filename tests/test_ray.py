@@ -96,6 +96,26 @@ def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -
 
 
 @pytest.mark.ray
+def test_in_actors_and_tasks_there_are_as_many_workers_as_ray_has_assigned_cpus() -> None:
+    import ray
+
+    def default() -> int:
+        with ShmemVectorEnv([CARTPOLE] * 3) as venv:
+            return venv.num_workers
+
+    class Own:
+        def default(self) -> int:
+            return default()
+
+    task, actors = ray.remote(default), [ray.remote(Own).options(num_cpus=cpus).remote() for cpus in (1, 0)]
+    calls = [task.options(num_cpus=1).remote(), *[actor.default.remote() for actor in actors]]
+    assert ray.get(calls) == [1, 1, 1]
+    assert ray.get(task.options(num_cpus=2).remote()) == default()
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.mark.ray
 def test_facades_take_it() -> None:
     envs = make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2})
     assert envs.reset(seed=0)[0].shape == (4, 4)

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,20 +15,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from collector import Dataset, DatasetError, Episode, StoreWriter, load_episodes, make_head
-from collector.store import sampling
-from collector.store.files import row_reads
+from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
 from collector.store.head import read_head
-from collector.store.sampling import RandomOrder
-from collector.store.space_json import space_from_json, space_to_json
+from collector.store.space_forms import space_from_json, space_to_json
 from tests.backends import FULL
-from tests.first_form import write_first_form
 from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
 from vecenv import nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
-os_preadv = os.preadv
-PICTURE_BYTES = 48 * 64
+EPISODES = ("offsets", "episode", "seed", "env_id")
 compressed = pytest.mark.parametrize("compress", [False, True], ids=["plain", "compressed"])
 
 
@@ -38,10 +32,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def picture_episode(number: int, /) -> Episode:
-    """Observations that are large, and nothing else."""
-    rng = np.random.default_rng(number)
-    return episode(number, obs=rng.integers(0, 256, (len(episode(number)) + 1, 48, 64), np.uint8))
+def long_episode(number: int, /) -> Episode:
+    """An episode whose observations fill a file that is mapped."""
+    return episode(number, length=2 * 1024 * 8)
 
 
 class TestReading:
@@ -76,16 +69,15 @@ class TestReading:
         assert len(data[4:2]) == 0
         assert_same(pickle.loads(pickle.dumps(data))[3], data[3])
 
-    def test_a_shard_is_what_numpy_reads_and_its_arrays_are_aligned(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a") / "shards/w000/000000.npz"
-        with np.load(path, allow_pickle=False) as arrays:
-            assert arrays["obs"].shape == (5 + 3 + 2, 3)
-            assert arrays["offsets"].tolist() == [0, 5, 8]
-            assert arrays["episode"].tolist() == [0, 2]
-            assert arrays["seed"].tolist() == [1000, 1002]
-            assert arrays["env_id"].tolist() == [0, 2]
-            for name in ("obs", "reward"):
-                assert path.read_bytes().find(arrays[name].tobytes()) % 64 == 0
+    def test_a_shard_is_what_numpy_reads(self, tmp_path: Path) -> None:
+        shard = write(tmp_path / "a") / "shards/000000"
+        arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in shard.iterdir()}
+        assert arrays.keys() == {*("obs", "action", "reward", "terminated", "truncated"), *EPISODES}
+        assert arrays["obs"].shape == (5 + 3 + 2, 3)
+        assert arrays["offsets"].tolist() == [0, 5, 8]
+        assert arrays["episode"].tolist() == [0, 2]
+        assert arrays["seed"].tolist() == [1000, 1002]
+        assert arrays["env_id"].tolist() == [0, 2]
 
     def test_a_data_set_that_is_not_complete_has_the_committed_episodes(self, tmp_path: Path) -> None:
         with StoreWriter(tmp_path, head()) as writer:
@@ -182,11 +174,19 @@ class TestTransitions:
         assert again == [batch.step.tolist() for batch in passes]
         assert again != [batch.step.tolist() for batch in data.batches(16, seed=2, passes=2)]
 
-    def test_a_random_order_is_one(self) -> None:
-        for count in (1, 2, 3, 7, 64, 1000, 4097):
-            order = RandomOrder(count, np.random.default_rng(3))[np.arange(count)]
-            assert sorted(order.tolist()) == list(range(count))
-            assert count < 64 or abs(np.corrcoef(order, np.arange(count))[0, 1]) < 0.4
+    def test_a_pass_is_a_permutation_of_windows_of_shards(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a", [range(n, n + 10) for n in range(0, 80, 10)])
+        sizes = [Dataset(folder)._shards.nbytes(which) for which in range(8)]
+        for memory, count in ((1, 1), (int(2.5 * max(sizes)), 2), (2**40, 8)):
+            data = Dataset(folder, memory=memory)
+            order = np.concatenate([batch.episode // 10 for batch in data.batches(7, seed=0, passes=1)]).tolist()
+            begins = [order.index(shard) for shard in range(8)]
+            open_at_once = [
+                sum(begins[s] <= at <= len(order) - 1 - order[::-1].index(s) for s in range(8)) for at in begins
+            ]
+            assert max(open_at_once) == count
+        whole = np.concatenate([batch.episode for batch in data.batches(64, seed=0, passes=1)])
+        assert abs(np.corrcoef(whole, np.arange(len(whole)))[0, 1]) < 0.4
 
     @compressed
     def test_memory_holds_no_more_than_one_shard_beyond_the_limit(self, compress: bool, tmp_path: Path) -> None:
@@ -236,63 +236,17 @@ class TestTransitions:
         with pytest.raises(ValueError, match="'transitions', 'episodes' or 'batches'"):
             data.as_torch("rows")
 
-    @compressed
-    @pytest.mark.parametrize("make", [picture_episode, tree_episode], ids=["picture", "tree"])
-    def test_large_rows_are_the_same_read_or_mapped(
-        self, make: Any, compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        folder = write(tmp_path / "a", make=make, compress=compress)
-        asked: list[int] = []
-        monkeypatch.setattr(row_reads.os, "preadv", lambda *args: (asked.append(args[0]), os_preadv(*args))[1])
-        found = [batch.as_dict() for batch in Dataset(folder).batches(4, seed=0, passes=1)]
-        assert len(asked) == (0 if compress else sum(LENGTHS)), "one for each transition, of the leaf that is large"
-        monkeypatch.setattr(row_reads, "LARGE_ROW", 2**20)
-        mapped = [batch.as_dict() for batch in Dataset(folder).batches(4, seed=0, passes=1)]
-        assert len(asked) <= sum(LENGTHS)
-        assert len(found) == len(mapped) == 6
-        for ours, theirs in zip(found, mapped, strict=True):
-            for a, b in zip(nest.leaves(ours), nest.leaves(theirs), strict=True):
-                assert a.dtype == b.dtype
-                np.testing.assert_array_equal(a, b)
-
-    def test_large_rows_of_more_shards_than_may_be_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        data = Dataset(write(tmp_path / "a", [[n] for n in range(30)], picture_episode))
+    def test_shards_beyond_the_limit_of_descriptors(self, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a", [[n] for n in range(6)], long_episode))
         expected = data.transitions()
         data = Dataset(data.folder)
-        data._shards._most = 3
-        monkeypatch.setattr(sampling, "_FILES", 5)
+        data._shards._most_descriptors = 3
         for _ in range(2):
             before = len(os.listdir("/dev/fd"))
             found = data.take(np.arange(data.steps)[::-1])
-            assert len(os.listdir("/dev/fd")) <= before + 2 * 3
+            assert len(os.listdir("/dev/fd")) <= before + 3
             np.testing.assert_array_equal(found.obs, expected.obs[::-1])
             np.testing.assert_array_equal(found.next_obs, expected.next_obs[::-1])
-
-    def test_a_shard_that_has_become_shorter_is_an_error(self, tmp_path: Path) -> None:
-        data = Dataset(write(tmp_path / "a", [[3]], picture_episode))
-        mapped, file = data._shards.open(0)
-        os.truncate(data.folder / data.shard_files[0], 4 * PICTURE_BYTES)
-        reads, into = row_reads.RowReads(), np.empty_like(mapped.obs[:2])
-        view = row_reads.bytes_of(into)
-        reads.add(file, mapped.obs, np.array([3]), view, view, np.array([0]))
-        with pytest.raises(DatasetError, match=r"000000\.npz has become shorter"):
-            reads.read()
-
-    @FULL
-    def test_workers_of_a_loader_read_large_rows_at_once(self, tmp_path: Path) -> None:
-        torch = pytest.importorskip("torch")
-        data = Dataset(write(tmp_path / "a", [range(n, n + 5) for n in range(0, 40, 5)], picture_episode))
-        expected = {(b.episode.tobytes(), b.step.tobytes()): b for b in data.batches(16, 3, 1)}  # all shards are open
-        view = data.as_torch("batches", batch_size=16, seed=3)
-        loader = torch.utils.data.DataLoader(
-            view, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
-        )
-        found = list(loader)
-        assert len(found) == len(expected)
-        for batch in found:
-            theirs = expected[batch["episode"].numpy().tobytes(), batch["step"].numpy().tobytes()]
-            np.testing.assert_array_equal(batch["obs"], theirs.obs)
-            np.testing.assert_array_equal(batch["next_obs"], theirs.next_obs)
 
 
 class TestWriting:
@@ -337,15 +291,16 @@ class TestWriting:
             writer.add(episode(3))
             writer.commit(failed={"env": 1}, state=[1])
             writer.add(episode(1))  # and is not committed
-        shard = tmp_path / "shards/w000/000007.npz"
-        shard.write_bytes(b"not in the manifest")
-        shard.with_name("000008.npz.partial").write_bytes(b"half")
+        shard = tmp_path / "shards/000007"
+        for name in ("000007", "000008.partial"):
+            shard.with_name(name).mkdir()
+            (shard.with_name(name) / "obs.npy").write_bytes(b"not in the manifest")
         with open(tmp_path / "manifest.jsonl", "ab") as file:
-            file.write(b'{"file": "sha')
+            file.write(b'{"line": "sha')
         with StoreWriter(tmp_path, head(), resume=True) as writer:
             assert writer.committed.tolist() == [3]
             assert (writer.failed, writer.state, writer.steps) == ({"env": 1}, [1], LENGTHS[3])
-            assert [path.name for path in shard.parent.iterdir()] == ["000000.npz"]
+            assert [path.name for path in shard.parent.iterdir()] == ["000000"]
             with pytest.raises(DatasetError, match=r"episodes \[3\] are in .* already"):
                 writer.add([episode(2), episode(3)])
             writer.add(episode(1))
@@ -389,18 +344,33 @@ class TestWriting:
             writer.end()
         assert Dataset(tmp_path).numbers.tolist() == [7, 8, 9]
 
-    def test_several_writers_share_one_manifest(self, tmp_path: Path) -> None:
-        with StoreWriter(tmp_path, head()) as driver:
-            others = [StoreWriter(tmp_path, None, writer=i, commit_line=driver.record) for i in (1, 2)]
-            with pytest.raises(DatasetError, match="is being written by"):
-                StoreWriter(tmp_path, None, writer=1, commit_line=driver.record)
-            for i, other in enumerate(others):
-                other.add([episode(i), episode(i + 2)])
+    def test_shards_of_other_folders_are_adopted_while_they_are_written(self, tmp_path: Path) -> None:
+        players = [StoreWriter(tmp_path / name, head()) for name in ("b", "c")]
+        with StoreWriter(tmp_path / "a", head()) as driver:
+            for round_ in range(2):
+                for i, player in enumerate(players):
+                    player.add([episode(4 * round_ + 2 * i), episode(4 * round_ + 2 * i + 1)])
+                    player.commit(failed={"env": 1})
+                    (line,) = driver.adopt(player.folder)
+                    assert line.episodes == [4 * round_ + 2 * i, 4 * round_ + 2 * i + 1]
+                    assert driver.adopt(player.folder) == []
+            assert (driver.failed, len(driver.committed)) == ({"env": 4}, 8)
+            players[0].add([episode(8)])
+            players[0].commit()
+            driver.add(episode(8))
+            with pytest.raises(DatasetError, match=r"in .*a already: \[8\]"):
+                driver.adopt(players[0].folder)
+            players[1].close()
+            with StoreWriter(tmp_path / "d", make_head()) as other:
+                other.add(tree_episode(9))
                 other.commit()
-                other.close()
+            with pytest.raises(DatasetError, match="another layout"):
+                driver.adopt(tmp_path / "d")
             driver.end()
-        data = Dataset(tmp_path)
-        assert data.shard_files == ["shards/w001/000000.npz", "shards/w002/000000.npz"]
+        players[0].close()
+        data = Dataset(tmp_path / "a")
+        assert data.shard_files == [f"shards/{n:06d}" for n in range(5)]
+        assert data.verify() == []
         for number, found in enumerate(data):
             assert_same(found, episode(number))
 
@@ -410,36 +380,3 @@ class TestWriting:
         with pytest.raises(DatasetError, match="cannot be written"):
             StoreWriter(tmp_path / "b", make_head(job={"rate": float("nan")}))
         assert not (tmp_path / "b").exists()
-
-
-class TestTheFirstForm:
-    def write(self, folder: Path) -> list[Episode]:
-        folder.mkdir()
-        episodes = [tree_episode(n, action=episode(n).action, number=n, seed=None) for n in range(5)]
-        write_first_form(folder, {"env": "Numbers-v0"}, [episodes[:3], episodes[3:]])
-        return episodes
-
-    def test_it_is_read(self, tmp_path: Path) -> None:
-        episodes = self.write(tmp_path / "a")
-        data = Dataset(tmp_path / "a")
-        assert data.complete
-        assert data.verify() == []
-        for ours, theirs in zip(data, episodes, strict=True):
-            assert_same(ours, theirs)
-        for ours, theirs in zip(load_episodes(tmp_path / "a"), episodes, strict=True):
-            assert_same(ours, theirs)
-        assert len(list(data.batches(4, 0, 1))) == -(-data.steps // 4)
-
-    def test_it_is_not_written_to(self, tmp_path: Path) -> None:
-        self.write(tmp_path / "a")
-        before = files(tmp_path / "a")
-        for options in ({}, {"resume": True}, {"overwrite": True}):
-            with pytest.raises(DatasetError, match=r"of the first form \(manifest\.json\).*choose another folder"):
-                StoreWriter(tmp_path / "a", head(), **options)
-        assert files(tmp_path / "a") == before
-
-    def test_a_damaged_one_is_refused(self, tmp_path: Path) -> None:
-        self.write(tmp_path / "a")
-        shutil.copy(tmp_path / "a/episodes-000000.npz", tmp_path / "a/episodes-000001.npz")
-        with pytest.raises(DatasetError, match=r"episodes-000001\.npz is missing or does not match manifest\.json"):
-            Dataset(tmp_path / "a")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from collector import Dataset, DatasetError, StoreWriter
-from collector.store.files import system_calls
-from collector.store.files.safe_folder import SafeFolder
+from collector.store import system_calls
+from collector.store.safe_folder import SafeFolder
 from tests.backends import FULL
 from tests.stored import assert_same, episode, head
 
@@ -93,7 +93,7 @@ def assert_finished(folder: Path) -> None:
     assert data.complete
     assert data.numbers.tolist() == list(range(6))
     listed = {str(folder / name) for name in data.shard_files}
-    assert {str(path) for path in folder.rglob("*.npz*")} == listed
+    assert {str(path) for path in (folder / "shards").iterdir()} == listed
 
 
 @pytest.mark.parametrize("compress", [False, pytest.param(True, marks=slow)], ids=["plain", "compressed"])
@@ -143,7 +143,7 @@ def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path
         writer.commit()
         writer.add(episode(1))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SafeFolder, "write", lambda folder, name, data: (folder.path / name).write_bytes(data))
+            patch.setattr(SafeFolder, "create", lambda folder, name, data: (folder.path / name).write_bytes(data))
             for name in ("write", "truncate"):
                 patch.setattr(system_calls, name, broken)
             with pytest.raises(DatasetError, match="Input/output error; the 1 episodes committed"):
@@ -221,8 +221,8 @@ def test_the_resume_is_killed_at_each_system_call_too(tmp_path: Path) -> None:
     def torn(folder: Path) -> Path:
         committed = run_and_kill(folder, calls.index("truncate") if "truncate" in calls else 20, False)
         with open(folder / "manifest.jsonl", "ab") as file:
-            file.write(b'{"file": "shards/w0')
-        (folder / "shards/w000/000009.npz").write_bytes(b"without a line")
+            file.write(b'{"line": "shard", "shard": "sha')
+        (folder / "shards/000009").write_bytes(b"without a line")
         assert len(committed) < 6
         return folder
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from collector import Dataset, DatasetError
 from tests.backends import FULL
-from tests.first_form import write_first_form
 from tests.hostile import CORPUS
-from tests.stored import episode, write
+from tests.stored import write
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 MOST = 32 * 2**20
@@ -37,22 +36,22 @@ def read_all(folder: Path) -> None:
 
 
 QUICK = {
-    "a_file_beside_the_folder": "which is no shard of this folder",
-    "a_shard_that_is_a_link": "is a link",
+    "a_folder_beside_the_folder": "Expected `str` matching regex",
+    "an_array_that_is_a_link": "is a link",
     "a_manifest_that_is_a_fifo": "is a FIFO",
     "a_wrong_hash": "does not match manifest",
-    "more_steps_than_the_file_can_hold": "more than a file of",
+    "more_steps_than_the_file_can_hold": "more than a file",
     "a_line_that_is_nested_deeply": "cannot be read",
     "a_tree_with_a_path": "names the arrays of",
-    "an_array_of_objects": "no dtype of number",
+    "an_array_of_objects": "Invalid enum value",
     "offsets_beyond_the_end": "has offsets that are not those",
     "another_episode_than_the_manifest_has": "has other episodes",
-    "an_array_of_pickles": "only numbers can be read",
-    "a_zip_bomb": "more than a file of",
-    "a_member_that_grows": "is damaged",
-    "members_that_overlap": "overlap",
-    "a_header_of_2_to_the_62": "only numbers can be read",
-    "a_space_of_2_to_the_62": "has the shape",
+    "an_array_of_pickles": "obs is object (10,), expected float32 (10, 3)",
+    "a_zip_bomb": "more than a file",
+    "a_compressed_array_that_grows": "is larger than its layout says",
+    "a_file_with_a_path": "it has the files",
+    "a_header_of_2_to_the_62": "expected float32 (10, 3)",
+    "a_space_of_2_to_the_62": "Expected `int`",
 }
 """One of the corpus for each check, and what is said: a later check would refuse most of them too."""
 
@@ -87,31 +86,6 @@ def test_a_hostile_folder_is_refused(names: Sequence[str], good: Path, tmp_path:
         assert not (folder.parent / "canary").exists(), name
 
 
-FIRST_FORM = (
-    ('"episodes-000000.npz"', '"../x"'),
-    ('"episodes-000000.npz"', '"/etc/passwd"'),
-    ('"episodes": 2', '"episodes": 3'),
-    ('"steps": 8', '"steps": 9'),
-    ('"steps": 8', '"steps": -8'),
-    ('"bytes": ', '"bytes": 1'),
-    ('"obs": "obs"', '"obs": "../obs"'),
-    ('"sha256": "', '"sha256": "0'),
-    ('"shards": [', '"shards": [7, '),
-    ('"shards": [', '"shards": {}, "more": ['),
-)
-
-
-def test_so_is_one_of_the_first_form(tmp_path: Path) -> None:
-    manifest = write_first_form(tmp_path, {}, [[episode(0), episode(2)]])
-    assert len(Dataset(tmp_path)) == 2
-    text = manifest.read_text()
-    for old, new in FIRST_FORM:
-        assert old in text
-        manifest.write_text(text.replace(old, new, 1))
-        with pytest.raises(DatasetError):
-            assert not list(Dataset(tmp_path)), (old, new)
-
-
 def mutate(folder: Path, draws: list[tuple[int, int, int, bytes]]) -> None:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
     for which, place, count, data in draws:
@@ -123,7 +97,7 @@ def mutate(folder: Path, draws: list[tuple[int, int, int, bytes]]) -> None:
 
 
 CHANGES = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 2**16), st.integers(0, 8), st.binary(max_size=8)),
+    st.tuples(st.integers(0, 99), st.integers(0, 2**16), st.integers(0, 8), st.binary(max_size=8)),
     min_size=1,
     max_size=4,
 )
@@ -133,14 +107,16 @@ def fuzz_once(good: Path, folder: Path, draws: Any, known: bool, compress: bool)
     """A mutated data set gives episodes, or DatasetError; `known`: as if its hashes were right."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(good / ("compressed" if compress else "plain"), folder)
-    before = {path: path.read_bytes() for path in (folder / "shards/w000").iterdir()}
+    before = {path: path.read_bytes() for path in folder.glob("shards/*/*")}
     mutate(folder, draws)
     if known:
         manifest = (folder / "manifest.jsonl").read_bytes()
         for path, old in before.items():
             new = path.read_bytes()
             manifest = manifest.replace(sha256(old).hexdigest().encode(), sha256(new).hexdigest().encode())
-            manifest = manifest.replace(b'"bytes": %d' % len(old), b'"bytes": %d' % len(new))
+            manifest = manifest.replace(
+                b'"%s": [%d,' % (path.name.encode(), len(old)), b'"%s": [%d,' % (path.name.encode(), len(new))
+            )
         (folder / "manifest.jsonl").write_bytes(manifest)
     try:
         data = Dataset(folder)

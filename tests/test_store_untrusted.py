@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,17 +15,13 @@ from typing import Any
 import pytest
 
 from collector import Dataset, DatasetError, Job, StoreWriter
-from collector.job.job import JobError
-from collector.job.look.info import dataset_info
-from collector.job.look.metrics import Metrics, read_metrics
-from collector.job.look.plot import plot_dataset
-from collector.job.look.progress_report import info_table, make_console
-from collector.job.look.replay import Replayed
-from collector.job.look.video import make_videos
-from collector.job.on_cluster.episode_actor import EpisodeActor
-from collector.job.plan import Plan
-from collector.job.run import JobState, resume_job, run_job
-from collector.store.files import system_calls
+from collector.jobs.job import JobError
+from collector.jobs.look import Metrics, dataset_info, plot_dataset, read_metrics
+from collector.jobs.playing import Plan
+from collector.jobs.replay import make_videos
+from collector.jobs.report import make_console, rows_of, table_of
+from collector.jobs.run import JobState, resume_job, run_job
+from collector.store import system_calls
 from tests.backends import FULL
 from tests.hostile import lines_of, put_lines
 from tests.stored import episode, write
@@ -58,7 +53,7 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is resumed opens its folder, and plays nothing."""
-    monkeypatch.setattr("collector.job.run._Run._run", lambda run, open_writer: run.state)
+    monkeypatch.setattr("collector.jobs.run._Run._run", lambda run, open_writer: run.state)
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -87,9 +82,9 @@ WAYS: tuple[Callable[[Path], object], ...] = (
     lambda folder: run_job(JOB, folder, overwrite=True),
     lambda folder: StoreWriter(folder, None, resume=True),
 )
-QUICK = ("shards/w000", "dataset.json", "manifest.jsonl.partial", "writer.lock")
+QUICK = ("shards/000000", "dataset.json", "manifest.jsonl.partial", "writer.lock")
 NAMES = (
-    *("shards", "shards/w000/000000.npz", "shards/w000/000099.npz", "shards/w000/more/deep", "manifest.jsonl"),
+    *("shards", "shards/000000/obs.npy", "shards/000099", "shards/000000/more/deep", "manifest.jsonl"),
     *("metrics.jsonl", "statistics.json", "returns.png", "videos", "tensorboard/events"),
 )
 
@@ -103,7 +98,7 @@ def link(path: Path, target: Path) -> dict[str, Any]:
         target.write_bytes(b"of others")
     else:
         target.mkdir()
-        (target / "000001.npz").write_bytes(b"of others")
+        (target / "000001").write_bytes(b"of others")
     path.symlink_to(target)
     return contents(target.parent)
 
@@ -122,7 +117,7 @@ class TestLinks:
             assert contents(folder.parent) == before, name
 
     def test_a_fifo_neither_blocks_nor_is_written_to(self, stopped: Path, tmp_path: Path) -> None:
-        for i, name in enumerate(("writer.lock", "metrics.jsonl", "shards/w000/000099.npz")):
+        for i, name in enumerate(("writer.lock", "metrics.jsonl", "shards/000099")):
             folder = Path(shutil.copytree(stopped, tmp_path / str(i)))
             (folder / name).unlink(missing_ok=True)
             os.mkfifo(folder / name)
@@ -141,15 +136,15 @@ class TestLinks:
         with StoreWriter(tmp_path / "c", json.loads((tmp_path / "b/dataset.json").read_text())) as writer:
             writer.add(episode(0))
             writer.commit()
-            (tmp_path / "c/shards/w000").rename(tmp_path / "elsewhere")
-            (tmp_path / "c/shards/w000").symlink_to(tmp_path / "elsewhere")
+            (tmp_path / "c/shards").rename(tmp_path / "elsewhere")
+            (tmp_path / "c/shards").symlink_to(tmp_path / "elsewhere")
             writer.add(episode(1))
             before = contents(tmp_path / "elsewhere")
-            with pytest.raises(DatasetError, match="shards/w000 is a link"):
+            with pytest.raises(DatasetError, match="shards is a link"):
                 writer.commit()
             assert contents(tmp_path / "elsewhere") == before
-            (tmp_path / "c/shards/w000").unlink()
-            (tmp_path / "elsewhere").rename(tmp_path / "c/shards/w000")
+            (tmp_path / "c/shards").unlink()
+            (tmp_path / "elsewhere").rename(tmp_path / "c/shards")
             writer.commit()
             # The folder itself stays the one that was opened, whatever takes its name.
             (tmp_path / "c").rename(tmp_path / "d")
@@ -157,22 +152,6 @@ class TestLinks:
             writer.add(episode(2))
             writer.end()
         assert Dataset(tmp_path / "d").numbers.tolist() == [0, 1, 2]
-
-    def test_actors_follow_none_either(self, stopped: Path, tmp_path: Path) -> None:
-        for i, name in enumerate(("shards", "shards/w001", "shards/w001/000001.npz")):
-            folder = Path(shutil.copytree(stopped, tmp_path / str(i) / "a"))
-            before = link(folder / name, folder.parent / "elsewhere")
-            with pytest.raises(DatasetError, match=f"{name} is a link"):
-                StoreWriter(folder, None, writer=1, commit_line=print, recorded=[])
-            assert contents(folder.parent) == before
-
-    def test_an_actor_sees_the_head_itself(self, folder: Path, tmp_path: Path) -> None:
-        link(folder / "dataset.json", tmp_path / "head")
-        actor = EpisodeActor(0, 1)
-        actor.start(JOB, str(folder), "cpu", 0)
-        with pytest.raises(DatasetError, match=r"dataset\.json is a link"):
-            actor.open(hashlib.sha256((tmp_path / "head").read_bytes()).hexdigest(), [])
-        actor.close()
 
     @FULL
     @pytest.mark.usefixtures("fonts")
@@ -211,7 +190,7 @@ class TestMemory:
     @pytest.mark.usefixtures("_little")
     def test_a_line_that_names_large_spaces_takes_none(self, tmp_path: Path) -> None:
         box = {"type": "Box", "dtype": "float32", "shape": [2**24], "low": 0, "high": 1}
-        head = {"format": "vecenv dataset", "version": 2, "job": None, "versions": {}}
+        head = {"format": "vecenv dataset", "version": 3, "job": None, "versions": {}}
         head["observation_space"] = {"type": "Dict", "spaces": dict.fromkeys("abcd", box)}
         (tmp_path / "dataset.json").write_text(json.dumps(head))
         space = Dataset(tmp_path).observation_space
@@ -228,7 +207,7 @@ class TestMemory:
             for number in (2**50, 2**53 - 1):
                 for changed in (
                     [*lines[:-1], {**lines[-1], "episodes": [number, *lines[-1]["episodes"][1:]]}],
-                    [*lines, {"state": {"skipped": [number]}}],
+                    [*lines, {"line": "note", "state": {"skipped": [number]}}],
                 ):
                     put_lines(folder, changed)
                     before = contents(folder)
@@ -241,7 +220,7 @@ class TestMemory:
         plan = Plan(0, episodes=2**60)
         plan.finished(2**59, 3)
         assert (plan.steps, plan.end, next(plan)[0]) == (3, 0, 0)
-        replayed = Replayed(0, [3, 2**50])
+        replayed = Plan(0, numbers=[3, 2**50])
         assert [number for number, _ in replayed] == [3, 2**50]
         replayed.finished(2**50, 1)
         assert not replayed.is_complete
@@ -292,21 +271,19 @@ class TestChecks:
             for value in ([[]], "[/x]\x1b[2J", 2**70):
                 edit_head(folder, keys, value, head)
                 with suppress(DatasetError):
-                    make_console().print(info_table(dataset_info(folder)))
+                    make_console().print(table_of(rows_of(dataset_info(folder))))
         assert "[/x]\N{REPLACEMENT CHARACTER}[2J" in (out := capsys.readouterr().out)
         assert "\x1b" not in out
 
     @pytest.mark.usefixtures("unplayed")
     def test_each_entry_of_the_manifest(self, folder: Path) -> None:
         refused = 0
-        lines = [*lines_of(folder), {"state": {"skipped": [39]}, "failed": {"skipped": 1}}]
+        lines = [*lines_of(folder), {"line": "note", "state": {"skipped": [39]}, "failed": {"skipped": 1}}]
         for which in (0, 1, len(lines) - 1):
-            entries = lines[which].get("layout", lines[which])
-            for key in entries:
+            for key in lines[which]:
                 for value in (*VALUES, {"skipped": [-1]}, {"skipped": [0.5]}, {"skipped": "12"}, {"skipped": [0]}):
-                    changed = {name: each for name, each in {**entries, key: value}.items() if each is not DROP}
-                    line = {"layout": changed} if "layout" in lines[which] else changed
-                    put_lines(folder, [*lines[:which], line, *lines[which + 1 :]])
+                    changed = {name: each for name, each in {**lines[which], key: value}.items() if each is not DROP}
+                    put_lines(folder, [*lines[:which], changed, *lines[which + 1 :]])
                     torn(folder)
                     refused += is_refused(folder, (str(which), key), value)
         assert refused > 100
@@ -314,9 +291,9 @@ class TestChecks:
 
 def torn(folder: Path) -> None:
     """What a job that is resumed removes."""
-    (folder / "shards/w000/000099.npz").write_bytes(b"not in the manifest")
+    (folder / "shards/000099").write_bytes(b"not in the manifest")
     with open(folder / "manifest.jsonl", "a") as file:
-        file.write('{"file": "sha')
+        file.write('{"line": "sha')
 
 
 def is_refused(folder: Path, *what: Any) -> bool:
@@ -331,7 +308,7 @@ def is_refused(folder: Path, *what: Any) -> bool:
         assert what[0][-1] in NAMED, what
         assert contents(folder) == before, what
         return True
-    assert not (folder / "shards/w000/000099.npz").exists()
+    assert not (folder / "shards/000099").exists()
     torn(folder)
     return False
 
@@ -352,4 +329,4 @@ def test_overwriting_removes_the_manifest_from_the_disk_before_the_shards(
     for name in ("unlink", "fsync", "rmdir"):
         monkeypatch.setattr(system_calls, name, noted(name, getattr(system_calls, name)))
     StoreWriter(tmp_path / "a", json.loads((tmp_path / "a/dataset.json").read_text()), overwrite=True).close()
-    assert made[:4] == ["unlink manifest.jsonl", "unlink dataset.json", "fsync", "unlink 000000.npz"]
+    assert made[:4] == ["unlink manifest.jsonl", "unlink dataset.json", "fsync", "unlink action.npy"]

@@ -1,7 +1,9 @@
 """What the machine and its control group grant: CPUs and memory, read from a pretended file system."""
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -48,8 +50,44 @@ class TestUsableCpus:
         machine("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
         assert system_limits.usable_cpus() == count
 
+    @pytest.mark.parametrize(
+        ("groups", "quotas", "count"),
+        [
+            ("0::/user.slice/job.scope\n", {"user.slice/job.scope/cpu.max": "200000 100000"}, 2),
+            ("0::/slurm/job_1/step\n", {"slurm/cpu.max": "300000 100000", "slurm/job_1/cpu.max": "max 100000"}, 3),
+            ("0::/a\n", {"a/cpu.max": "400000 100000", "cpu.max": "100000 100000"}, 1),
+            ("0::/of/the/host\n", {"cpu.max": "200000 100000"}, 2),
+            ("0::/../elsewhere\n", {}, 8),
+            (
+                "5:cpu,cpuacct:/slurm/job_1\n0::/x\n",
+                {"cpu/slurm/job_1/cpu.cfs_quota_us": "200000", "cpu/slurm/job_1/cpu.cfs_period_us": "100000"},
+                2,
+            ),
+        ],
+    )
+    def test_the_own_control_group_and_those_around_it_limit_it(self, machine, groups, quotas, count):
+        machine("/proc/self/cgroup", groups)
+        for path, text in quotas.items():
+            machine(f"/sys/fs/cgroup/{path}", text + "\n")
+        assert system_limits.usable_cpus() == count
+
+    @pytest.mark.parametrize(("mode", "cpus", "count"), [("worker", 2.0, 2), ("worker", 0.5, 1), ("driver", 0.0, 8)])
+    @pytest.mark.parametrize("connected", [True, False])
+    def test_in_actors_and_tasks_of_ray_it_is_what_ray_has_assigned(
+        self, machine, monkeypatch, mode, cpus, count, connected
+    ):
+        context = SimpleNamespace(
+            worker=SimpleNamespace(mode=mode), get_assigned_resources=lambda: {"CPU": cpus, "near": 1.0}
+        )
+        ray = SimpleNamespace(
+            WORKER_MODE="worker", is_initialized=lambda: connected, get_runtime_context=lambda: context
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        assert system_limits.usable_cpus() == (count if connected else 8)
+
     def test_nonsense_is_no_limit(self, machine):
         machine("/sys/fs/cgroup/cpu.max", "what is this\n")
+        machine("/proc/self/cgroup", "nor this\n")
         assert system_limits.usable_cpus() == 8
 
 
@@ -75,6 +113,12 @@ class TestAvailableMemory:
         assert system_limits.available_memory() == 0
         machine(f"/sys/fs/cgroup/{limit}", "max\n")
         assert system_limits.available_memory() == 4 * GIB
+        folder, _, _ = limit.rpartition("/")
+        own = f"{folder}/job" if folder else "job"
+        machine("/proc/self/cgroup", f"{'3:memory' if folder else '0:'}:/job\n")
+        machine(f"/sys/fs/cgroup/{own}/{Path(limit).name}", f"{3 * GIB}\n")
+        machine(f"/sys/fs/cgroup/{own}/{Path(used).name}", f"{GIB}\n")
+        assert system_limits.available_memory() == 2 * GIB
 
     @FULL
     def test_more_than_there_is_is_refused_before_anything_is_reserved(self, monkeypatch):

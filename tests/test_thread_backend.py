@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import vecenv.engine.interrupts
 import vecenv.engine.lifetime
+import vecenv.engine.status
 from tests.backends import FULL
 from tests.ctrl_c import interrupt_at_random, interrupting
 from tests.faulty import Counter, RaisesOnStep, TakesLong, counters
@@ -245,7 +245,7 @@ def test_without_step_timeout_a_warning_shows_the_stack_of_an_env(gate: Gate, mo
 def test_an_env_that_does_not_return_from_an_interrupted_step_is_restarted(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vecenv.engine.interrupts, "DRAIN_TIMEOUT", 0.3)
+    monkeypatch.setattr(vecenv.engine.status, "DRAIN_TIMEOUT", 0.3)
     with make_hanging(gate, step_timeout=None) as venv:
         venv.reset()
         venv.step([0] * 4)

@@ -18,7 +18,7 @@ ALL = np.arange(6)
 def image_library(request, monkeypatch):
     """With OpenCV, and as where it is not installed."""
     if request.param == "numpy":
-        monkeypatch.setattr(tf.opencv, "opencv", lambda: None)
+        monkeypatch.setattr(tf.images, "opencv", lambda: None)
     else:
         pytest.importorskip("cv2")
 

@@ -29,28 +29,25 @@ if TYPE_CHECKING:
     from vecenv.backends.memory.shared_state import SharedState
     from vecenv.creator import EnvCreator
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
-    from vecenv.envs.discretize import ContinuousToDiscrete, MultiDiscreteToDiscrete
     from vecenv.envs.dm_control_env import DMControlEnv
     from vecenv.envs.gym_env import GymEnv
     from vecenv.envs.multi_agent.flatten_agents import flatten_agents
     from vecenv.envs.multi_agent.pettingzoo_env import PettingZooEnv
     from vecenv.envs.multi_agent.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
-    from vecenv.envs.multi_threaded import MultiThreadedEnv, MultiThreadedEnvWrapper
-    from vecenv.envs.parallel_env import ParallelEnv, SerialEnv
-    from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv
+    from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv, MultiThreadedEnv, MultiThreadedEnvWrapper
     from vecenv.envs.pools.from_gymnasium import from_gymnasium
-    from vecenv.envs.step_mdp import step_mdp
-    from vecenv.envs.truncated_as_terminated import TruncatedAsTerminated
+    from vecenv.envs.tianshou_wrappers import ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated
+    from vecenv.envs.torchrl_names import ParallelEnv, SerialEnv, step_mdp
     from vecenv.facades.make_vec import make_vec
     from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
     from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
-    from vecenv.transforms.transform import Compose, Transform
+    from vecenv.transforms.compose import Compose
+    from vecenv.transforms.transform import Transform
     from vecenv.transforms.transformed_env import TransformedEnv
     from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
     from vecenv.transforms.vec_norm import VecNorm
-    from vecenv.tuning.tune import tune
-    from vecenv.tuning.tune_result import TuneResult, TuneRow
+    from vecenv.tuning.tune import TuneResult, TuneRow, tune
 
 # `from vecenv import *` loads every name that stands here: AtariVectorEnv and SB3VecEnv are classes of other libraries,
 # which need not be installed.
@@ -117,34 +114,34 @@ _LOADED_WHEN_USED = {
     "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "AsyncVectorEnv": "vecenv.facades.sync_and_async",
     "AtariVectorEnv": "vecenv.envs.atari_env",
-    "Compose": "vecenv.transforms.transform",
-    "ContinuousToDiscrete": "vecenv.envs.discretize",
+    "Compose": "vecenv.transforms.compose",
+    "ContinuousToDiscrete": "vecenv.envs.tianshou_wrappers",
     "DMControlEnv": "vecenv.envs.dm_control_env",
     "EnvCreator": "vecenv.creator",
     "EnvPoolVectorEnv": "vecenv.envs.pools.envpool_env",
     "GymEnv": "vecenv.envs.gym_env",
     "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium",
-    "MultiDiscreteToDiscrete": "vecenv.envs.discretize",
-    "MultiThreadedEnv": "vecenv.envs.multi_threaded",
-    "MultiThreadedEnvWrapper": "vecenv.envs.multi_threaded",
-    "ParallelEnv": "vecenv.envs.parallel_env",
+    "MultiDiscreteToDiscrete": "vecenv.envs.tianshou_wrappers",
+    "MultiThreadedEnv": "vecenv.envs.pools.envpool_env",
+    "MultiThreadedEnvWrapper": "vecenv.envs.pools.envpool_env",
+    "ParallelEnv": "vecenv.envs.torchrl_names",
     "ParallelVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
     "PettingZooEnv": "vecenv.envs.multi_agent.pettingzoo_env",
     "SB3VecEnv": "vecenv.facades.to_sb3",
-    "SerialEnv": "vecenv.envs.parallel_env",
+    "SerialEnv": "vecenv.envs.torchrl_names",
     "SharedState": "vecenv.backends.memory.shared_state",
     "SyncVectorEnv": "vecenv.facades.sync_and_async",
     "Transform": "vecenv.transforms.transform",
     "TransformedEnv": "vecenv.transforms.transformed_env",
     "TransformedVectorEnv": "vecenv.transforms.transformed_vector_env",
-    "TruncatedAsTerminated": "vecenv.envs.truncated_as_terminated",
-    "TuneResult": "vecenv.tuning.tune_result",
-    "TuneRow": "vecenv.tuning.tune_result",
+    "TruncatedAsTerminated": "vecenv.envs.tianshou_wrappers",
+    "TuneResult": "vecenv.tuning.tune",
+    "TuneRow": "vecenv.tuning.tune",
     "VecNorm": "vecenv.transforms.vec_norm",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "from_gymnasium": "vecenv.envs.pools.from_gymnasium",
     "make_vec": "vecenv.facades.make_vec",
-    "step_mdp": "vecenv.envs.step_mdp",
+    "step_mdp": "vecenv.envs.torchrl_names",
     "tune": "vecenv.tuning.tune",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -114,3 +115,9 @@ def tensor_on_host(value: Any) -> Any:
 def as_array(value: Any) -> np.ndarray:
     """A tensor as `tensor_on_host` gives it, or what numpy reads as an array."""
     return np.asarray(tensor_on_host(value))
+
+
+def namespace(array: Any) -> Any:
+    """The module with the functions for an array: that of its dtype for a tensor of torch, else numpy."""
+    is_numpy = isinstance(array, np.ndarray) or not hasattr(array, "detach")
+    return np if is_numpy else sys.modules[type(array.dtype).__module__]

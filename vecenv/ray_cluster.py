@@ -12,11 +12,11 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 NICENESS = "RAY_worker_niceness"
 """The environment variable of a Ray that is started."""
@@ -157,8 +157,8 @@ def actor_options(
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an exception of `ray.get` means that the actor, its node or the object is gone. An exception that the
-    actor's code raised, and a wait that took too long (`GetTimeoutError`), are no loss.
+    """Return whether an exception of `ray.get` means that the actor, its node or the object is gone. Exceptions of the
+    actor's code, and a wait that took too long (`GetTimeoutError`), are no loss.
     """
     exceptions = import_ray().exceptions
     return isinstance(
@@ -180,59 +180,60 @@ def cause_of(error: BaseException) -> BaseException:
     return cause if isinstance(error, import_ray().exceptions.RayTaskError) and cause is not None else error
 
 
-def free_cpus() -> int:
-    """CPUs of the cluster that no actor or task has reserved, 0 or more; needs a connection. Ray counts them a moment
-    after they have become free.
+def assigned_cpus() -> float | None:
+    """Return the CPUs that Ray has assigned to the actor or task in which this is called; None anywhere else. Ray is
+    not imported for that.
     """
-    return int(import_ray().available_resources().get("CPU", 0))
-
-
-def describe_resources() -> str:
-    """What the cluster has, for the text of errors: "2 nodes with 4 CPU (1 free), 1 GPU (0 free)"."""
-    ray = import_ray()
-    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-    free = ray.available_resources()
-    parts = [
-        f"{amount:g} {name} ({free.get(name, 0):g} free)"
-        for name, amount in sorted(ray.cluster_resources().items())
-        if not name.startswith(("node:", "accelerator_type:")) and not name.endswith("memory")
-    ]
-    return f"{nodes} node{'s' * (nodes != 1)} with {', '.join(parts) or 'no CPU'}"
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:  # a driver, to which nothing is assigned
+        return None
+    cpus: float = context.get_assigned_resources().get("CPU", 0.0)
+    return cpus
 
 
 def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float) -> str:
     """The text of the error for actors that have not started in time: what was asked for, and what there is."""
+    ray = import_ray()
+    nodes, free = sum(bool(node["Alive"]) for node in ray.nodes()), ray.available_resources()
+    has = [
+        f"{amount:g} {name} ({free.get(name, 0):g} free)"
+        for name, amount in sorted(ray.cluster_resources().items())
+        if not name.startswith(("node:", "accelerator_type:")) and not name.endswith("memory")
+    ]
     asked = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options.get("resources", {})}
     each = ", ".join(f"{amount:g} {name}" for name, amount in asked.items() if amount)
     return (
         f"{count} of {of} actors have not started within {seconds:g} s. Each asks for {each or 'no resources'}; the "
-        f"cluster has {describe_resources()}. Ask for fewer actors or less for each, or raise start_timeout where the "
-        "cluster still grows"
+        f"cluster has {nodes} node{'s' * (nodes != 1)} with {', '.join(has) or 'no CPU'}. Ask for fewer actors or less "
+        "for each, or raise start_timeout where the cluster still grows"
     )
 
 
-class Node(NamedTuple):
-    """A node of the cluster."""
-
-    id: str
-    ip: str
-
-
-def own_node() -> Node:
-    """The node of this process, a driver or an actor."""
+def own_node() -> tuple[str, str]:
+    """Return the id and the address of the node of this process, a driver or an actor."""
     ray = import_ray()
-    return Node(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
 
 def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
     """An actor `cls(*arguments)`; Ray starts it when it finds a place."""
-    return _actor_class(cls).options(**options).remote(*arguments)
+    return _remote(cls).options(**options).remote(*arguments)
+
+
+def start_task(function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Any:
+    """The reference of what `function(*arguments)` returns, as a task that Ray starts when it finds a place, and never
+    repeats.
+    """
+    return _remote(function).options(**options, max_retries=0, scheduling_strategy="SPREAD").remote(*arguments)
 
 
 @functools.cache
-def _actor_class(cls: type) -> Any:
-    """Made once, because Ray sends the code of each that is made to the cluster."""
-    return import_ray().remote(cls)
+def _remote(code: Callable[..., Any]) -> Any:
+    """A class of actors or a function, made once: Ray sends the code of each that is made to the cluster."""
+    return import_ray().remote(code)
 
 
 def end_actor(actor: Any) -> None:
@@ -244,27 +245,23 @@ def end_actor(actor: Any) -> None:
         _ended_at = time.monotonic()
 
 
-def future(ref: Any) -> Future[Any]:
-    """A future of the value of an `ObjectRef`; its callbacks run in a thread of Ray."""
-    found: Future[Any] = ref.future()
-    return found
-
-
 def free_places(options: Mapping[str, Any]) -> int:
-    """How many actors with these options the free CPUs and GPUs allow, 0 or more."""
+    """Return the number of actors with these options that the free CPUs and GPUs allow, 0 or more."""
+    ray = import_ray()
     if options["num_gpus"]:
-        gpus = int(import_ray().available_resources().get("GPU", 0) / options["num_gpus"])
+        gpus = int(ray.available_resources().get("GPU", 0) / options["num_gpus"])
         return min(gpus, free_places({**options, "num_gpus": 0}))
-    each, total = options["num_cpus"], import_ray().cluster_resources().get("CPU", 0)
+    each, total = options["num_cpus"], ray.cluster_resources().get("CPU", 0)
     if not each:
         return int(total)
-    while (free := free_cpus()) < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
-        time.sleep(0.05)  # Ray has no event for that
+    # Ray counts CPUs a moment after they have become free, and has no event for that.
+    while (free := ray.available_resources().get("CPU", 0)) < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
+        time.sleep(0.05)
     return int(free / each)
 
 
 def reason_of(error: BaseException) -> str:
-    """What Ray reports about the end of an actor, in one line."""
+    """Return what Ray reports about the end of an actor, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "pid:", "namespace:", "ip:"))]
     text = " ".join(kept).partition(" Some common causes include")[0]

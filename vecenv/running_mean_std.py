@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from vecenv import nest
+
 Self = TypeVar("Self", bound="RunningMeanStd")
 PARTS = ("mean", "var", "count", "skipped")
-"""The arrays of which statistics consist: float64, the last two with the shape ()."""
+"""The names of the arrays of statistics: float64, the last two with the shape ()."""
 LARGEST = 1e100
 """Rows with a larger number are left out: the sum of its squares may be infinite."""
 TINY = 1e-300
@@ -74,31 +76,35 @@ class RunningMeanStd:
             self.var = np.broadcast_to(self.var, batch.shape[1:]).copy()
         self.add(batch)
 
-    def add(self, rows: np.ndarray, decay: float = 1.0) -> np.ndarray:
-        """Add rows (k, ...) of float64, and return them with the new mean taken off (Welford's update, for a batch).
+    def add(self, rows: Any, decay: float = 1.0) -> Any:
+        """Add rows (k, ...) of float64, and return them with the new mean taken off.
 
-        What came before counts `decay` times as much as it did.
+        What came before counts `decay` times as much as it did. Of tensors nothing is asked on the way, so that a
+        device computes on.
         """
-        before = float(self._count) * decay
-        total = before + len(rows)
-        centred = rows - self.mean
-        if before and _sum_of_squares(centred) < LARGEST**2:  # False for NaN
-            shift = np.add.reduce(centred, 0) / total
-            left = centred - shift
-            centred *= left
-            self.mean += shift
-            self.var *= before / total
-            self.var += np.add.reduce(centred, 0) / total
-            self._count[...] = total
-            return left
-        usable = rows[(np.abs(rows) < LARGEST).reshape(len(rows), -1).all(1)]
-        self._skipped += len(rows) - len(usable)
-        if len(usable):
-            self.merge(len(usable), usable.mean(0), usable.var(0), decay)
+        if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
+            centred = rows - self.mean
+            if _sum_of_squares(centred) < LARGEST**2:  # False for NaN; Welford's update, for a batch
+                total = before + len(rows)
+                shift = np.add.reduce(centred, 0) / total
+                left = centred - shift
+                centred *= left
+                self.mean += shift
+                self.var *= before / total
+                self.var += np.add.reduce(centred, 0) / total
+                self._count[...] = total
+                return left
+        xp = nest.namespace(rows)
+        usable = (abs(rows) < LARGEST).reshape(len(rows), -1).all(1)
+        count, mask = usable.sum(), usable.reshape(-1, *[1] * (rows.ndim - 1))
+        at_least_1, zeros = count.clip(1), xp.zeros_like(rows)
+        mean = xp.where(mask, rows, zeros).sum(0) / at_least_1
+        centred = xp.where(mask, rows - mean, zeros)
+        self.merge(count, mean, (centred * centred).sum(0) / at_least_1, decay, len(rows) - count)
         return rows - self.mean
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
-        """Add `count` rows of this mean and variance (Chan's formula), which may be arrays of any library."""
+        """Add `count` rows of this mean and variance (Chan's formula), which may be tensors."""
         self._count *= decay
         self._count += count
         self._skipped += skipped

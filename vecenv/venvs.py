@@ -13,8 +13,7 @@ from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_timeout
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.engine.arguments import check_options, check_timeout
 
 EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
@@ -139,8 +138,9 @@ class ShmemVectorEnv(ProcessVectorEnv):
             between calls too, also with `wait_num` and `timeout`; the error is raised while a call waits, up to a fifth
             of `step_timeout` late, or by the first call after that time.
         affinity: bind each worker to one CPU.
-        release_openmp: OpenMP threads of this process (torch's) spin for milliseconds after each operation. Where they
-            keep workers from their CPUs, and it is measured to help, end them before each round; False leaves them.
+        release_openmp: OpenMP threads of this process (torch's) and OpenBLAS's (numpy's) spin for milliseconds after
+            each operation. Where they keep workers from their CPUs, end the former before each round, and have the
+            latter sleep sooner from now on, in the whole process; False leaves both.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:

@@ -10,10 +10,9 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of
-from vecenv.engine.arguments.ids import as_ids
-from vecenv.engine.arguments.round_requests import round_envs
-from vecenv.engine.interrupts import INTERRUPTS
+from vecenv.engine.arguments import as_ids, round_envs
 from vecenv.engine.recovery import is_repeated
+from vecenv.engine.status import INTERRUPTS
 from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
 
@@ -82,7 +81,7 @@ class VectorEnvWrapper(BaseVectorEnv):
         return self.seeded(self.venv.set_seed, *args, **kwargs)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `seed`, a method of a layer below, returns; the resets in it are those of the outermost wrapper."""
+        """Call `seed`, a method of a layer below; the resets in it are those of the outermost wrapper."""
         base = self.venv
         while isinstance(base, VectorEnvWrapper):
             base = base.venv
@@ -153,8 +152,8 @@ class RowWiseWrapper(VectorEnvWrapper):
     then that is a TypeError. The resets by which `seed` and `set_seed` seed envs pass `map_reset` too.
 
     A wrapper that keeps something along an episode also defines `map_repeated`, for the row of an env that failed
-    (`on_error="restart"`), which repeats an observation; and `episode_states` and `go_on_from`, for `get_state` and
-    `set_state`.
+    (`on_error="restart"`), which repeats an observation; and `episode_state` and `set_episode_state`, as transforms do,
+    for `get_state` and `set_state`.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -175,7 +174,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     @property
     def keeps_autoreset(self) -> bool:
-        """Whether the episodes that the caller sees end are those that the envs end."""
+        """True if the episodes that the caller sees end are those that the envs end."""
         return True
 
     def map_action(self, action: Any) -> Any:
@@ -183,11 +182,11 @@ class RowWiseWrapper(VectorEnvWrapper):
         return action
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """What is returned for rows (k, ...) of envs that were reset."""
+        """Return rows (k, ...) of envs that were reset as the caller gets them."""
         return obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for rows (k, ...) of envs that stepped: (obs, rew, terminated, truncated, info)."""
+        """Return rows (k, ...) of envs that stepped as the caller gets them, in the order of `step`."""
         return obs, rew, terminated, truncated, info
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
@@ -213,27 +212,26 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._resets = (self._resets - asked) | asked.intersection(resets)
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for rows (k, ...) of envs that failed, whose `obs` is that of the step before."""
+        """Return rows (k, ...) of envs that failed, whose `obs` is that of the step before, as the caller gets them."""
         return self.map_step(obs, rew, terminated, truncated, info)
 
-    def episode_states(self, ids: np.ndarray) -> list[dict[str, Any]] | None:
-        """What is kept along the episodes of these envs, a dict for each; None if nothing is."""
-        return None
+    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
+        """The state that is kept along the episodes of these envs: a tree of arrays (k, ...), empty if nothing is."""
+        return {}
 
-    def go_on_from(self, ids: np.ndarray, states: list[dict[str, Any]] | None) -> None:
-        """Go on from what `episode_states` returned: these envs have been put into another state."""
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
+        """Go on from the state that `episode_state` returned for as many envs: they have been put into another one."""
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """As `venv.get_state`, with what is kept along the episodes; NotImplementedError where that has no form."""
-        own = self.episode_states(self._ids(id))
+        """As `venv.get_state`, with the state along the episodes; NotImplementedError where that has no form."""
+        own = self.episode_state(self._ids(id))
         below = self.venv.get_state(id)
-        return below if own is None else [LayerState(*each) for each in zip(below, own, strict=True)]
+        return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """As `venv.set_state`; ValueError for states without, or with other, parts of what is kept here."""
-        ids, own = self._ids(id), None
-        if (now := self.episode_states(ids)) is not None:
-            expected = now[0].keys()
+        """As `venv.set_state`; ValueError for states without, or with other, parts of the state that is kept here."""
+        ids = self._ids(id)
+        if expected := self.episode_state(ids).keys():
             for state in states:
                 if not isinstance(state, LayerState) or state.own.keys() != expected:
                     got = f"with {sorted(state.own)}" if isinstance(state, LayerState) else "without them"
@@ -241,9 +239,9 @@ class RowWiseWrapper(VectorEnvWrapper):
                         f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got one {got}: "
                         "take them by get_state() of a vector env with equal layers"
                     )
-            states, own = [state.below for state in states], [state.own for state in states]
-        self.venv.set_state(states, id)
-        self.go_on_from(ids, own)
+        self.venv.set_state([state.below for state in states] if expected else states, id)
+        for i, state in zip(ids, states, strict=False):
+            self.set_episode_state(np.array([i]), state.own if expected else {})
 
     def _ids(self, id: Any) -> np.ndarray:
         return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))
@@ -302,7 +300,7 @@ class RowWiseWrapper(VectorEnvWrapper):
             engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
-        """Which rows of a round are of envs that were reset in it; None for none."""
+        """A mask of the rows of a round of envs that were reset in it; None for none."""
         ids = [row["env_id"] for row in info]
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
@@ -316,7 +314,7 @@ class RowWiseWrapper(VectorEnvWrapper):
             error.partial = Partial(ids, *self.map_round(obs, rew, terminated, truncated, info))
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """What is returned for a round of steps, in which envs may have been reset: by `map_step` and `map_reset`."""
+        """Map a round of steps, in which envs may have been reset, by `map_step` and `map_reset`."""
         resets = self._reset_rows(info) if self._resets else None
         ended: list[int] = []
         repeated: list[int] = []
@@ -363,7 +361,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
 
 def resets_in_step(venv: Any) -> bool:
-    """Whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
+    """Return whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
     False for a wrapper or subclass with a `reset`, `step`, `send` or `recv` of its own, for what ends episodes by
     itself, and for backends that cannot.

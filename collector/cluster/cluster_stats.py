@@ -1,9 +1,11 @@
-"""Where the frames of a `RayCollector` went, and what each of its actors does."""
+"""Counts of the frames of a `RayCollector` and the state of its actors: as numbers, a table and a bar."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any
+
+HEADINGS = ("actor", "node", "pid", "state", "frames", "lost", "in flight", "steps/s", "waiting", "restarts")
 
 
 @dataclass(frozen=True)
@@ -17,20 +19,13 @@ class ActorFailure:
     reason: str
     frames_lost: int
     answer: str
-    """What was done about it: "restart", "drop" or "raise"."""
+    """The action that followed: "restart", "drop" or "raise"."""
 
 
-@dataclass(frozen=True)
-class ActorStats:
-    """One actor, its restarts included. Frames count whole rollouts, from when they are asked for:
-    `requested == delivered + lost + discarded + in_flight`.
-    """
+@dataclass(kw_only=True)
+class FrameCounts:
+    """Steps of whole rollouts: `requested == delivered + lost + discarded + in_flight` at all times."""
 
-    actor: int
-    state: str
-    """"starts", "collects", "waits" or "dropped"."""
-    node: str
-    pid: int
     requested: int = 0
     delivered: int = 0
     """Steps that the driver has taken over; each once."""
@@ -39,7 +34,19 @@ class ActorStats:
     discarded: int = 0
     """Steps of rollouts that `set_seed`, `reset` or `load_state_dict` made worthless."""
     in_flight: int = 0
+    """Steps of rollouts that are being collected, or wait in the object store."""
     restarts: int = 0
+
+
+@dataclass(kw_only=True)
+class ActorStats(FrameCounts):
+    """One actor, its restarts included."""
+
+    actor: int
+    state: str = "waits"
+    """"starts", "collects", "waits" or "dropped"."""
+    node: str = "?"
+    pid: int = 0
     collecting: float = 0.0
     """Seconds."""
     waiting: float = 0.0
@@ -57,80 +64,60 @@ class ActorStats:
         return self.waiting / seconds if seconds else 0.0
 
 
-HEADINGS = ("actor", "node", "pid", "state", "frames", "lost", "in flight", "steps/s", "waiting", "restarts")
-
-
-@dataclass(frozen=True)
-class ClusterStats:
-    """All actors of a `RayCollector`; `print(stats)` is a table, and so is `rich.print(stats)`."""
+@dataclass(kw_only=True)
+class ClusterStats(FrameCounts):
+    """All actors of a `RayCollector`, and the sums of their counts; `print(stats)` is a table."""
 
     actors: tuple[ActorStats, ...]
-    weight_puts: int
-    """How often weights were put into the object store: at most once a version."""
-    failures: tuple[ActorFailure, ...]
+    weight_puts: int = 0
+    """Number of times that weights were put into the object store: at most once a version."""
+    failures: tuple[ActorFailure, ...] = ()
     """The last failures of actors, 100 at most."""
 
-    @property
-    def requested(self) -> int:
-        """Steps that actors were asked for: `delivered + lost + discarded + in_flight`."""
-        return self._total("requested")
+    def __post_init__(self) -> None:
+        for each in fields(FrameCounts):
+            setattr(self, each.name, sum(getattr(actor, each.name) for actor in self.actors))
 
     @property
-    def delivered(self) -> int:
-        """Steps that the driver has taken over; each once."""
-        return self._total("delivered")
-
-    @property
-    def lost(self) -> int:
-        """Steps of rollouts that were lost with an actor."""
-        return self._total("lost")
-
-    @property
-    def discarded(self) -> int:
-        """Steps of rollouts that `set_seed`, `reset` or `load_state_dict` made worthless."""
-        return self._total("discarded")
-
-    @property
-    def in_flight(self) -> int:
-        """Steps of rollouts that are being collected, or wait in the object store."""
-        return self._total("in_flight")
-
-    @property
-    def restarts(self) -> int:
-        """Restarts of actors."""
-        return self._total("restarts")
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table: a row for each actor, and their total, under `HEADINGS`."""
-        rows = [
-            (
-                str(each.actor),
-                each.node,
-                str(each.pid),
-                each.state,
-                f"{each.delivered:,}",
-                f"{each.lost:,}",
-                f"{each.in_flight:,}",
-                f"{each.steps_per_second:,.0f}",
-                f"{100 * each.waiting_share:.0f} %",
-                str(each.restarts),
-            )
-            for each in self.actors
-        ]
-        speed = sum(each.steps_per_second for each in self.actors if each.state != "dropped")
-        total = f"{self.delivered:,}", f"{self.lost:,}", f"{self.in_flight:,}", f"{speed:,.0f}", "", str(self.restarts)
-        return [*rows, ("all", "", "", "", *total)]
+    def steps_per_second(self) -> float:
+        """Steps a second of all actors that are not dropped."""
+        return sum(each.steps_per_second for each in self.actors if each.state != "dropped")
 
     def __str__(self) -> str:
-        rows = [HEADINGS, *self.rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-        return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+        rows: list[tuple[Any, ...]] = [HEADINGS]
+        for each in self.actors:
+            waiting = f"{each.waiting_share:.0%}".replace("%", " %")
+            rows.append((each.actor, each.node, each.pid, each.state, *_numbers(each), waiting, each.restarts))
+        rows.append(("all", "", "", "", *_numbers(self), "", self.restarts))
+        widths = [max(len(str(row[column])) for row in rows) for column in range(len(HEADINGS))]
+        return "\n".join("  ".join(str(c).rjust(width) for c, width in zip(row, widths, strict=True)) for row in rows)
 
-    def __rich__(self) -> Any:
-        from collector.cluster.display import as_table  # here, because it needs rich
 
-        return as_table(self)
+def _numbers(stats: ActorStats | ClusterStats) -> tuple[str, ...]:
+    return f"{stats.delivered:,}", f"{stats.lost:,}", f"{stats.in_flight:,}", f"{stats.steps_per_second:,.0f}"
 
-    def _total(self, name: str) -> int:
-        assert name in {each.name for each in fields(ActorStats)}
-        return sum(getattr(each, name) for each in self.actors)
+
+class ProgressBar:
+    """Shows on the terminal the frames that are collected, and how fast actors are; needs rich."""
+
+    def __init__(self, total: int, console: Any = None) -> None:
+        try:
+            from rich import progress
+        except ImportError as error:
+            raise ImportError("progress=True needs rich: pip install vecenv[job]") from error
+        columns = progress.BarColumn(bar_width=16), progress.TaskProgressColumn(), progress.TimeRemainingColumn(True)
+        self._bar = progress.Progress(progress.TextColumn("{task.description}"), *columns, console=console)
+        self._task = self._bar.add_task("starting", total=total if total > 0 else None)
+        self._bar.start()
+
+    def show(self, frames: int, stats: ClusterStats) -> None:
+        """Show how far the collector is."""
+        alive = sum(each.state != "dropped" for each in stats.actors)
+        text = f"{frames:,} frames  {stats.steps_per_second:,.0f} steps/s  {alive} actors"
+        if stats.restarts:
+            text += f"  {stats.restarts} restarts"
+        self._bar.update(self._task, completed=frames, description=text)
+
+    def close(self) -> None:
+        """Leave the last state on the terminal."""
+        self._bar.stop()

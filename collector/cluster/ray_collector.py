@@ -8,39 +8,35 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from collector.arguments import all_frames, at_least_one, limit, resolve_devices
-from collector.batch.postprocessing import Finishing
 from collector.batch.rollout import Rollout
-from collector.cluster.actor_calls import ActorCalls
-from collector.cluster.actor_pool import ActorPool, Limits
-from collector.cluster.cluster_arguments import (
-    check_depth,
-    check_failure_policy,
-    check_gpus,
-    check_options,
-    check_sources,
-    check_straggler_timeout,
-    kwargs_of_actors,
-)
-from collector.cluster.cluster_stats import ClusterStats
-from collector.cluster.driver_evaluation import DriverEvaluation
+from collector.cluster.actor_config import ActorConfig, check_arguments
+from collector.cluster.actor_pool import Actor, ActorPool
+from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.published_weights import PublishedWeights
+from collector.cluster.rollout_actor import RolloutActor
 from collector.cluster.rollout_batches import RolloutBatches
+from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.statistics import CollectStats
-from collector.loops.batch_iterator import BatchIterator
+from collector.evaluation import Evaluation
+from collector.loops.batch_iterator import BatchIterator, Finishing
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.policy_call import Policy
-from vecenv.backends.worker.rng_seeds import worker_seeds
-from vecenv.engine.arguments.checks import check_count, check_timeout
-from vecenv.engine.arguments.seeding import check_seed, seed_chain
-from vecenv.ray_cluster import actor_options, connect
+from collector.sync_collector import SyncDataCollector
+from vecenv.backends.worker.worker_setup import worker_seeds
+from vecenv.engine.arguments import check_seed, seed_chain
+from vecenv.ray_cluster import connect
 
+OF_EVALUATION = ("max_frames_per_traj", "policy_threads")
+"""Arguments of the actors' collectors that hold for `evaluate` too."""
 PARTS_OF_STORE = 4
 """Rollouts in flight take one of these parts of the cluster's object store at most, by default."""
 
@@ -61,8 +57,7 @@ class RayCollector(BatchIterator):
 
     Args:
         make_venv: makes the local vector env of an actor, with any backend; or a list of callables that make an env
-            each. Called in each actor; all must be alike. Give a vector env with processes as many workers as the
-            actor has `num_cpus`. Both this and the policy travel by cloudpickle.
+            each. Called in each actor; all must be alike. Both this and the policy travel by cloudpickle.
         policy: as for `SyncDataCollector`. The driver's module is never changed; actors get the weights that it has
             now, and later those of `update_policy_weights_`.
         num_actors: how many actors.
@@ -71,30 +66,22 @@ class RayCollector(BatchIterator):
         sync: True: a batch has a rollout of each actor, made with the newest weights; actors wait while the driver
             learns. False: a batch is the rollout that was finished first, and actors go on with the weights that they
             have.
+        actors: where actors run, how long they may take, and what follows a failure, see `ActorConfig`. Episodes that
+            break off with an actor are in `batch.broken_ids` of the next batch.
         max_in_flight: rollouts that an actor may be asked for before the driver takes the first. 1 with `sync`, 2
             without: the second is collected while the first waits.
         max_bytes_in_flight: bytes of rollouts in flight, all actors together; None: a quarter of the object store. One
             at a time is always asked for.
         straggler_timeout: with `sync`, seconds that a batch waits for the other actors once the first rollout has come.
             A batch may then lack envs (see `batch.env_ids`); what came too late is in the next one.
-        rollout_timeout: seconds that an actor may take for a rollout before it is killed as one that failed; None: any
-            time.
-        start_timeout: seconds until an actor must run, and then until its vector env must be made.
-        on_worker_failure: what happens where an actor dies, hangs or loses the workers of its envs: "restart" it with
-            new envs; "drop" it and go on with the others; or "raise" `WorkerDiedError` or `WorkerTimeoutError`, which
-            names the actor and its env ids. Episodes that break off are in `batch.broken_ids` of the next batch. What
-            the code of an env or the policy raises is always raised.
-        max_restarts: of an actor without a rollout in between; the next failure is raised.
-        num_cpus, num_gpus, resources, runtime_env, scheduling, placement_group: where an actor may run, see
-            `vecenv.ray_cluster.actor_options`. `policy_device="cuda"` needs `num_gpus`: 0.25 puts four actors on a GPU.
         progress: show a progress bar; needs `vecenv[job]`.
         create_env_kwargs: keyword arguments for `make_venv`; a list has those of each actor.
         total_frames, device, storing_device, policy_device, init_random_frames, postproc, split_trajs: as for
             `SyncDataCollector`, `total_frames` and `init_random_frames` of all actors together. `storing_device` is
             one of the driver, `policy_device` one of the actors.
         options: other arguments of `SyncDataCollector`, for the actors: `max_frames_per_traj`, `reset_at_each_iter`,
-            `exploration_type`, `set_truncated`, `compile_policy`, `cudagraph_policy`,
-            `policy_threads`, `info_keys`, `backend`. There is no `interruptor` and no `return_same_td`.
+            `exploration_type`, `set_truncated`, `compile_policy`, `cudagraph_policy`, `policy_threads`, `info_keys`,
+            `backend`. There is no `interruptor` and no `return_same_td`.
 
     Raises `ImportError` where ray is not installed, `WorkerTimeoutError` where actors cannot be scheduled, and what
     `make_venv` raises.
@@ -118,19 +105,10 @@ class RayCollector(BatchIterator):
         frames_per_batch: float,
         total_frames: float | None = -1,
         sync: bool = True,
+        actors: ActorConfig | None = None,
         max_in_flight: int | None = None,
         max_bytes_in_flight: float | None = None,
         straggler_timeout: float | None = None,
-        rollout_timeout: float | None = 1800.0,
-        start_timeout: float = 60.0,
-        on_worker_failure: str = "restart",
-        max_restarts: int = 5,
-        num_cpus: float = 1,
-        num_gpus: float = 0,
-        resources: Mapping[str, float] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
-        scheduling: Any = "SPREAD",
-        placement_group: Any = None,
         progress: bool = False,
         device: Any = None,
         storing_device: Any = None,
@@ -141,15 +119,12 @@ class RayCollector(BatchIterator):
         split_trajs: bool | None = None,
         **options: Any,
     ) -> None:
-        check_sources(make_venv, policy)
-        check_options(options)
+        actors = actors or ActorConfig()
         policy_device = device if policy_device is None else policy_device
-        check_gpus(policy_device, num_gpus)
-        self._count = check_count("num_actors", num_actors)
-        self._sync = sync
-        self._env_kwargs = kwargs_of_actors(create_env_kwargs, self._count)
-        depth = check_depth(max_in_flight, sync)
-        straggler_timeout = check_straggler_timeout(straggler_timeout, sync)
+        count, kwargs, flow = num_actors, create_env_kwargs, (max_in_flight, max_bytes_in_flight, straggler_timeout)
+        check_arguments(make_venv, policy, count, sync, *flow, actors, kwargs, policy_device, options)
+        self._count, self._sync = count, sync
+        self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
         self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
         self.storing_device, _, _ = resolve_devices(device, storing_device, None, None)
@@ -163,65 +138,42 @@ class RayCollector(BatchIterator):
         """Below it are the ids of a state that was loaded."""
         self._seed: tuple[int, bool] | None = None
         self._closed = False
-        limits = Limits(
-            check_timeout(start_timeout, "start_timeout") or 60.0,
-            check_timeout(rollout_timeout, "rollout_timeout"),
-            check_failure_policy(on_worker_failure),
-            check_count("max_restarts", max_restarts),
-        )
-        placed = actor_options(
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            resources=resources,
-            runtime_env=runtime_env,
-            scheduling=scheduling,
-            placement_group=placement_group,
-        )
+        make_env = VectorEnvMaker(SyncDataCollector, options.get("backend"), "dummy", {})
+        self._evaluation = Evaluation(make_venv, partial(make_vector_env, kwargs=self._env_kwargs[0], make=make_env))
+        self._of_evaluation = {name: options[name] for name in OF_EVALUATION if name in options}
         options |= {
-            "frames_per_batch": -(-self.requested_frames_per_batch // (self._count if sync else 1)),
+            "frames_per_batch": -(-self.requested_frames_per_batch // (count if sync else 1)),
             "policy_device": policy_device,
             "init_random_frames": self.init_random_frames,
         }
-        self._bar: Any = None
-        self._evaluation: DriverEvaluation | None = None
-        self._cluster = connect()
-        self._pool: ActorPool = None  # type: ignore[assignment]  # until the actors are made
-        try:
-            ray = self._cluster.ray
+        with ExitStack() as opened:
+            cluster = opened.enter_context(connect())
+            ray = cluster.ray
             self._weights = PublishedWeights(policy, ray.put)
-            self._evaluation = DriverEvaluation(
-                make_venv, self._env_kwargs[0], self._weights, options, self.storing_device
-            )
             self._pickled = ray.put(cloudpickle.dumps((make_venv, self._weights.policy, options)))
-            if max_bytes_in_flight is None:
-                max_bytes_in_flight = max(1, ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE)
-            max_bytes = at_least_one("max_bytes_in_flight", max_bytes_in_flight)
-            self._pool = ActorPool(self._cluster, self._count, placed, limits, self._start_arguments)
+            share = ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE
+            max_bytes = share if max_bytes_in_flight is None else max_bytes_in_flight
+            self._pool = ActorPool(cluster, count, actors, self._start_arguments, RolloutActor)
+            opened.callback(self._pool.close)
             self._pool.start()
             self._check_alike()
+            depth = max_in_flight or (1 if sync else 2)
             self._rollouts = RolloutBatches(
-                self._pool,
-                self._weights,
-                self._frames,
-                depth=depth,
-                max_bytes=max_bytes,
-                straggler_timeout=straggler_timeout,
+                self._pool, self._weights, self._frames, depth, max_bytes, straggler_timeout
             )
-            if progress:
-                from collector.cluster.display import ProgressBar  # here, because it needs rich
+            opened.callback(self._evaluation.close)
+            self._bar = ProgressBar(self.total_frames) if progress else None
+            if self._bar is not None:
+                opened.callback(self._bar.close)
+            self._opened = opened.pop_all()
 
-                self._bar = ProgressBar(self.total_frames)
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def _start_arguments(self, actor: ActorCalls) -> tuple[Any, ...]:
-        """Those of `RolloutActor.start`. A restarted actor has seeds of its own: it would repeat old episodes."""
+    def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
+        """Return the arguments of `RolloutActor.start`. A restarted actor has other seeds: it would repeat episodes."""
         entropy = self._entropy(actor)
         seed = None
         if self._seed is not None:
             first, static_seed = self._first_seed(actor.index), self._seed[1]
-            if actor.restarts and not static_seed:
+            if actor.stats.restarts and not static_seed:
                 first = int(np.random.SeedSequence([*entropy, first]).generate_state(1)[0])
             seed = first, static_seed
         return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id, sys.path
@@ -232,10 +184,10 @@ class RayCollector(BatchIterator):
         index = max((actor.next_index for actor in self._pool.actors), default=0)
         return max(self._first_id, index * self._count * self._env_num)
 
-    def _entropy(self, actor: ActorCalls) -> list[int]:
-        """What the generators of the actor's process begin with; without a seed it follows from the driver's."""
+    def _entropy(self, actor: Actor) -> list[int]:
+        """Return the entropy of the generators in the actor's process; without a seed it follows from the driver's."""
         if self._seed is not None:
-            return [self._seed[0], actor.restarts]
+            return [self._seed[0], actor.stats.restarts]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
 
     def _first_seed(self, index: int) -> int:
@@ -257,7 +209,7 @@ class RayCollector(BatchIterator):
                 f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the envs of "
                 f"{f'{self._count} actors' if self._sync else 'an actor'}, {self._env_num} each: batches have "
                 f"{self.frames_per_batch} frames",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     # Batches.
@@ -269,8 +221,8 @@ class RayCollector(BatchIterator):
 
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights have been updated by `update_policy_weights_`."""
-        return self._weights.weights.version
+        """Number of times that the policy's weights have been updated by `update_policy_weights_`."""
+        return self._weights.version
 
     def evaluate(
         self,
@@ -287,9 +239,14 @@ class RayCollector(BatchIterator):
         They are played in this process, on its CPU, in a vector env that `make_venv` makes the first time, with the
         `create_env_kwargs` of actor 0. Arguments and errors are those of `SyncDataCollector.evaluate`.
         """
-        assert self._evaluation is not None
         count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
-        return self._evaluation.run(count, wanted, seed=seed, eval_env=eval_env, keep=keep, stay_open=not self._closed)
+        options: dict[str, Any] = {"seed": seed, "eval_env": eval_env, "keep": keep, "stay_open": not self._closed}
+        with self._weights.kept():
+            return self._evaluation.run(self._make_local, count, wanted, **options)
+
+    def _make_local(self, env: Any) -> SyncDataCollector:
+        options = {"frames_per_batch": env.env_num, "storing_device": self.storing_device, **self._of_evaluation}
+        return SyncDataCollector(env, self._weights.policy, **options)
 
     def __repr__(self) -> str:
         so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
@@ -301,28 +258,35 @@ class RayCollector(BatchIterator):
             self._bar.show(self.frames, self.stats())
 
     def _collect_batch(self) -> Rollout:
-        self._check_open()
         if requested_exploration_type() is not None:
             raise ValueError(
                 "set_exploration_type has no effect on the policies of a RayCollector, which run in actors: make one "
                 "with exploration_type="
             )
-        try:
+        with self._in_use():
             collect = self._rollouts.of_all if self._sync else self._rollouts.first
             return collect(self.init_random_frames - self.frames)
-        except BaseException:
-            self.shutdown()
-            raise
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the collector is shut down; make a new one")
 
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Raise `RuntimeError` if the collector is shut down, and shut it down where an exception passes."""
+        self._check_open()
+        try:
+            yield
+        except BaseException:
+            self.shutdown()
+            raise
+
     # Episodes and seeds.
 
     def reset(self) -> None:
         """Abandon the episodes in progress, and what is in flight."""
-        self._run("reset", lambda actor: ())
+        with self._in_use():
+            self._pool.run("reset", lambda actor: ())
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed all envs and what policies draw from (the global generators of the actors, torch's too), and reset.
@@ -330,18 +294,11 @@ class RayCollector(BatchIterator):
         Envs get the seeds that those of one vector env would get (`SyncDataCollector.set_seed`); what is in flight is
         discarded. Returns the seed after the last one, to go on with.
         """
-        self._check_open()
-        self._seed = check_seed(seed), static_seed
-        self._run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
+        checked = check_seed(seed), static_seed
+        with self._in_use():
+            self._seed = checked
+            self._pool.run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
         return seed if static_seed else seed_chain(seed, self._count * self._env_num)[-1]
-
-    def _run(self, name: str, arguments: Callable[[ActorCalls], tuple[Any, ...]]) -> None:
-        self._check_open()
-        try:
-            self._pool.run(name, arguments)
-        except BaseException:
-            self.shutdown()
-            raise
 
     # State.
 
@@ -352,7 +309,7 @@ class RayCollector(BatchIterator):
             "frames": self.frames,
             "iter": self._batches,
             "traj_pool": self._next_id,
-            **self._weights.weights.state_dict(),
+            **self._weights.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
@@ -365,10 +322,11 @@ class RayCollector(BatchIterator):
         self._check_open()
         if "policy_state_dict" in state_dict:
             self._weights.load(state_dict["policy_state_dict"], strict)
-        self._weights.weights.version = state_dict.get("policy_version", 0)
+        self._weights.version = state_dict.get("policy_version", 0)
         self.frames, self._batches = state_dict["frames"], state_dict["iter"]
         self._first_id = next_id = max(self._next_id, state_dict.get("traj_pool", 0))
-        self._run("skip_to", lambda actor: (next_id,))
+        with self._in_use():
+            self._pool.run("skip_to", lambda actor: (next_id,))
 
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
         """Collect with these weights from the next rollout on that is asked for: those of a module, a state dict or a
@@ -377,28 +335,17 @@ class RayCollector(BatchIterator):
         They are put into the object store once, when the next rollout is asked for. Raises `RuntimeError` where the
         policy has no weights, `ValueError` where names or shapes do not fit.
         """
-        self._weights.weights.update(policy_weights)
+        self._weights.update(policy_weights)
 
     def stats(self) -> ClusterStats:
-        """What each actor has done, and the last failures; `print(collector.stats())` is a table."""
-        actors = tuple(actor.stats() for actor in self._pool.actors)
-        return ClusterStats(actors, self._weights.puts, tuple(self._pool.failures))
-
-    # Life.
+        """Return the figures of each actor, and the last failures; `print(collector.stats())` is a table."""
+        actors = tuple(actor.figures() for actor in self._pool.actors)
+        return ClusterStats(actors=actors, weight_puts=self._weights.puts, failures=tuple(self._pool.failures))
 
     def shutdown(self) -> None:
         """End the actors, and leave the cluster; a local one that this collector started is shut down unless others use
         it. Safe to call again, and after any failure.
         """
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if self._bar is not None:
-                self._bar.close()
-            if self._evaluation is not None:
-                self._evaluation.close()
-            if self._pool is not None:
-                self._pool.close()
-        finally:
-            self._cluster.release()
+        if not self._closed:
+            self._closed = True
+            self._opened.close()

@@ -7,7 +7,6 @@ class also works as it is, in the process that makes it.
 from __future__ import annotations
 
 import os
-import random
 import socket
 import sys
 import time
@@ -19,14 +18,21 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from collector.batch.rollout import Rollout
-from collector.cluster.packed_rollout import pack
 from collector.cluster.published_weights import take_over
 from collector.sync_collector import SyncDataCollector
+from vecenv import nest
+from vecenv.backends.worker.worker_setup import seed_generators
+
+Columns = dict[str, Any]
+STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version"]
+STEPS += ["mask", "broken", "extras"]
+"""The entries of a rollout with a row for each env and a column for each step."""
+OTHERS = ["env_ids", "broken_ids", "final_obs", "final_env", "final_time"]
+"""Entries that belong to envs, or to ends of episodes."""
 
 
 class Started(NamedTuple):
-    """What an actor reports once its vector env is made."""
+    """Report of an actor once its vector env is made."""
 
     env_num: int
     frames: int
@@ -34,15 +40,12 @@ class Started(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an actor reports with each rollout, beside its arrays."""
+    """Report of an actor with each rollout, beside its arrays."""
 
-    frames: int
-    """Steps in it, without those in which an env failed."""
-    nbytes: int
     seconds: float
-    """How long it took to collect."""
+    """Seconds of collecting."""
     waited: float
-    """How long the actor had nothing to do before."""
+    """Seconds in which the actor had nothing to do before."""
 
 
 class RolloutActor:
@@ -106,44 +109,43 @@ class RolloutActor:
         nothing: dict[str, Any] = {"env_state_dict": {}, "frames": 0, "iter": 0}
         self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num})
 
-    def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[Report, dict[str, Any]]:
-        """Collect a rollout with the weights of this version; None: those that the actor has are these."""
+    def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[Report, Columns]:
+        """Collect a rollout with the weights of this version; None: those that the actor has are these.
+
+        Its arrays are time first, as they lie in memory, so that they travel without a copy; its envs and episodes have
+        the ids that they have among those of all actors.
+        """
         begin = time.perf_counter()
         waited = begin - self._idle_since
         if weights is not None:
             take_over(self._collector, weights)
         self._collector.init_random_frames = sys.maxsize if random_actions else 0
         batch = self._collector.rollout()
-        columns, nbytes = pack(self._numbered(batch, version))
+        batch = replace(
+            batch,
+            env_ids=batch.env_ids + self._index * self._collector.env.env_num,
+            traj_ids=self._number(batch.traj_ids),
+            broken_ids=self._number(batch.broken_ids),
+            policy_version=np.where(batch.random, -1, version),
+        )
+        columns = {name: nest.map(lambda rows: rows.swapaxes(0, 1), getattr(batch, name)) for name in STEPS}
+        columns |= {name: getattr(batch, name) for name in OTHERS}
         self._idle_since = time.perf_counter()
-        return Report(batch.frames, nbytes, self._idle_since - begin, waited), columns
+        return Report(self._idle_since - begin, waited), columns
 
     def close(self) -> None:
         """Close the vector env."""
         if self._collector is not None:
             self._collector.shutdown()
 
-    def _numbered(self, batch: Rollout, version: int) -> Rollout:
-        """The rollout with the ids that its envs and episodes have among those of all actors."""
+    def _number(self, ids: np.ndarray) -> np.ndarray:
         env_num = self._collector.env.env_num
-
-        def number(ids: np.ndarray) -> np.ndarray:
-            index, env = np.divmod(ids, env_num)
-            return (index * self._count + self._index) * env_num + env
-
-        return replace(
-            batch,
-            env_ids=batch.env_ids + self._index * env_num,
-            traj_ids=number(batch.traj_ids),
-            broken_ids=number(batch.broken_ids),
-            policy_version=np.where(batch.random, -1, version),
-        )
+        index, env = np.divmod(ids, env_num)
+        return (index * self._count + self._index) * env_num + env
 
     def _seed_generators(self, entropy: Sequence[int]) -> None:
         """Seed the global generators, torch's too: without it each process has the same, and actors draw the same."""
-        state = np.random.SeedSequence([*entropy, self._index]).generate_state(10)
-        np.random.seed(state[:8])
-        random.seed(state[8:].tobytes())
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.manual_seed(int(state[8:].view(np.uint64)[0]))
+        state = np.random.SeedSequence([*entropy, self._index]).generate_state(18)
+        seed_generators((state[:8].tobytes(), state[8:16].tobytes()))
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.manual_seed(int(state[16:].view(np.uint64)[0]))

@@ -2,6 +2,11 @@
 
 With `sync` a batch has a rollout of each actor, and nothing is in flight between batches but those that came too late.
 Without, a batch is the rollout that was finished first, and actors always have another one to collect.
+
+Arrays travel time first, `(T, N, ...)`, as they lie in the actor's memory. Those that arrive are read-only views of
+Ray's store; each is copied once, into its columns of the batch, so that the store is free again at once::
+
+    batch (T, A * N, ...)   | actor 0: N columns | actor 1 | ... | actor A-1 |
 """
 
 from __future__ import annotations
@@ -9,15 +14,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from collector.batch.rollout import Rollout
-from collector.cluster.actor_calls import ActorCalls
-from collector.cluster.actor_pool import ActorPool, Arrived
-from collector.cluster.packed_rollout import BatchAssembler
+from collector.cluster.actor_pool import Actor, ActorPool, Answer
 from collector.cluster.published_weights import PublishedWeights
+from collector.cluster.rollout_actor import STEPS, Columns
+from vecenv import nest
 
 
 class RolloutBatches:
@@ -32,7 +37,6 @@ class RolloutBatches:
         pool: ActorPool,
         weights: PublishedWeights,
         frames: int,
-        *,
         depth: int,
         max_bytes: float,
         straggler_timeout: float | None,
@@ -46,54 +50,117 @@ class RolloutBatches:
         """A rollout of each actor, without those that are dropped meanwhile or come too late. Actions are random in all
         that are asked for, where fewer than so many steps are in flight before.
         """
-        assembler = BatchAssembler(len(self._pool.actors))
+        batch = Assembler(len(self._pool.actors))
         all_or_none = math.inf if self._pool.frames_in_flight < random_frames else 0
-        until: float | None = None
-        while True:
-            missing = [actor for actor in self._pool.alive if actor.index not in assembler]
-            if not missing or (until is not None and time.monotonic() >= until):
-                return self._finish(assembler)
+        until = math.inf
+        while missing := [actor for actor in self._pool.alive if actor.index not in batch.slots]:
+            if time.monotonic() >= until:
+                break
             self._ask(missing, all_or_none)
-            arrived = self._pool.next_rollout(None if until is None else max(0.0, until - time.monotonic()))
-            if arrived is not None:
-                self._add(assembler, arrived.actor.index, arrived)
-                if until is None and self._straggler_timeout is not None:
+            answer = self._pool.next_answer(None if until == math.inf else max(0.0, until - time.monotonic()))
+            if answer is not None:
+                self._add(batch, answer.actor.index, answer)
+                if until == math.inf and self._straggler_timeout is not None:
                     until = time.monotonic() + self._straggler_timeout
+        return self._finish(batch)
 
     def first(self, random_frames: int) -> Rollout:
         """The rollout that was finished first. Actions are random in each that is asked for while fewer than so many
         steps, of all actors together, are in flight.
         """
-        assembler = BatchAssembler(1)
-        while not assembler:
+        batch = Assembler(1)
+        while not batch.slots:
             self._ask(self._pool.alive, random_frames)
-            arrived = self._pool.next_rollout()
-            if arrived is not None:
-                self._add(assembler, 0, arrived)
+            if (answer := self._pool.next_answer()) is not None:
+                self._add(batch, 0, answer)
         # Before the batch is learned from: its actor collects meanwhile.
         self._ask(self._pool.alive, random_frames - self._frames)
-        return self._finish(assembler)
+        return self._finish(batch)
 
-    def _ask(self, actors: Sequence[ActorCalls], random_frames: float) -> None:
+    def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
         """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""
-        stamp, weights = self._weights.reference()
-        _, version = stamp  # of these weights: an update may come meanwhile
+        version, weights = self._weights.reference()  # an update may come meanwhile
         most = self._depth if self._rollout_bytes else 1  # until it is known what a rollout takes
         for depth in range(1, most + 1):
             for actor in actors:
-                in_flight = self._pool.rollouts_in_flight
+                in_flight = sum(each.rollouts for each in self._pool.actors)
                 if in_flight and (in_flight + 1) * self._rollout_bytes > self._max_bytes:
                     return
                 if actor.rollouts < depth:
-                    new = None if actor.stamp == stamp else weights
-                    actor.stamp = stamp
+                    new, actor.weights = None if actor.weights is weights else weights, weights
                     is_random = self._pool.frames_in_flight < random_frames
-                    self._pool.ask_rollout(actor, self._frames, version, new, is_random)
+                    self._pool.ask(actor, "collect", version, new, is_random, frames=self._frames)
 
-    def _add(self, assembler: BatchAssembler, slot: int, arrived: Arrived) -> None:
-        self._rollout_bytes = max(self._rollout_bytes, arrived.report.nbytes)
-        assembler.add(slot, arrived.columns)
+    def _add(self, batch: Assembler, slot: int, answer: Answer) -> None:
+        """Take over a rollout, and note which episodes of its actor go on in the next one."""
+        actor, (report, columns), _ = answer
+        self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
+        actor.stats.delivered += answer.frames
+        actor.stats.collecting += report.seconds
+        actor.stats.waiting += report.waited
+        actor.restarts_in_a_row = 0
+        traj_ids, goes_on = columns["traj_ids"], ~(columns["terminated"][-1] | columns["truncated"][-1])
+        actor.in_progress = traj_ids[-1][goes_on].tolist()
+        actor.next_index = int(traj_ids.max()) // (traj_ids.shape[1] * len(self._pool.actors)) + 1
+        batch.add(slot, columns)
 
-    def _finish(self, assembler: BatchAssembler) -> Rollout:
-        batch, broken = assembler.finish(), self._pool.take_broken()
-        return replace(batch, broken_ids=np.union1d(batch.broken_ids, broken)) if len(broken) else batch
+    def _finish(self, batch: Assembler) -> Rollout:
+        broken, self._pool.broken = self._pool.broken, []
+        return batch.finish(broken)
+
+
+class Assembler:
+    """Puts rollouts of as many steps and envs each side by side, in arrays that belong to the caller."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._steps: Columns = {}
+        self.slots: dict[int, Columns] = {}
+        """The entries that do not belong to steps, of the rollouts that have been added."""
+
+    def add(self, slot: int, columns: Columns) -> None:
+        """Copy a rollout into its slot. Raises `ValueError` where its arrays have not the form of those before."""
+        env_num = len(columns["env_ids"])
+        own = slice(slot * env_num, (slot + 1) * env_num)
+
+        def zeros(rows: np.ndarray) -> np.ndarray:
+            return np.zeros((len(rows), self._count * env_num, *rows.shape[2:]), rows.dtype)
+
+        steps = {name: columns[name] for name in STEPS}
+        if not self._steps:
+            self._steps = nest.map(zeros, steps)
+        # An actor knows the extras of `info_keys` once an info had them; before that they are zero.
+        extras = self._steps["extras"]
+        extras |= {name: nest.map(zeros, rows) for name, rows in steps["extras"].items() if name not in extras}
+        targets = {**self._steps, "extras": {name: extras[name] for name in steps["extras"]}}
+        nest.merge(lambda pair: _copy(pair[0], own, pair[1]), [targets, steps])
+        # These are small, and copied when they are joined; the store would keep all of them while one is in use.
+        self.slots[slot] = nest.map(np.array, {name: rows for name, rows in columns.items() if name not in STEPS})
+
+    def finish(self, broken: Sequence[int] = ()) -> Rollout:
+        """The batch of the slots that are filled, in their order. broken: episodes that broke off between rollouts."""
+        parts = [self.slots[slot] for slot in sorted(self.slots)]
+        env_num = len(parts[0]["env_ids"])
+        for place, part in enumerate(parts):
+            part["final_env"] += place * env_num
+        joined: dict[str, Any] = nest.merge(np.concatenate, parts)
+        joined["broken_ids"] = np.union1d(joined["broken_ids"], np.array(broken, np.int64))
+        order = np.lexsort((joined["final_env"], joined["final_time"]))
+        for name in ("final_env", "final_time", "final_obs"):
+            joined[name] = nest.take(joined[name], order)
+        steps = self._steps
+        if len(parts) < self._count:
+            columns = np.concatenate([slot * env_num + np.arange(env_num) for slot in sorted(self.slots)])
+            steps = nest.map(lambda rows: rows[:, columns], steps)
+        return Rollout(**nest.map(lambda rows: rows.swapaxes(0, 1), steps), **joined)
+
+
+def _copy(own: np.ndarray, envs: slice, rows: np.ndarray) -> None:
+    """Copy the rows of one actor into their columns."""
+    if (own.dtype, own.shape[0], own.shape[2:]) != (rows.dtype, rows.shape[0], rows.shape[2:]):
+        raise ValueError(
+            f"rollouts of actors do not fit together: arrays of {own.dtype} {(own.shape[0], *own.shape[2:])} and of "
+            f"{rows.dtype} {(rows.shape[0], *rows.shape[2:])}, (steps, ...); make_venv must make envs with the same "
+            "spaces and rewards in every actor"
+        )
+    own[:, envs] = rows

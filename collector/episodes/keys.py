@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vecenv.engine.arguments.seeding import check_seed
+from vecenv.engine.arguments import check_seed
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _WORD = np.uint64(0xD1B54A32D192ED03)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards
+from collector.batch.step_extras import CheckedHook
+from collector.episodes.env_episodes import EnvEpisodes
 from collector.episodes.episode import Ended, EpisodeCutter
-from collector.episodes.progress import Episodes
-from collector.episodes.seeded import SeededEpisodes
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploring, requested_exploration_type
 from collector.policy.keyed_noise import KeyedNoise
@@ -22,8 +21,22 @@ from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments.ids import as_ids
+from vecenv.engine.arguments import as_ids
 from vecenv.errors import warn_caller
+
+
+class BatchRequest(NamedTuple):
+    """One batch that a loop is to collect."""
+
+    frames: int
+    """The largest number of steps."""
+    random: bool
+    """Whether random actions take the place of the policy's."""
+    quota: np.ndarray | None = None
+    """int `(N,)`: the episodes that are to end in each env; the loop counts them down. None: any number."""
+    on_step: CheckedHook | None = None
+    reuse: bool = False
+    """Whether to record into the memory of the last such batch, where a loop can."""
 
 
 class CollectionLoop(ABC):
@@ -58,10 +71,9 @@ class CollectionLoop(ABC):
         self._env_num: int = self.env.env_num
         self._all_ids = np.arange(self._env_num)
         self._cutter = EpisodeCutter()
-        self._episodes = Episodes(self._env_num)
+        self._episodes = EnvEpisodes(self._env_num, self._seeds)
         self._noise: KeyedNoise | None = None
         if self._seeds is not None:
-            self._episodes = SeededEpisodes(self._env_num, self._seeds)
             self._noise = KeyedNoise(getattr(self._seeds, "job_seed", 0), self._env_num)
         self._reward_shape = RewardShape()
         self._steps = 0
@@ -72,6 +84,8 @@ class CollectionLoop(ABC):
         self._runner = PolicyRunner(
             policy, self.env, self._exploration_type, self.policy_device, noise=self._noise, **self._options
         )
+        if self._noise is not None:
+            self._episodes.share(self._noise.numbers[: self._env_num], self._noise.steps[: self._env_num])
         self._weights = PolicyWeights(policy, self._runner.module)
         if self.init_random_frames:
             self._runner.replaces(random=True)  # now, because it refuses spaces from which it cannot draw
@@ -93,6 +107,40 @@ class CollectionLoop(ABC):
     @abstractmethod
     def _discard_steps(self) -> None:
         """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
+
+    # What loops share.
+
+    def _begin(self, env_ids: np.ndarray) -> None:
+        """Note that episodes begin in these envs."""
+        self._episodes.begin(env_ids)
+        self._runner.begin(env_ids)  # the policy's state begins too where random actions take its place
+
+    def _count_steps(
+        self, ids: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resets: Any = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Count the steps of a round, of which the envs in the mask `resets` took none.
+
+        Returns the rewards in their shape, the flags with long episodes cut, and which episodes the envs themselves
+        have ended.
+        """
+        if resets is None:
+            self._episodes.taken[ids] += 1
+        else:
+            self._episodes.taken[ids] += ~resets
+            terminated, truncated = terminated & ~resets, truncated & ~resets
+        by_env = terminated | truncated
+        if self._limit:
+            truncated = truncated | (self._episodes.taken[ids] >= self._limit)
+        return self._reward_shape.fit(reward), terminated, truncated, by_env
+
+    def _end_episodes(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray:
+        """End the episodes in the rows `ended` of a round; returns in which of them the env failed: a mask."""
+        failures = self._episodes.note_failures(ids, ended, info)
+        failed = np.isin(ended, failures) if failures else np.zeros(len(ended), np.bool_)
+        self._episodes.end(ids[ended])
+        if quota is not None:
+            quota[ids[ended[~failed]]] -= 1
+        return failed
 
     # One batch.
 
@@ -168,7 +216,7 @@ class CollectionLoop(ABC):
 
         The iterator ends then; `rollout` and `collect` raise `RuntimeError`.
         """
-        return isinstance(self._episodes, SeededEpisodes) and self._episodes.all_played
+        return self._seeds is not None and self._episodes.all_played
 
     @property
     def everything_keyed(self) -> bool:
@@ -198,13 +246,12 @@ class CollectionLoop(ABC):
         if kwargs:
             obs, _ = self.env.reset(ids, **kwargs)
             self._put_obs(ids, obs)
-            self._episodes.over[ids] = False
-            self._runner.begin(ids)
+            self._begin(ids)
 
     def _abandon_started(self) -> np.ndarray:
         """Abandon the episodes of which a step has been taken; returns their ids."""
         self._recover()
-        abandoned = self._episodes.ids(np.flatnonzero(self._episodes.taken))  # before steps in flight end some of them
+        abandoned = self._episodes.ids[self._episodes.taken > 0]  # before steps in flight end some of them
         self._finish_steps(discard=True)
         self._episodes.abandon(np.flatnonzero(self._episodes.taken))
         return abandoned

@@ -4,26 +4,55 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.errors import DatasetError
-from collector.store.files.safe_folder import SafeFolder
-from collector.store.first_form import read_first_form
-from collector.store.head import FIRST_MANIFEST, HEAD, read_head
-from collector.store.layout import Layout
+from collector.store.head import read_head
 from collector.store.manifest import Index, read_manifest
-from collector.store.packed import PackedEpisodes, concatenate, cut_episode, pack
-from collector.store.sampling import Transitions, gather, random_orders, transitions_of
-from collector.store.shards import Shards
-from collector.store.space_json import space_from_json
+from collector.store.packed import Layout, pack
+from collector.store.shard import Shards
+from collector.store.space_forms import space_from_json
 from vecenv import nest
 
 MEMORY = 2**28
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Transitions:
+    """K steps, each with the observation before and after it."""
+
+    obs: Any
+    """`(K, ...)`, or a dict or tuple of such: the observation for which the action was chosen."""
+    action: Any
+    """`(K, ...)`, or a tree of such."""
+    reward: np.ndarray
+    """float64 `(K,)` or `(K, m)`."""
+    next_obs: Any
+    """As `obs`; of the last step of an episode its last observation."""
+    terminated: np.ndarray
+    """bool `(K,)`."""
+    truncated: np.ndarray
+    """bool `(K,)`."""
+    episode: np.ndarray
+    """int64 `(K,)`: number of the episode."""
+    step: np.ndarray
+    """int64 `(K,)`: steps of it before this one."""
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def __repr__(self) -> str:
+        return f"Transitions({len(self)} steps of {len(np.unique(self.episode))} episodes)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name."""
+        return dict(vars(self))
 
 
 class Dataset:
@@ -34,8 +63,8 @@ class Dataset:
     unpickled, and no more is allocated than the files can hold; what does not fit together raises `DatasetError`.
 
     Args:
-        folder: what a job, `StoreWriter`, `RecordEpisodes` or `import_minari` wrote, or a job of an earlier version.
-        memory: bytes of shards to keep in memory, besides one shard; what is returned is not counted.
+        folder: what a job, `StoreWriter`, `RecordEpisodes` or `import_minari` wrote.
+        memory: bytes of shards to keep mapped or inflated, besides one shard; what is returned is not counted.
 
     Raises `DatasetError` where the folder holds no data set, or one that is damaged.
 
@@ -56,16 +85,9 @@ class Dataset:
 
     def __init__(self, folder: str | os.PathLike[str], *, memory: int = MEMORY) -> None:
         self.folder = Path(os.path.abspath(folder))
-        self.head: dict[str, Any]
-        """What the writer noted of the data set: spaces, versions, the job (docs/datasets.md)."""
-        is_first = False
-        with suppress(FileNotFoundError), SafeFolder(self.folder) as opened:
-            is_first = opened.kind(HEAD) is None and opened.kind(FIRST_MANIFEST) is not None
-        if is_first:
-            self.head, manifest = read_first_form(self.folder)
-            structure = self.head["obs"]
-        else:
-            self.head, manifest, structure = read_head(self.folder), read_manifest(self.folder), None
+        self.head = read_head(self.folder)
+        """Notes of the writer on the data set: spaces, versions, the job (docs/datasets.md)."""
+        manifest = read_manifest(self.folder)
         self.end = manifest.end
         """The number of the episode before which a complete data set ends; None: it is not complete."""
         self.failed = manifest.failed
@@ -74,10 +96,9 @@ class Dataset:
         """What the writer left for the next one."""
         self.layout: Layout | None = manifest.layout
         """The arrays of a shard; None where there is none yet."""
-        self._shards = Shards(self.folder, manifest.shards, manifest.index, manifest.layout, memory, structure)
-        self._set_index(manifest.index.by_number())
-        if self.end is not None:
-            self._set_index(self._index.take(slice(int(np.searchsorted(self._index.number, self.end)))))
+        self._shards = Shards(self.folder, manifest.shards, manifest.index, manifest.layout, memory)
+        index = manifest.index.by_number()
+        self._set_index(index if self.end is None else index.take(slice(int(np.searchsorted(index.number, self.end)))))
 
     def _set_index(self, index: Index) -> None:
         self._index = index
@@ -95,7 +116,7 @@ class Dataset:
     @property
     def complete(self) -> bool:
         """Whether the writer has ended it."""
-        return self.end is not None or self.head.get("status") == "complete"
+        return self.end is not None
 
     @property
     def steps(self) -> int:
@@ -130,12 +151,12 @@ class Dataset:
     @property
     def shard_files(self) -> list[str]:
         """The shards, in the order of their commits."""
-        return [record.file for record in self._shards.records]
+        return [record.path for record in self._shards.records]
 
     @property
     def nbytes(self) -> int:
         """Size of the shards on the disk."""
-        return sum(record.bytes for record in self._shards.records)
+        return sum(record.nbytes for record in self._shards.records)
 
     # Episodes
 
@@ -156,20 +177,14 @@ class Dataset:
             part._set_index(self._index.take(which).by_number())
             return part
         place = range(len(self))[which]
-        shard, position, first, length = (
-            int(column[place])
-            for column in (self._index.shard, self._index.position, self._index.first, self._index.length)
-        )
-        view = cut_episode(self._shards[shard], first, length, position)
-        self._shards.touch(2**18 + view.nbytes)
+        view = self._shards[int(self._index.shard[place])][int(self._index.position[place])]
         names = ("obs", "action", "reward", "terminated", "truncated")
-        copies = {name: nest.map(np.array, getattr(view, name)) for name in names}
-        return Episode(**copies, env_id=view.env_id, number=view.number, seed=view.seed)
+        return replace(view, **{name: nest.map(np.array, getattr(view, name)) for name in names})
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))
 
-    def blocks(self, nbytes: int = 2**26) -> Iterator[PackedEpisodes]:
+    def blocks(self, nbytes: int = 2**26) -> Iterator[EpisodeBatch]:
         """All episodes in order, several at a time as one set of arrays of about `nbytes` (at least one episode)."""
         waiting: list[Episode] = []
         size = 0
@@ -191,22 +206,50 @@ class Dataset:
         """
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
-        return transitions_of(concatenate(list(self.blocks())))
+        return self.take(np.arange(self.steps))
 
     def take(self, steps: Any) -> Transitions:
         """The transitions with these numbers, of `0..self.steps - 1` in the order of `transitions()`: int array `(k,)`.
 
         Raises IndexError.
         """
-        return gather(self._shards, self._index, self._starts, np.asarray(steps))
+        steps = np.asarray(steps)
+        if not steps.size:
+            raise IndexError("no transitions were asked for")
+        if not (steps.min() >= 0 and steps.max() < self.steps):
+            raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
+        index = self._index
+        episode = np.searchsorted(self._starts, steps, side="right") - 1
+        step = steps - self._starts[episode]
+        shard, row = index.shard[episode], index.first[episode] + step
+        # By shard, and within it by place: each is opened once, and read in the order of the disk.
+        order = np.lexsort((row, shard))
+        found: list[np.ndarray] = []
+        trees: tuple[Any, ...] = ()
+        for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
+            part, rows = self._shards[int(shard[into[0]])], row[into]
+            obs_rows = rows + index.position[episode[into]]
+            trees = part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated
+            places = obs_rows, rows, rows, obs_rows + 1, rows, rows
+            leaves = [(leaf, at) for tree, at in zip(trees, places, strict=True) for leaf in nest.leaves(tree)]
+            found = found or [np.empty((len(steps), *leaf.shape[1:]), leaf.dtype) for leaf, _ in leaves]
+            for array, (leaf, at) in zip(found, leaves, strict=True):
+                array[into] = leaf[at]
+        arrays = iter(found)
+        obs, action, reward, next_obs, terminated, truncated = (
+            nest.map(lambda _: next(arrays), tree) for tree in trees
+        )
+        return Transitions(obs, action, reward, next_obs, terminated, truncated, index.number[episode], step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
 
-        The same seed gives the same batches. Memory stays below that of the constructor, and a few batches: plain
-        shards are mapped, and any transition may be next; compressed ones are shuffled, and then the transitions of as
-        many as fit into memory. The last batch of a pass is smaller where `batch_size` does not divide the steps.
-        Raises `DatasetError` where there are no episodes, ValueError for a `batch_size` below 1.
+        The same seed gives the same batches. A pass is a permutation of windows: the shards in random order, as many at
+        a time as `memory` of the constructor holds, and the transitions of these in random order. So memory stays below
+        that and a few batches; where it holds the whole data set, any transition may be next. Draws with replacement
+        are `take(rng.integers(data.steps, size=batch_size))`. The last batch of a pass is smaller where `batch_size`
+        does not divide the steps. Raises `DatasetError` where there are no episodes, ValueError for a `batch_size`
+        below 1.
         """
         return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
 
@@ -216,7 +259,33 @@ class Dataset:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
-        return random_orders(self._shards, self._index, self._starts, batch_size, seed, passes)
+        return self._orders(batch_size, seed, passes)
+
+    def _orders(self, batch_size: int, seed: int, passes: int | None) -> Iterator[np.ndarray]:
+        for done in count() if passes is None else range(passes):
+            rest = np.zeros(0, np.int64)
+            for window in self._windows(np.random.default_rng([seed, done])):
+                rest = np.concatenate([rest, window])
+                whole = len(rest) // batch_size * batch_size
+                yield from rest[:whole].reshape(-1, batch_size)
+                rest = rest[whole:]
+            if len(rest):
+                yield rest
+
+    def _windows(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Shards in random order, as many at a time as memory holds, and their transitions in random order."""
+        shards, windows, number, size = rng.permutation(np.unique(self._index.shard)), [], 0, 0
+        for which in shards.tolist():
+            nbytes = self._shards.nbytes(which)
+            if size and size + nbytes > self._shards.memory:
+                number, size = number + 1, 0
+            size += nbytes
+            windows.append(number)
+        for each in range(number + 1):
+            episodes = np.flatnonzero(np.isin(self._index.shard, shards[np.array(windows) == each]))
+            lengths = self._index.length[episodes]
+            first = self._starts[episodes] - (np.cumsum(lengths) - lengths)
+            yield rng.permutation(np.arange(int(lengths.sum())) + np.repeat(first, lengths))
 
     def as_torch(self, of: str = "transitions", *, batch_size: int = 256, seed: int = 0, passes: int | None = 1) -> Any:
         """A `torch.utils.data` view, which works with the workers of a DataLoader.

@@ -1,4 +1,4 @@
-"""The folder of a data set on the disk: what may stand in it, how one begins, is taken up again, and is removed."""
+"""The folder of a data set on the disk: its files, and how one is begun, taken up again, and removed."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from collector.store import system_calls
 from collector.store.errors import DatasetError
-from collector.store.files import system_calls
-from collector.store.files.lock import LOCK
-from collector.store.files.safe_folder import FILE, FOLDER, PARTIAL, SafeFolder
-from collector.store.head import FIRST_MANIFEST, HEAD, changes, first_form_error, read_head
-from collector.store.manifest import MANIFEST, SHARDS, Manifest, read_manifest
+from collector.store.head import HEAD, changes, read_head
+from collector.store.manifest import MANIFEST, Manifest, read_manifest
+from collector.store.safe_folder import LOCK, PARTIAL, SafeFolder
+from collector.store.shard import mismatch
 
 OURS = re.compile(
     r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
 )
-"""What stands in the folder of a data set; other files are of others, and such a folder is never written to."""
-_SHARD = re.compile(r"(\d{6,12})\.npz(\.partial)?")
+"""Names in the folder of a data set; a folder with other names is never written to."""
+SHARDS = "shards"
+PART = re.compile(r"w\d{3,9}", re.ASCII)
+"""Folders among the shards in which other writers begin data sets, whose shards are then adopted."""
+_SHARD = re.compile(r"(\d{6,12})(\.partial)?", re.ASCII)
 
 
 def check_files(folder: SafeFolder) -> None:
-    """Raise `DatasetError` where a folder holds what no writer of this form put there, or at any depth a link."""
-    names = [name for name, _ in folder.entries()]
-    if FIRST_MANIFEST in names:
-        raise first_form_error(folder.path)
-    foreign = [name for name in names if not OURS.fullmatch(name)]
+    """Raise `DatasetError` where a folder holds a file that no writer puts there, or at any depth a link."""
+    foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
     if foreign:
         raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")
     folder.check()
 
 
 def contents(folder: SafeFolder) -> str:
-    """What a folder holds, for a message."""
+    """Describe the data set of a folder, for a message."""
     try:
         head, count = read_head(folder), len(read_manifest(folder).index)
     except DatasetError:
@@ -62,11 +62,11 @@ def resume(
     check: Callable[[Manifest], object] = lambda manifest: None,
     reopen: bool = False,
 ) -> Manifest:
-    """Take up the data set of a folder that is locked: what was not committed is removed; returns what was. With
-    `reopen` its end is removed, too.
+    """Take up the data set of a folder that is locked: all that was not committed is removed. With `reopen` its end is
+    removed, too.
 
     Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
-    add do not count, and what `check` raises, which is called with the manifest; nothing is changed then.
+    add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.
     """
     before = read_head(folder)
     if head is not None and (found := changes(head, before)):
@@ -76,10 +76,13 @@ def resume(
         )
     manifest = read_manifest(folder)
     for shard in manifest.shards:
-        if folder.size(shard.file) != shard.bytes:
-            raise DatasetError(
-                f"{folder.path / shard.file} is missing or does not match {MANIFEST}; restore it, or collect again"
-            )
+        try:
+            with folder.inside(shard.path) as opened:
+                sizes = {name: opened.size(name) for name in shard.files}
+        except FileNotFoundError:
+            sizes = {}
+        if sizes != {name: size for name, (size, _) in shard.files.items()}:
+            raise mismatch(folder.path / shard.path)
     check(manifest)
     if reopen and manifest.end is not None:
         if surplus := int((manifest.index.number >= manifest.end).sum()):
@@ -89,13 +92,7 @@ def resume(
             )
         manifest.end, manifest.good_bytes = None, manifest.end_at
     _cut_off(folder, MANIFEST, manifest.good_bytes)
-    committed = {shard.file for shard in manifest.shards}
-    if folder.kind(SHARDS):
-        with folder.inside(SHARDS) as shards:
-            for name, kind in shards.entries():
-                if kind == FOLDER:
-                    with shards.inside(name) as each:
-                        remove_partial(each, committed)
+    remove_uncommitted(folder, {shard.path for shard in manifest.shards})
     for name in (HEAD, MANIFEST):
         with suppress(FileNotFoundError):
             folder.remove(name + PARTIAL)
@@ -130,37 +127,22 @@ def remove_data(folder: SafeFolder) -> None:
     folder.sync()
 
 
-def remove_partial(folder: SafeFolder, committed: Collection[str] | None = None) -> None:
-    """Remove half-written shards from the folder of one writer, and those that are not among the `committed`, if given.
-
-    They are named as in the manifest.
-    """
-    for name in (name for name, kind in folder.entries() if kind == FILE):
-        found = _SHARD.fullmatch(name)
-        listed = committed is None or f"{SHARDS}/{folder.path.name}/{name}" in committed
-        if found and (found[2] or not listed):
-            folder.remove(name)
+def remove_uncommitted(folder: SafeFolder, committed: Collection[str]) -> None:
+    """Remove half-written shards, those that are not among the `committed`, and the parts of other writers."""
+    with suppress(FileNotFoundError), folder.inside(SHARDS) as shards:
+        for name, _ in shards.entries():
+            if (PART.fullmatch(name) or _SHARD.fullmatch(name)) and f"{SHARDS}/{name}" not in committed:
+                shards.remove(name)
 
 
-def first_free_shard(folder: SafeFolder, own: str) -> int:
-    """The number after those of the shards in the folder of one writer, which may not exist."""
+def first_free_shard(folder: SafeFolder) -> int:
+    """The number after those of the shards, of which there may be none."""
     try:
-        with folder.inside(own) as shards:
-            names = [name for name, _ in shards.entries()]
+        with folder.inside(SHARDS) as shards:
+            found = [_SHARD.fullmatch(name) for name, _ in shards.entries()]
     except FileNotFoundError:
-        names = []
-    return 1 + max((int(found[1]) for found in map(_SHARD.fullmatch, names) if found), default=-1)
-
-
-def write_or_remove(folder: SafeFolder, name: str, data: Any) -> None:
-    """Write a file atomically; where the disk refuses it, as far as possible nothing of it stays."""
-    try:
-        folder.write(name, data)
-    except OSError:
-        for each in (name + PARTIAL, name):
-            with suppress(OSError):
-                folder.remove(each)
-        raise
+        return 0
+    return 1 + max((int(each[1]) for each in found if each), default=-1)
 
 
 @contextmanager

@@ -1,192 +1,205 @@
-"""Reading a shard: a zip file of arrays whose every size is known before anything is allocated.
+"""A shard: a folder with a .npy file for each array of a `Layout`, for `numpy.load`, or .npy.gz where it is compressed.
 
-`np.load` would read these files too. Here the arrays of a plain shard are mapped at their place in the file, and
-nothing in the file is believed: names, sizes, places, dtypes and shapes must be those that the manifest implies.
+Nothing in a shard is believed: sizes and hashes must be those of the manifest, dtypes and shapes those of the layout.
+Plain files are mapped, compressed ones inflated; both are read in the same way then.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import mmap
 import os
-import struct
-import zipfile
+import resource
+import sys
 import zlib
+from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from collector.episodes.episode import EpisodeBatch
 from collector.store.errors import DatasetError
-from collector.store.files.row_reads import MappedFile
-from collector.store.files.safe_folder import SafeFolder
-from collector.store.layout import DTYPES, Column
-from collector.store.manifest import ShardRecord
+from collector.store.manifest import MANIFEST, Index, ShardRecord, file_name
+from collector.store.packed import Column, Layout, batch_of, check_whole, returns_of
+from collector.store.safe_folder import PARTIAL, SafeFolder
 
+LARGEST_INFLATED = 2**32
+"""The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""
 LONGEST_HEADER = 4096
-_LOCAL = struct.Struct("<4s5H3L2H")
-_END = struct.Struct("<4s4H2LH")
-_END64 = struct.Struct("<4sQ2H2L4Q")
-_CHUNK = 2**20
+SMALL = 2**17
+"""Files up to this size are read: a mapping costs a descriptor."""
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
-class Member:
-    """One array in a zip file: where its bytes are, and whether they are compressed."""
+def write_shard(
+    folder: SafeFolder, name: str, arrays: Mapping[str, np.ndarray], compress: bool
+) -> dict[str, tuple[int, str]]:
+    """Write a shard of this name into a folder, on the disk, at once or not at all; size and hash of each file.
 
-    def __init__(self, info: zipfile.ZipInfo, start: int) -> None:
-        self.start, self.packed, self.size, self.crc = start, info.compress_size, info.file_size, info.CRC
-        self.compressed = info.compress_type == zipfile.ZIP_DEFLATED
-
-    def content(self, file: Any, known: bool) -> Any:
-        """Its bytes: a view of the file, or as much as it declares of what is compressed there.
-
-        The checksum is that of the zip file, and not computed where the content is `known`."""
-        data = memoryview(file)[self.start : self.start + self.packed]
-        if self.compressed:
-            stream = zlib.decompressobj(-15)
-            data = memoryview(stream.decompress(data, self.size + 1))
-        if len(data) != self.size or not (known or zlib.crc32(data) == self.crc):
-            raise DatasetError("an array in it is damaged")
-        return data
-
-
-def open_shard(
-    root: Path, record: ShardRecord, expected: Mapping[str, Column] | None, *, known: bool = False, manifest: str = ""
-) -> tuple[dict[str, np.ndarray], MappedFile]:
-    """The arrays of a shard, and the mapping that those of a plain one are views of.
-
-    Its size and hash must be those of the `record` (the hash is not computed where it is `known`), its arrays those
-    `expected`; None: a shard of the first form, any plain arrays. Raises `DatasetError`.
+    The same arrays give the same bytes. Raises OSError.
     """
-    path = root / record.file
+    files = {}
     try:
-        with SafeFolder(root) as folder:
-            fd = folder.open(record.file)
-    except FileNotFoundError:
-        raise _mismatch(path, manifest) from None
+        with folder.inside(name + PARTIAL, make=True) as shard:
+            for array_name, array in arrays.items():
+                file = io.BytesIO()
+                np.save(file, array, allow_pickle=False)
+                data = gzip.compress(file.getbuffer(), 6, mtime=0) if compress else file.getbuffer()
+                shard.create(file_name(array_name, compress), data)
+                files[file_name(array_name, compress)] = len(data), hashlib.sha256(data).hexdigest()
+            shard.sync()
+        folder.rename(name + PARTIAL, name)
+    except OSError:
+        for each in (name + PARTIAL, name):
+            with suppress(OSError):
+                folder.remove(each)
+        raise
+    return files
+
+
+def read_array(folder: SafeFolder, record: ShardRecord, name: str, expected: Column, known: bool) -> np.ndarray:
+    """An array of a shard: a view of its file, or of the inflated content. Raises `DatasetError` and FileNotFoundError.
+
+    The hash is not computed where it is `known`.
+    """
+    size, sha256 = record.files[file_name(name, record.compressed)]
+    fd = folder.open(file_name(name, record.compressed))
     with os.fdopen(fd, "rb") as file:
-        if os.fstat(fd).st_size != record.bytes or not record.bytes:
-            raise _mismatch(path, manifest)
-        if not known and sha256_of(file) != record.sha256:
-            raise _mismatch(path, manifest)
-        mapping = MappedFile(fd, 0, access=mmap.ACCESS_READ)
-        mapping.path = path
+        if os.fstat(fd).st_size != size or not size:
+            raise FileNotFoundError
+        data: Any = file.read() if size <= SMALL else mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)
+    if not known and hashlib.sha256(data).hexdigest() != sha256:
+        raise FileNotFoundError
+    if record.compressed:
+        stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        data = stream.decompress(data, expected.nbytes + LONGEST_HEADER)
+        if not stream.eof:
+            raise DatasetError(f"{name} is larger than its layout says, or damaged")
+    header = io.BytesIO(memoryview(data)[:LONGEST_HEADER])
+    if np.lib.format.read_magic(header) != (1, 0):
+        raise DatasetError(f"{name} is not in version 1.0 of the format of numpy")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=LONGEST_HEADER)
+    if Column(dtype, shape) != expected or (fortran and len(shape) > 1):
+        raise DatasetError(f"{name} is {dtype} {str(shape)[:80]}, expected {expected.dtype} {expected.shape}")
+    if len(data) != header.tell() + expected.nbytes:
+        raise DatasetError(f"{name} has {len(data):,} bytes, expected {header.tell() + expected.nbytes:,}")
+    array: np.ndarray = np.ndarray(shape, dtype, data, header.tell())
+    if not known and dtype == np.bool_ and (array.view(np.uint8) > 1).any():
+        raise DatasetError(f"{name} has bytes that are neither True nor False")
+    return array
+
+
+class OpenShard(NamedTuple):
+    """The episodes of a shard, and what they take."""
+
+    episodes: EpisodeBatch
+    nbytes: int
+    descriptors: int
+
+
+class Shards:
+    """Opens the shards of a data set when they are needed, and checks each against the manifest the first time.
+
+    Those that were not used for the longest time are closed where all together, mapped or inflated, are larger than
+    `memory` bytes, so that memory stays below that and one shard. Pickled, it takes along which have been checked.
+    """
+
+    def __init__(
+        self, root: Path, records: list[ShardRecord], index: Index, layout: Layout | None, memory: int
+    ) -> None:
+        self.root, self.records, self.layout, self.memory = root, records, layout, memory
+        self._index = index
+        self._bounds = np.cumsum([0, *(record.episodes for record in records)])
+        self._checked: set[int] = set()
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_descriptors = 8192 if soft == resource.RLIM_INFINITY else max(64, min(8192, soft // 2))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": OrderedDict()}
+
+    def nbytes(self, which: int) -> int:
+        """Size of the arrays of a shard."""
+        record = self.records[which]
+        return 0 if self.layout is None else self.layout.nbytes(record.steps, record.episodes)
+
+    def __getitem__(self, which: int) -> EpisodeBatch:
+        if which not in self._open:
+            found = self._read(which)
+            while self._open and not self._has_room(found):
+                self._open.popitem(last=False)
+            self._open[which] = found
+        self._open.move_to_end(which)
+        return self._open[which].episodes
+
+    def _has_room(self, fresh: OpenShard) -> bool:
+        nbytes, descriptors = (sum(column) for column in zip(*((e[1], e[2]) for e in self._open.values()), strict=True))
+        return nbytes + fresh.nbytes <= self.memory and descriptors + fresh.descriptors <= self._most_descriptors
+
+    def check(self, which: int) -> None:
+        """Read a shard and check all that is known of it, whether it has been checked before or not."""
+        self._checked.discard(which)
+        self._open.pop(which, None)
+        check_whole(self[which])
+        if not np.allclose(returns_of(self[which]), self._of(which, self._index.returns), rtol=1e-9, atol=1e-9):
+            raise DatasetError(
+                f"{self.root / self.records[which].path} has other rewards than the returns in {MANIFEST}"
+            )
+
+    def _of(self, which: int, column: np.ndarray) -> np.ndarray:
+        return column[self._bounds[which] : self._bounds[which + 1]]
+
+    def _read(self, which: int) -> OpenShard:
+        record, layout = self.records[which], self.layout
+        path = self.root / record.path
+        if layout is None:
+            raise DatasetError(f"{self.root} has no shards")
+        expected, nbytes, known = (
+            layout.shapes(record.steps, record.episodes),
+            self.nbytes(which),
+            which in self._checked,
+        )
+        if record.compressed and nbytes > LARGEST_INFLATED:
+            raise DatasetError(
+                f"{path} declares {nbytes:,} bytes; {LARGEST_INFLATED:,} are the most for a shard that is compressed"
+            )
         try:
-            members = directory(file, record.bytes, None if expected is None else len(expected))
-            names = members.keys() if expected is None else expected.keys()
-            if members.keys() != names:
-                raise DatasetError(f"it has the arrays {sorted(members)[:20]}, expected {sorted(names)}")
-            if any(member.compressed is not record.compressed for member in members.values()):
-                raise DatasetError("its arrays are compressed, or not, otherwise than the manifest says")
-            arrays = {
-                name: _array(members[name], mapping, None if expected is None else expected[name], known)
-                for name in names
-            }
+            with SafeFolder(self.root) as root, root.inside(record.path) as folder:
+                arrays = {name: read_array(folder, record, name, each, known) for name, each in expected.items()}
+        except FileNotFoundError:
+            raise mismatch(path) from None
         except DatasetError as error:
             raise DatasetError(f"{path} is not a shard of this data set: {error}") from None
-        except Exception as error:  # of zipfile, zlib and numpy: what is wrong with the file
+        except Exception as error:  # of numpy and zlib: what is wrong with a file
             reason = f"{type(error).__name__}: {error}"
             raise DatasetError(f"{path} is not a shard of this data set: {reason}") from None
-    return arrays, mapping
+        episodes = batch_of(layout, arrays)
+        if not known:
+            self._check_meaning(which, arrays["offsets"], episodes)
+            self._checked.add(which)
+        return OpenShard(episodes, nbytes, sum(size > SMALL for size, _ in record.files.values()))
+
+    def _check_meaning(self, which: int, offsets: np.ndarray, episodes: EpisodeBatch) -> None:
+        """Raise `DatasetError` where the arrays are not those of the episodes in the manifest."""
+        path = self.root / self.records[which].path
+        expected = np.concatenate([[0], np.cumsum(self._of(which, self._index.length))])
+        if not np.array_equal(offsets, expected):
+            raise DatasetError(f"{path} has offsets that are not those of the lengths in {MANIFEST}")
+        if not np.array_equal(episodes.episode, self._of(which, self._index.number)):
+            raise DatasetError(f"{path} has other episodes than {MANIFEST} says")
+        if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
+            raise DatasetError(f"{path} has a seed or an env below zero")
+        if not np.isfinite(episodes.reward).all():
+            raise DatasetError(f"{path} has a reward that is not finite")
+        if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), expected[1:] - 1):
+            raise DatasetError(f"{path} has episodes that are not over in their last step, or earlier")
 
 
-def _mismatch(path: Path, manifest: str) -> DatasetError:
-    return DatasetError(f"{path} is missing or does not match {manifest}; restore it, or collect again")
-
-
-def sha256_of(file: Any) -> str:
-    """The hash of a whole file."""
-    digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
-    file.seek(0)
-    while count := file.readinto(buffer):
-        digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
-
-
-def directory(file: Any, size: int, count: int | None) -> dict[str, Member]:
-    """The arrays in a zip file, by name without ".npy": plain or deflated, each of its own bytes of the file."""
-    room = (64 if count is None else count) * 400
-    if _directory_bytes(file, size) > room:
-        raise DatasetError("its directory is larger than that of a shard")
-    members, taken = dict[str, Member](), list[tuple[int, int]]()
-    with zipfile.ZipFile(file) as archive:
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            if name in members or name == info.filename:
-                raise DatasetError(f"it has {info.filename[:80]!r} twice, or as something else than an array")
-            if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise DatasetError(f"{name[:80]!r} in it is encrypted, or compressed in another way than deflate")
-            if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
-                raise DatasetError(f"{name[:80]!r} in it has two sizes")
-            start = _data_start(file, info)
-            members[name] = Member(info, start)
-            taken.append((info.header_offset, start + info.compress_size))
-        end = archive.start_dir
-    taken.sort()
-    borders = [0, *(stop for _, stop in taken)]
-    starts = [*(start for start, _ in taken), end]
-    if any(start < stop for start, stop in zip(starts, borders, strict=True)) or end > size:
-        raise DatasetError("arrays in it overlap, or reach beyond the file")
-    return members
-
-
-def _directory_bytes(file: Any, size: int) -> int:
-    """Size of the directory of a zip file, from its last record; zipfile would read all of it."""
-    if size < _END.size:
-        raise DatasetError("it is too short for a zip file")
-    file.seek(size - _END.size)
-    magic, *_, length, _, comment = _END.unpack(file.read(_END.size))
-    if magic != b"PK\x05\x06" or comment:
-        raise DatasetError("it does not end as a zip file without a comment")
-    locator = size - _END.size - 20
-    file.seek(max(0, locator))
-    if locator >= _END64.size and file.read(4) == b"PK\x06\x07":
-        file.seek(locator - _END64.size)
-        return int(_END64.unpack(file.read(_END64.size))[8])
-    return int(length)
-
-
-def _data_start(file: Any, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of a member begin, from the header before them."""
-    file.seek(info.header_offset)
-    magic, *_, name_bytes, extra_bytes = _LOCAL.unpack(file.read(_LOCAL.size))
-    if magic != b"PK\x03\x04" or file.read(name_bytes) != info.filename.encode():
-        raise DatasetError(f"{info.filename[:80]!r} is not where the directory says")
-    return int(info.header_offset + _LOCAL.size + name_bytes + extra_bytes)
-
-
-def _array(member: Member, file: Any, expected: Column | None, known: bool) -> np.ndarray:
-    size = member.size
-    if expected is not None and not expected.row_bytes < size <= expected.row_bytes + LONGEST_HEADER:
-        raise DatasetError(f"an array in it has {size:,} bytes, expected {expected.row_bytes:,} and a header")
-    data = member.content(file, known)
-    column, start = _header(bytes(data[:LONGEST_HEADER]))
-    if expected is not None and column != expected:
-        raise DatasetError(f"an array in it is {_text(column)}, expected {_text(expected)}")
-    if column.row_bytes != size - start:
-        raise DatasetError(f"an array in it has {size - start:,} bytes, and {_text(column)} has {column.row_bytes:,}")
-    count = column.row_bytes // column.dtype.itemsize
-    array = np.frombuffer(data, column.dtype, count, start) if count else np.zeros(0, column.dtype)
-    if not known and column.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
-        raise DatasetError("an array of bool in it has other bytes than 0 and 1")
-    return array.reshape(column.shape)
-
-
-def _header(data: bytes) -> tuple[Column, int]:
-    """Dtype and shape of a .npy file, and where its numbers begin."""
-    file = io.BytesIO(data)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise DatasetError("an array in it is not in version 1.0 of the format of numpy")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=LONGEST_HEADER)
-    sizes = tuple(shape)
-    if fortran and len(sizes) > 1:
-        raise DatasetError("an array in it is in Fortran order")
-    if dtype.str not in DTYPES or dtype.names or not all(type(size) is int and 0 <= size < 2**48 for size in sizes):
-        raise DatasetError(f"an array in it is {dtype} of the shape {str(sizes)[:80]}; only numbers can be read")
-    return Column(dtype, sizes), file.tell()
-
-
-def _text(column: Column) -> str:
-    return f"{column.dtype} {column.shape}"
+def mismatch(path: Path) -> DatasetError:
+    """What to raise for a shard whose files are not those of its line."""
+    return DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")

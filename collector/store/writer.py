@@ -12,24 +12,34 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import folder as on_disk
+from collector.store import schema
 from collector.store.errors import DatasetError
-from collector.store.files.line_file import LineFile
-from collector.store.files.lock import FolderLock
-from collector.store.files.safe_folder import SafeFolder
-from collector.store.files.shard_file import shard_bytes
+from collector.store.folder import SHARDS
 from collector.store.head import HEAD, head_bytes, read_head
-from collector.store.layout import Layout
-from collector.store.manifest import LARGEST, MANIFEST, SHARDS, Manifest, shard_line
-from collector.store.packed import PackedEpisodes, concatenate, pack
+from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines
+from collector.store.packed import (
+    Layout,
+    arrays_of,
+    check_whole,
+    concatenate,
+    layout_of,
+    nbytes_of,
+    pack,
+    returns_of,
+)
+from collector.store.safe_folder import FolderLock, SafeFolder
+from collector.store.schema import LARGEST, End, LayoutLine, Line, Note, ShardLine
+from collector.store.shard import write_shard
 
 _INTERRUPTED = "a commit was interrupted"
 
@@ -40,18 +50,12 @@ class StoreWriter:
     Args:
         folder: made if it does not exist, with its parents.
         head: what `make_head` returns; None: that of the folder, with `resume`.
-        writer: number of this writer; its shards are in `shards/w000/` and so on. Writers other than 0 lock that folder
-            only, and need `commit_line`.
         resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
             without a line, and half a line.
         reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
             until the next `end`. Without, nothing can be added to it.
         overwrite: remove the data set that is there.
         compress: deflate the shards: smaller, slower to write and to read at random.
-        commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
-            keeps the manifest: it passes them to `record` of its own writer.
-        recorded: names of all shards that are in the manifest, as it has them, where another process keeps it: what an
-            earlier writer of this number has left beside them is removed. None: it stays.
         check: with `resume`, called with the manifest of the data set before anything is changed; what it raises, the
             constructor does.
 
@@ -71,13 +75,10 @@ class StoreWriter:
         folder: str | os.PathLike[str],
         head: dict[str, Any] | None,
         *,
-        writer: int = 0,
         resume: bool = False,
         reopen: bool = False,
         overwrite: bool = False,
         compress: bool = False,
-        commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
-        recorded: Collection[str] | None = None,
         check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
@@ -90,26 +91,20 @@ class StoreWriter:
         """What the last commit with a `state` left."""
         self.failed: dict[str, int] = {}
         """Failures so far, by name."""
-        self.waiting_episodes = 0
-        """Episodes that are not committed yet,"""
         self.waiting_bytes = 0
-        """and their size."""
+        """Size of the episodes that are not committed yet."""
         self.steps = 0
         """Steps of the committed episodes."""
         self.bytes = 0
         """Size of the committed shards."""
-        self._own = f"{SHARDS}/w{writer:03d}"
-        self._commit_line, self._recorded = commit_line, recorded
-        self._waiting: list[PackedEpisodes] = []
+        self._waiting: list[EpisodeBatch] = []
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
         self._next_number = 0
-        self._manifest: LineFile | None = None
+        self._manifest: ManifestFile | None = None
         self._broken = ""
         self._waiting_since: float | None = None
-        if (writer == 0) is (commit_line is not None):
-            raise ValueError("writer 0 keeps the manifest; the others need commit_line, by which they report to it")
-        if head is None and not resume and commit_line is None:
+        if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
         with on_disk.writing(self.folder, "choose another folder"):
@@ -117,7 +112,7 @@ class StoreWriter:
             """The folder, for what else is written there; it is closed with the writer."""
             try:
                 self._lock = self._open(head, content, resume, reopen, overwrite, check)
-                self._next_shard = on_disk.first_free_shard(self.opened, self._own)
+                self._next_shard = on_disk.first_free_shard(self.opened)
             except BaseException:
                 self.opened.close()
                 raise
@@ -127,12 +122,6 @@ class StoreWriter:
     def _open(
         self, head: Any, content: bytes | None, resume: bool, reopen: bool, overwrite: bool, check: Any
     ) -> FolderLock:
-        if self._commit_line is not None:
-            with self.opened.inside(self._own, make=True) as own:
-                own.check()
-                lock = FolderLock(own)
-                on_disk.remove_partial(own, self._recorded)
-            return lock
         on_disk.check_files(self.opened)
         lock = FolderLock(self.opened)
         try:
@@ -142,7 +131,7 @@ class StoreWriter:
                 read_head(self.opened)  # which says that there is none
             else:
                 on_disk.begin(self.opened, content or b"", overwrite)
-            self._manifest = LineFile(self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND))
+            self._manifest = ManifestFile(self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND))
         except BaseException:
             lock.release()
             raise
@@ -156,7 +145,7 @@ class StoreWriter:
             manifest.state,
             manifest.failed,
         )
-        self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.bytes for shard in manifest.shards)
+        self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.nbytes for shard in manifest.shards)
         self._note(manifest.index.number)
 
     # Episodes
@@ -170,51 +159,45 @@ class StoreWriter:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._manifest is None and self._commit_line is None
+        return self._manifest is None
 
     @property
     def waiting_seconds(self) -> float:
         """Seconds since the first of the episodes came that are not committed yet."""
         return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
 
-    def add(self, episodes: Episode | Sequence[Episode]) -> None:
+    def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Take episodes for the next shard; those without a number get the next free one.
 
         Raises `DatasetError` for one that is not whole, has rewards that are not finite, does not fit to those before,
         or has a number that was taken; then none of them is taken.
         """
-        several = [episodes] if isinstance(episodes, Episode) else list(episodes)
-        if several:
-            self.add_packed(pack(several))
-
-    def add_packed(self, episodes: PackedEpisodes) -> None:
-        """As `add`, of episodes that are one set of arrays already."""
+        several = [episodes] if isinstance(episodes, Episode) else episodes
         self._check_open()
-        if not len(episodes):
+        if not len(several):
             return
-        episodes = self._numbered(episodes)
-        episodes.check()
-        layout = episodes.layout()
-        expected = self.layout or (self._waiting[0].layout() if self._waiting else layout)
+        batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
+        check_whole(batch)
+        layout = layout_of(batch)
+        expected = self.layout or (layout_of(self._waiting[0]) if self._waiting else layout)
         if layout != expected:
             raise DatasetError(
-                f"these episodes have the arrays {layout.as_json()}, and those of {self.folder} have "
-                f"{expected.as_json()}"
+                f"these episodes have the arrays {schema.as_json(layout.line())}, and those of {self.folder} have "
+                f"{schema.as_json(expected.line())}"
             )
-        self._seen.update(episodes.episode.tolist())
-        self._next_number = max(self._next_number, int(episodes.episode.max()) + 1)
-        self._waiting.append(episodes)
-        self.waiting_episodes += len(episodes)
-        self.waiting_bytes += episodes.nbytes
+        self._seen.update(batch.episode.tolist())
+        self._next_number = max(self._next_number, int(batch.episode.max()) + 1)
+        self._waiting.append(batch)
+        self.waiting_bytes += nbytes_of(batch)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def _numbered(self, episodes: PackedEpisodes) -> PackedEpisodes:
+    def _numbered(self, episodes: EpisodeBatch) -> EpisodeBatch:
         numbers = episodes.episode
         if (numbers < 0).any():
             free = max(self._next_number, int(numbers.max()) + 1)
             numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
-            episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
+            episodes = replace(episodes, episode=numbers)
         if numbers.max() >= LARGEST:
             raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
         fresh = set(numbers.tolist())
@@ -231,15 +214,15 @@ class StoreWriter:
         episodes wait for another attempt.
         """
         self._check_open()
-        notes = {key: value for key, value in (("failed", failed), ("state", state)) if value}
-        if not self._waiting and not notes:
+        note = Note(failed or {}, state)
+        if not self._waiting and note == Note():
             return
         with self._changing():
             if self._waiting:
-                self._commit_shard(notes)
+                self._commit_shard(note)
             else:
-                self._append([notes])
-            self._count(failed or {}, state)
+                self._append([note])
+                self._note_line(note)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -256,72 +239,99 @@ class StoreWriter:
             raise
         self._broken = ""
 
-    def _commit_shard(self, notes: dict[str, Any]) -> None:
+    def _commit_shard(self, note: Note) -> None:
         episodes = concatenate(self._waiting)
         self._waiting = [episodes]
-        layout = episodes.layout()
-        # A number is used once: a line that may be on the disk or not never names a file that is written again.
-        name = f"{self._next_shard:06d}.npz"
+        layout = layout_of(episodes)
+        # A number is used once: a line that may be on the disk or not never names a folder that is written again.
+        name = f"{self._next_shard:06d}"
         self._next_shard += 1
-        data = shard_bytes(episodes.arrays(), compress=self.compress).getbuffer()
-        line = {**shard_line(f"{self._own}/{name}", data, self.compress, episodes), **notes}
-        lines = [line] if self.layout is not None else [{"layout": layout.as_json()}, line]
-        with self.opened.inside(self._own, make=True) as own:
-            on_disk.write_or_remove(own, name, data)
+        with self.opened.inside(SHARDS, make=True) as own:
+            line = ShardLine(
+                shard=f"{SHARDS}/{name}",
+                files=write_shard(own, name, arrays_of(episodes), self.compress),
+                compressed=self.compress,
+                steps=len(episodes.reward),
+                episodes=episodes.episode.tolist(),
+                lengths=episodes.lengths.tolist(),
+                returns=returns_of(episodes).tolist(),
+                failed=note.failed,
+                state=note.state,
+            )
             try:
-                self._append(lines)
+                self._append([line] if self.layout is not None else [layout.line(), line])
             except OSError:
                 if self._manifest is None or not self._manifest.unknown:  # it is as it was, so the shard is none
                     with suppress(OSError):
                         own.remove(name)
                 raise
         self.layout = layout
-        self._waiting, self.waiting_episodes, self.waiting_bytes, self._waiting_since = [], 0, 0, None
-        self.steps += episodes.steps
-        self.bytes += len(data)
-        self._numbers.append(episodes.episode)
+        self._waiting, self.waiting_bytes, self._waiting_since = [], 0, None
+        self._note_line(line)
 
-    def record(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Add the lines that another writer passed to its `commit_line`; its shard is on the disk."""
+    def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
+        """Move the committed shards of another data set here, and return their lines; it may still be written to.
+
+        Each shard gets a new name, and then a line; one that was moved before is left out, so this may be called again.
+        The other folder is on the same disk. Raises `DatasetError` where its episodes have another layout or numbers
+        that are here already, and where the disk refuses. A shard that is moved and has no line is not committed.
+        """
         self._check_open()
-        fresh: list[dict[str, Any]] = []
-        for line in lines:
-            if "layout" in line:
-                if self.layout is None:
-                    self.layout = Layout.from_json(line["layout"])
-                    fresh.append(line)
-                elif Layout.from_json(line["layout"]) != self.layout:
-                    raise DatasetError(f"a writer has episodes of another layout than {self.folder}: {line['layout']}")
-                continue
-            numbers = np.array(line.get("episodes", []), np.int64)
-            if not self._seen.isdisjoint(numbers.tolist()):
-                raise DatasetError(f"a writer has episodes that are in {self.folder} already: {numbers[:5].tolist()}")
-            fresh.append(line)
+        adopted = []
+        with SafeFolder(folder) as other, on_disk.writing(self.folder, "nothing that was committed is lost"):
+            for line, _ in read_lines(other):
+                if isinstance(line, LayoutLine):
+                    self._add_line(line)
+                elif isinstance(line, ShardLine) and other.kind(line.shard):
+                    self._check_new(line)
+                    own, _, name = line.shard.rpartition("/")
+                    with other.inside(own) as theirs, self.opened.inside(SHARDS, make=True) as ours:
+                        line.shard = f"{SHARDS}/{self._next_shard:06d}"
+                        self._next_shard += 1
+                        theirs.rename(name, line.shard.rpartition("/")[2], ours)
+                    self._add_line(line)
+                    adopted.append(line)
+        return adopted
+
+    def _add_line(self, line: Line) -> None:
+        """Add a line of another writer, unless it is the layout that is here."""
+        if isinstance(line, LayoutLine) and self.layout is not None:
+            if Layout.of_line(line) != self.layout:
+                raise DatasetError(
+                    f"a writer has episodes of another layout than {self.folder}: {schema.as_json(line)}"
+                )
+            return
+        self._check_new(line)
         with self._changing():
-            self._append(fresh)
-            for line in fresh:
-                self._note(np.array(line.get("episodes", []), np.int64))
-                self.steps += line.get("steps", 0)
-                self.bytes += line.get("bytes", 0)
-                self._count(line.get("failed", {}), line.get("state"))
+            self._append([line])
+            self._note_line(line)
+
+    def _check_new(self, line: Line) -> None:
+        if isinstance(line, ShardLine) and (twice := self._seen.intersection(line.episodes)):
+            raise DatasetError(f"a writer has episodes that are in {self.folder} already: {sorted(twice)[:5]}")
+
+    def _note_line(self, line: Line) -> None:
+        """Know what a line says that is on the disk."""
+        if isinstance(line, LayoutLine):
+            self.layout = Layout.of_line(line)
+        if isinstance(line, ShardLine):
+            self.steps += line.steps
+            self.bytes += line.nbytes
+            self._note(np.array(line.episodes, np.int64))
+        if isinstance(line, Note):
+            for name, count in line.failed.items():
+                self.failed[name] = self.failed.get(name, 0) + count
+            self.state = self.state if line.state is None else line.state
 
     def _note(self, numbers: np.ndarray) -> None:
         self._numbers.append(numbers)
         self._seen.update(numbers.tolist())
         self._next_number = max(self._next_number, int(numbers.max(initial=-1)) + 1)
 
-    def _count(self, failed: dict[str, int], state: Any) -> None:
-        for name, count in failed.items():
-            self.failed[name] = self.failed.get(name, 0) + count
-        self.state = self.state if state is None else state
-
-    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+    def _append(self, lines: Sequence[Line]) -> None:
         """Add whole lines to the manifest, on the disk, or none."""
-        if self._manifest is None:
-            assert self._commit_line is not None
-            self._commit_line(list(lines))
-        else:
-            self._manifest.append(lines)
+        assert self._manifest is not None
+        self._manifest.append(lines)
 
     # End
 
@@ -337,7 +347,7 @@ class StoreWriter:
         self.commit()
         count = self._next_number if episodes is None else episodes
         with self._changing():
-            self._append([{"end": status, "episodes": count}])
+            self._append([End(count)])
             self.ended = count
 
     def close(self) -> None:

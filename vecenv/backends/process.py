@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from vecenv import openmp
 from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
@@ -25,25 +24,23 @@ from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.ipc.wakeup import fence
+from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.info_reader import InfoReader
+from vecenv.backends.memory.infos import InfoReader
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.pickle_codec import PickleCodec
-from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
-from vecenv.backends.pool.openmp_release import OpenMPRelease
+from vecenv.backends.pool.spinning_threads import SpinningThreads, is_enabled
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Launcher, WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.process_calls import ProcessCall, Request
-from vecenv.backends.releasing_transport import ReleasingTransport
-from vecenv.backends.transport import Transport
+from vecenv.backends.transport import PickleCodec, ProcessCall, Request, Transport
 from vecenv.backends.worker.blocking_envs import advice
 from vecenv.errors import ClosedError, ConcurrentCallError, WorkerWarnings
-from vecenv.portability import IN_ORDER, binds_to_cpus
+from vecenv.portability import IN_ORDER
 
+REVIEW_WAITS = 8
+"""Waits between two reviews."""
 IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
-"""What a worker did when it ended, where no single env was in use."""
+"""Activity of a worker when it ended, where no single env was in use."""
 
 
 class ProcessBackend(Backend):
@@ -57,29 +54,28 @@ class ProcessBackend(Backend):
         launcher: Launcher,
         start_timeout: float,
         step_timeout: float | None = None,
-        affinity: bool = False,
         release_openmp: bool = True,
     ) -> None:
         super().__init__()
         self.pool = WorkerPool(transport.server, launcher, start_timeout)
         self.pool.on_frame, self.pool.on_loss, self.pool.notify = self._on_frame, self._on_loss, transport.notify
         self.codec = PickleCodec(launcher.forked)
-        self._transport = self._carrier = transport
-        """In use: `_carrier`, or a ReleasingTransport around it."""
+        self._transport = transport
         self._step_timeout = step_timeout
-        self._spreads = launcher.on_this_machine and not affinity
-        self._releases = release_openmp
+        self._ends_spinning = release_openmp
+        self._spinning: SpinningThreads | None = None
+        self._engaged: SpinningThreads | None = None
+        """The same while it is engaged."""
         self._answers: Answers | None = None
         self._requests: dict[int, Request] = {}
         self._number = 0
         """The number of the last request."""
         self._warnings = WorkerWarnings()
         self.sleeps = False
-        """Whether a call sleeps until envs have answered."""
-        self._waits = 0
-        self._review_waits = REVIEW_WAITS
-        """How many waits there are to a review."""
-        self._waited = self._last_wait = 0.0
+        """True if a call sleeps until envs have answered."""
+        self._waits = REVIEW_WAITS
+        """Number of waits until the next review."""
+        self._last_wait = 0.0
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -87,7 +83,7 @@ class ProcessBackend(Backend):
 
     @property
     def own_stats(self) -> dict[str, Any]:
-        return {} if self._release is None else self._release.stats()
+        return {} if self._spinning is None else self._spinning.stats()
 
     # Start.
 
@@ -96,15 +92,14 @@ class ProcessBackend(Backend):
         self.num_workers = num_workers = num_workers or self.pool.launcher.default_num_workers(n, eager)
         self._eager = eager
         if eager:  # answers of other envs end waits before the watchdog looks, so it looks after each
-            self._review_waits = 1
+            self._waits = 1
         self.pool.open(num_workers, n, eager)
         stacks = self.pool.stacks
         self._watchdog = Watchdog(
             self.pool.control, lambda worker: worker.stack(stacks), self._step_timeout, self.pool.kill
         )
-        spreads = num_workers > 1 and not eager and self._spreads and binds_to_cpus()
-        self._placement = Placement(self.pool.control) if spreads else None
-        self._release = OpenMPRelease(num_workers) if self._releases and not eager and openmp.is_enabled() else None
+        if self._ends_spinning and not eager and is_enabled():
+            self._spinning = SpinningThreads(num_workers)
         self._transport.open(self.pool, n)
         return self.pool.start(env_fns, self._transport.worker_args)
 
@@ -117,7 +112,7 @@ class ProcessBackend(Backend):
         self._all_done = bytes([opcodes.DONE]) * self._n
         self._all_infos = bytes([opcodes.DONE_INFO]) * self._n
         for worker in self.pool.workers:
-            self._carrier.serves(worker)
+            self._transport.serves(worker)
             self.pool.post(worker, messages.SETUP, 0, self._setup)
         return arena
 
@@ -127,6 +122,8 @@ class ProcessBackend(Backend):
         pool = self.pool
         if pool.torn:
             pool.end_torn()
+        if self._engaged is not None:
+            self._engaged.before_round()
         pool.torn = pool.workers
         self._transport.send(ids, ops, payloads)
         pool.torn = ()
@@ -140,9 +137,8 @@ class ProcessBackend(Backend):
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
         waited = self._last_wait = perf_counter() - begin
-        self._waited += waited
-        self._waits += 1
-        if not self._waits % self._review_waits:
+        self._waits -= 1
+        if not self._waits:
             self._review()
         return waited
 
@@ -179,15 +175,16 @@ class ProcessBackend(Backend):
             self.sleeps = False
 
     def _review(self) -> None:
-        if self._placement is not None:
-            self._placement.review(self._waited, self.pool.workers)
-        if self._release is not None:
-            was_engaged = self._release.engaged
-            self._release.review(self._waited)
-            if self._release.engaged is not was_engaged:
-                self._transport = self._carrier if was_engaged else ReleasingTransport(self._carrier, self._release)
+        spinning = self._spinning
+        if spinning is not None:
+            if spinning.engaged:
+                spinning.after_round()
+            else:
+                spinning.review(REVIEW_WAITS)
+            self._engaged = spinning if spinning.engaged else None
         if self._eager and self._watchdog.is_due():
             self._watchdog.check(self._unanswered())
+        self._waits = 1 if self._eager or self._engaged is not None else REVIEW_WAITS
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """The workers that have not answered in full, with the envs whose answers are missing."""
@@ -232,7 +229,7 @@ class ProcessBackend(Backend):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
 
     def _in_rows(self, ids: Sequence[int] | None) -> Sequence[int] | None:
-        """Those of the answers `ids` (None: all) whose infos are in their rows; None if that is all of them."""
+        """The ids among `ids` (None: all) whose infos are in their rows; None if that is all of them."""
         status = self._status.tobytes()
         if ids is None and status == self._all_infos:
             return None
@@ -330,7 +327,7 @@ class ProcessBackend(Backend):
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
-        """Whether the env has answered, but for an extra, or the form of its info, that is still on its way."""
+        """True if the env has answered, but for an extra, or the form of its info, that is still on its way."""
         assert self._answers is not None
         if self._status[i] == opcodes.DONE_INFO:
             return self._infos.read([i]) is None
@@ -343,18 +340,18 @@ class ProcessBackend(Backend):
             self.pool.kill(worker, None)
         self._watchdog.discard(worker)
         self.pool.restart(worker, self._setup)
-        self._carrier.serves(worker)
+        self._transport.serves(worker)
         for i in worker.ids:  # answers from before the loss can still be taken
             self.lost.pop(i, None)
         return worker.ids
 
     def close(self, timeout: float) -> list[str]:
-        pool, transport = self.pool, self._carrier
+        pool, transport = self.pool, self._transport
         problems = pool.close(timeout)
         # The memory is freed with the last view of it that the caller holds, not with these objects.
         vars(self).clear()
         vars(transport).clear()
-        self.pool, self._transport, self._carrier = pool, transport, transport
+        self.pool, self._transport = pool, transport
         pool.on_frame = pool.on_loss = pool.notify = _ignore
         return problems
 

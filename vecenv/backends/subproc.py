@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vecenv.backends.ipc import messages, opcodes
+from vecenv.backends.ipc.waiting import SpinWait
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.pool.process_worker import ProcessLauncher
 from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.subproc_server import SIZE, SubprocServer, as_rows
@@ -40,6 +41,10 @@ class SubprocTransport(Transport):
     """Sends rounds and answers as ROUND and ANSWERS frames over a socket."""
 
     server = SubprocServer
+
+    def open(self, pool: WorkerPool, n: int) -> None:
+        super().open(pool, n)
+        self._looking = SpinWait(SPINS)
 
     def bind(self, layout: Layout, n: int) -> Arena:
         arena = Arena.build(layout, n)
@@ -83,13 +88,13 @@ class SubprocTransport(Transport):
 
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         pool = self._pool
-        for _ in range(1 + SPINS):
+
+        def have_answered() -> bool:
             if events := pool.events(None):
                 pool.handle(events)
-            if done():
-                return True
-            os.sched_yield()
-        return False
+            return done()
+
+        return self._looking.until(have_answered)
 
     def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
         view, block = memoryview(payload), self._blocks[worker.index]
@@ -135,7 +140,7 @@ class SubprocBackend(ProcessBackend):
     """Workers that share nothing with the parent but a socket."""
 
     def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
-        super().__init__(SubprocTransport(), ProcessLauncher(context, affinity), affinity=affinity, **options)
+        super().__init__(SubprocTransport(), ProcessLauncher(context, affinity), **options)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

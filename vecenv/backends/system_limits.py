@@ -1,4 +1,4 @@
-"""How many CPUs, how much memory and how many file descriptors this process may use."""
+"""Limits of this process: CPUs, memory and file descriptors."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import errno
 import math
 import os
 import resource
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import PurePosixPath
 
 from vecenv.portability import allowed_cpus, system_file
+from vecenv.ray_cluster import assigned_cpus
 
 
 def usable_cpus() -> int:
-    """The CPUs that this process may use: its affinity mask, and the quota of its control group (at least 1)."""
+    """Return how many CPUs this process may use, at least 1: the least of its affinity mask, the quotas of its control
+    group and of those around it, and what Ray has assigned to it, where it runs an actor or a task.
+    """
     cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, min(cpus, math.ceil(quota))) if quota is not None else max(1, cpus)
+    shares = [share for share in (*map(_quota_of, _control_groups("cpu")), assigned_cpus()) if share is not None]
+    return max(1, min([cpus, *map(math.ceil, shares)]))
 
 
 def default_num_workers(n: int, eager: bool) -> int:
-    """How many workers `n` envs have by default: one a CPU, or one an env where each is waited for by itself."""
+    """Number of workers of `n` envs by default: one a CPU, or one an env where each is waited for by itself."""
     return n if eager else min(n, usable_cpus())
 
 
@@ -29,12 +34,24 @@ def blocks_of(n: int, num_workers: int) -> list[range]:
     return [range(*ends) for ends in pairwise(bounds)]
 
 
-def _cgroup_quota() -> float | None:
-    """CPUs' worth of time that the control group grants (v2, or v1), None for no limit."""
-    numbers = (system_file("/sys/fs/cgroup/cpu.max") or "").split()
+def _control_groups(controller: str) -> Iterator[str]:
+    """Yield the folders of the control groups (v2, and v1) of this process: its own, those around it, and the root. In
+    a container the first may not be there.
+    """
+    lines = (system_file("/proc/self/cgroup") or "").splitlines()
+    for line in [*lines, "0::/", f"0:{controller}:/"]:
+        _, controllers, path = f"{line}::".split(":")[:3]
+        if path and (not controllers or controller in controllers.split(",")):
+            root = f"/sys/fs/cgroup/{controller if controllers else ''}".rstrip("/")
+            own = PurePosixPath(os.path.normpath(path))
+            yield from (f"{root}{folder}".rstrip("/") for folder in (own, *own.parents))
+
+
+def _quota_of(group: str) -> float | None:
+    """CPUs' worth of time that a control group grants, None for no limit."""
+    numbers = (system_file(f"{group}/cpu.max") or "").split()
     if len(numbers) != 2:
-        v1 = ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-        numbers = [system_file(path) or "" for path in v1]
+        numbers = [system_file(f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
     try:
         quota = int(numbers[0]) / int(numbers[1])
     except (ValueError, ZeroDivisionError):
@@ -44,12 +61,12 @@ def _cgroup_quota() -> float | None:
 
 def available_memory() -> int | None:
     """Bytes that can be taken without the system killing a process for lack of memory, None where it is not known."""
-    grants = [number for number in (_free_memory(), _cgroup_memory()) if number is not None]
-    return min(grants, default=None)
+    grants = _free_memory(), *map(_memory_of, _control_groups("memory"))
+    return min((number for number in grants if number is not None), default=None)
 
 
 def _free_memory() -> int | None:
-    """What is left of the memory of the machine, or all of it where the kernel does not report what is used."""
+    """Memory of the machine that is left, or all of it where the kernel does not report what is used."""
     lines = (system_file("/proc/meminfo") or "").splitlines()
     available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     return _whole_memory() if available is None else available
@@ -62,14 +79,12 @@ def _whole_memory() -> int | None:
         return None
 
 
-def _cgroup_memory() -> int | None:
-    """What is left of the memory that the control group grants, None for no limit."""
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
+def _memory_of(group: str) -> int | None:
+    """Bytes that are left of the memory that a control group grants, None for no limit."""
+    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         try:
-            return max(0, int(system_file(limit) or "") - int(system_file(usage) or ""))
+            left = int(system_file(f"{group}/{limit}") or "") - int(system_file(f"{group}/{usage}") or "")
+            return max(0, left)
         except ValueError:  # no such file, or "max"
             continue
     return None

@@ -1,1 +1,1 @@
-"""The engine: one object that runs rounds of envs on a backend, and its parts."""
+"""The machinery of a vector env; vector envs, facades and collectors may import all of it."""

@@ -22,18 +22,13 @@ from vecenv.backends.base import NOTHING_BESIDES, Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.layout import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
-from vecenv.engine.arguments.actions import Actions
-from vecenv.engine.arguments.checks import check_spaces_equal
-from vecenv.engine.arguments.round_requests import BOOL, mixed_ops, reset_arguments, reset_rows
+from vecenv.engine.actions import Actions
+from vecenv.engine.arguments import BOOL, check_spaces_equal, mixed_ops, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
-from vecenv.engine.interrupts import INTERRUPTS, Interrupts
 from vecenv.engine.lifetime import Lifetime
-from vecenv.engine.outcomes import Outcomes
-from vecenv.engine.readiness import Readiness
 from vecenv.engine.recovery import Recovery
-from vecenv.engine.results import Results
-from vecenv.engine.statistics import Statistics
-from vecenv.engine.status import EnvStatus
+from vecenv.engine.results import Outcomes, Results, Statistics
+from vecenv.engine.status import INTERRUPTS, EnvStatus, Interrupts, Readiness
 from vecenv.errors import ClosedError, ConcurrentCallError
 
 NO_ARGUMENTS: dict[str, Any] = {}
@@ -130,7 +125,7 @@ class Engine:
         """
         begin = perf_counter()
         try:
-            plain = self._start_plain(action, reset, autoreset)
+            plain = self._start_plain(action, reset, autoreset, NO_ARGUMENTS)
             if not plain:
                 self._start_steps(None, action, reset, autoreset, NO_ARGUMENTS)
             try:
@@ -157,7 +152,7 @@ class Engine:
             if action is None:
                 self.check_open()
                 self._start_resets(ids, kwargs)
-            elif ids is not None or kwargs or not self._start_plain(action, reset, autoreset):
+            elif ids is not None or not self._start_plain(action, reset, autoreset, kwargs):
                 self._start_steps(ids, action, reset, autoreset, kwargs)
             self._order.append(ids)
         except INTERRUPTS as error:
@@ -209,7 +204,7 @@ class Engine:
 
     # The start of a round.
 
-    def _start_plain(self, action: Any, reset: Any, autoreset: bool) -> bool:
+    def _start_plain(self, action: Any, reset: Any, autoreset: bool, kwargs: dict[str, Any]) -> bool:
         """Start a round of the usual kind: all envs, actions in the arena's shape and dtype, `reset` None or a mask.
 
         Returns False, having done nothing, for another kind or if an env is not ready: then `_start_steps` starts it.
@@ -219,7 +214,7 @@ class Engine:
         if (
             action.__class__ is not np.ndarray
             or action.shape != shape
-            or action.dtype is not dtype
+            or (action.dtype is not dtype and action.dtype != dtype)  # equal ones may be two objects
             or not self.usable
             or self.status.bytes.tobytes() != self.status.all_idle
             or self.backend.lost
@@ -231,13 +226,21 @@ class Engine:
             if not self.autoresets:
                 return False
             ops = opcodes.STEP_RESET
+        chosen: list[int] = []
         if reset is not None:
             if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self.arena.status.shape:
                 return False
-            if chosen := reset.nonzero()[0].tolist():
-                ops = mixed_ops(ops, reset, opcodes.RESET)
-                self.recovery.resets = dict.fromkeys(chosen, NO_ARGUMENTS)  # all envs are idle: no other resets
-                self.statistics.resets += len(chosen)
+            chosen = reset.nonzero()[0].tolist()
+        if kwargs and not chosen:
+            return False
+        encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
+        if chosen:
+            ops = mixed_ops(ops, reset, opcodes.RESET_KWARGS if kwargs else opcodes.RESET)
+            args = reset_arguments(chosen, kwargs)
+            if kwargs:
+                encoded = self.backend.codec.encode(self.all_ids, ops, action, args)
+            self.recovery.resets = args  # all envs are idle: no other resets
+            self.statistics.resets += len(chosen)
         self.arena.action[...] = action
         statistics = self.statistics
         statistics.rounds += 1
@@ -245,7 +248,7 @@ class Engine:
         if self._absorbs:
             self.recovery.keep_rows(None)
         try:
-            self.backend.send(None, ops, NO_ARGUMENTS)  # type: ignore[arg-type]
+            self.backend.send(None, ops, encoded)
         except Exception as error:
             self.abandon(error, self.all_ids)
             raise
@@ -377,7 +380,7 @@ class Engine:
         )
 
     def alive(self) -> list[bool]:
-        """Whether each env exists: False for those whose worker has ended. Does not wait."""
+        """Return for each env if it exists: False if its worker has ended. Does not wait."""
         self.check_open()
         self.backend.wait(None, None)
         return [i not in self.backend.lost for i in self.all_ids]

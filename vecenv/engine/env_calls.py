@@ -1,8 +1,9 @@
-"""EnvCalls: operations on envs besides steps and resets: attributes, methods, frames, seeds, states."""
+"""Operations on envs besides steps and resets, and properties of a vector env that its engine has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from vecenv.backends.base import Backend, Call
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
-from vecenv.engine.readiness import Readiness
 from vecenv.engine.recovery import Recovery
+from vecenv.engine.status import Readiness
 
 
 class EnvCalls:
@@ -84,3 +85,49 @@ class EnvCalls:
             if wants_reset is None:  # seeding made a new env
                 self._readiness.note_begun(i, needs_reset=True)
         return [i for i, wants_reset in zip(chosen, want_reset, strict=True) if wants_reset]
+
+
+def reported(name: str, doc: str, missing: str | None = None) -> Any:
+    """The entry `name` of each env's report, as a list; AttributeError with the text `missing` if all are None."""
+
+    def read(venv: Any) -> list[Any]:
+        venv.engine.check_open()
+        entries = [getattr(report, name) for report in venv.engine.reports]
+        if missing is not None and all(entry is None for entry in entries):
+            raise AttributeError(missing)
+        return entries
+
+    return property(read, doc=doc)
+
+
+def env_ids(path: str, doc: str) -> Any:
+    """The ids at `path` of an engine that is open."""
+
+    def read(venv: Any) -> list[int]:
+        venv.engine.check_open()
+        ids: list[int] = attrgetter(path)(venv.engine)
+        return ids
+
+    return property(read, doc=doc)
+
+
+class EngineProperties:
+    """Properties of a vector env that its `engine` has: one entry for each env, from when it was made; and env ids."""
+
+    action_space = reported(
+        "action_space",
+        "The action space of each env (None for an env without): this process's own copies, seeded by `seed`.",
+    )
+    observation_space = reported("observation_space", "The observation space of each env (None for an env without).")
+    metadata = reported("metadata", "The metadata of each env.")
+    spec = reported("spec", "The gymnasium spec of each env, or None.")
+
+    reward_range = reported(
+        "reward_range",
+        "The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away).",
+        missing="no env has a reward_range",
+    )
+
+    ready_id = env_ids("readiness.ready_ids", "The envs that can be stepped.")
+    waiting_id = env_ids("status.waiting_ids", "The envs in flight: started by `send` or an async `step`.")
+    failed_id = env_ids("readiness.failed_ids", "The envs that failed and accept nothing but `reset`.")

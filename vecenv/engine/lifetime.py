@@ -1,4 +1,4 @@
-"""The end of engines: by close(), by garbage collection or at exit; never in a forked copy of the process."""
+"""The beginning and end of engines: lazy ones before they start; close() by the user, at deletion or at exit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import atexit
 import os
 import warnings
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 from vecenv.backends.base import Backend
-from vecenv.errors import warn_caller
+from vecenv.errors import NotStartedError, warn_caller
 
 CLOSE_TIMEOUT = 5.0
 """Seconds after which workers that have not closed are ended by force."""
@@ -65,3 +65,18 @@ def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
         backend.close(CLOSE_TIMEOUT)
         if name is not None:
             warnings.warn(f"unclosed {name}: call close() or use it in a with statement", ResourceWarning, stacklevel=2)
+
+
+class NotStarted:
+    """Raises NotStartedError for whatever an engine does; closing does nothing."""
+
+    closed = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        raise NotStartedError(f"this {self._name} has lazy=True and no envs yet: call start() or reset() first")

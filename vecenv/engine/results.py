@@ -1,18 +1,22 @@
-"""Results: the only place where rows of the arena become batches for the caller."""
+"""Results of rounds: batches for the caller made from rows of the arena, the failures among them, and counters."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.base import NOTHING_BESIDES, Taken
+from vecenv.backends.base import NOTHING_BESIDES, Taken, WorkerInfo
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout, ObjectLeaf
+from vecenv.engine.recovery import Recovery
+from vecenv.engine.status import Readiness
+from vecenv.errors import Partial
 
 Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated)"""
@@ -35,12 +39,12 @@ class Results:
     ) -> None:
         self._arena = arena
         self.copies = copy
-        """Whether full batches are copies of the arena, not views."""
+        """True if full batches are copies of the arena, not views."""
         self._all = all_ids
         self._empty_infos = [{"env_id": i} for i in self._all]
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        """Whether Dict and Tuple observations are an object array of one dict or tuple an env."""
+        """True if Dict and Tuple observations are an object array of one dict or tuple an env."""
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: Columns | None = None
@@ -55,13 +59,13 @@ class Results:
         """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
-        """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
+        """Return the result of `step` for the envs `ids` (None for all), which are those in `asked`."""
         if taken.columns is not None and taken.columns[4] is not None:
             return taken.columns
         return *self.columns(ids, taken), self.info(asked, taken)
 
     def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
-        """What `rows` returns, without the infos."""
+        """As `rows`, without the infos."""
         if taken.columns is not None:
             return taken.columns[:4]
         extras = taken.extras
@@ -138,7 +142,7 @@ class Results:
                 extras[i] = Extra(failure=capture(error, i, "step", local=True))
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
-        """What `rows` returns, with infos as the envs returned them, by env id; empty infos are left out."""
+        """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
         if taken.columns is not None and taken.columns[4] is not None:
             *columns, infos = taken.columns
             return *columns, {info.pop("env_id"): info for info in infos}
@@ -192,3 +196,83 @@ class Results:
 def _row(leaf: np.ndarray, i: int) -> Any:
     row = leaf[i]
     return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row
+
+
+class Outcomes:
+    """Records the results of rounds, and handles failures as `on_error` requires."""
+
+    def __init__(self, arena: Arena, recovery: Recovery, readiness: Readiness, results: Results) -> None:
+        self._arena, self._recovery, self._readiness, self._results = arena, recovery, readiness, results
+
+    def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
+        """The results to return; raises the first failure, with the results of the other envs in `error.partial`."""
+        recovery = self._recovery
+        if recovery.rows:
+            rows, recovery.rows = recovery.rows, {}
+            taken = taken._replace(extras={**taken.extras, **rows})
+        extras = taken.extras
+        recovery.note_lost()
+        failed = []
+        if extras:
+            self._results.check_rewards(asked, extras)
+            if any(extra.failure is not None for extra in extras.values()):
+                failed = recovery.settle(extras)
+        if self._readiness.strict:
+            self._readiness.note_ends(ids, taken, self._arena)
+        if ids is None:
+            recovery.resets = {}
+        elif recovery.resets:
+            for i in asked:
+                recovery.resets.pop(i, None)
+        if failed:
+            self._raise(failed, asked, taken)
+        return taken
+
+    def _raise(self, failed: list[int], asked: list[int], taken: Taken) -> None:
+        """Raise the first failure, that of an env before those of envs that only share its worker."""
+        partial, extras = None, taken.extras
+        lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
+        if good := [i for i in asked if i not in lost]:
+            infos = [columns.of(good) for columns in taken.infos]
+            others = Taken({i: extras[i] for i in good if i in extras}, None, infos)
+            partial = Partial(np.array(good), *self._results.rows(np.array(good), good, others))
+        errors = self._recovery.errors
+        first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
+        errors[first].partial = partial  # type: ignore[attr-defined]
+        raise errors[first]
+
+
+KEPT_ROUNDS = 1024
+"""The percentiles cover this many of the last rounds."""
+
+
+class Statistics:
+    """Counters of an engine; it writes the attributes directly, to save function calls."""
+
+    def __init__(self) -> None:
+        self.rounds = self.resets = 0
+        self.operations = 0
+        """Steps and resets of envs."""
+        self.call_seconds = self.wait_seconds = 0.0
+        """Seconds in calls of the engine, and in those of `Backend.wait`."""
+        self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
+
+    def summary(self, workers: Sequence[WorkerInfo], restarts: int, absorbed: int) -> dict[str, Any]:
+        """Return the entries of `BaseVectorEnv.stats`."""
+        busy = [worker.busy_seconds for worker in workers]
+        slowest = int(np.argmax(busy)) if any(busy) else None
+        p50, p99 = np.percentile(self.round_seconds, (50, 99)).tolist() if self.round_seconds else (None, None)
+        return {
+            "rounds": self.rounds,
+            "steps": self.operations - self.resets,
+            "resets": self.resets,
+            "dispatch_s": self.call_seconds - self.wait_seconds,
+            "wait_s": self.wait_seconds,
+            "round_p50_s": p50,
+            "round_p99_s": p99,
+            "worker_busy_s": busy,
+            "slowest_worker": slowest,
+            "slowest_env_ids": [] if slowest is None else list(workers[slowest].ids),
+            "restarts": restarts,
+            "absorbed": absorbed,
+        }

@@ -1,13 +1,18 @@
-"""EnvStatus: what each env is doing, read from the status bytes, which are the only record of what is in flight."""
+"""The state of envs: in flight (read from the status bytes), ready, or left by an interrupted call."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from vecenv.backends.base import Backend, Taken
 from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.arena import Arena
+from vecenv.engine.recovery import Recovery
+from vecenv.errors import VectorEnvError
 
 Order = Sequence["np.ndarray | None"]
 """The ids of rounds in flight, as they were asked for (None: all)."""
@@ -32,7 +37,7 @@ class EnvStatus:
 
     @property
     def in_flight(self) -> int:
-        """How many envs have an operation whose result is not taken yet."""
+        """Number of envs with an operation whose result is not taken yet."""
         return self._n - self.bytes.tobytes().count(opcodes.IDLE) - len(self.abandoned)
 
     @property
@@ -48,7 +53,7 @@ class EnvStatus:
         return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE]
 
     def has_answered(self, i: int) -> bool:
-        """Whether the result of env i can be taken."""
+        """True if the result of env i can be taken."""
         return bool(self.bytes[i] >= opcodes.DONE)
 
     def enough(self, need: int) -> Callable[[], bool]:
@@ -89,3 +94,103 @@ class EnvStatus:
         if not busy.any():
             return None
         return int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
+
+
+class Readiness:
+    """Refuses envs that are still stepping, that failed or, if `strict`, that need a reset."""
+
+    def __init__(self, status: EnvStatus, recovery: Recovery, strict: bool) -> None:
+        self._status, self._recovery = status, recovery
+        self.strict = strict
+        self._unreset = np.ones(len(status.all_ids), dtype=np.bool_)
+
+    @property
+    def failed_ids(self) -> list[int]:
+        """The envs that failed and accept nothing but a reset."""
+        waiting = self._status.waiting_ids
+        return [i for i in sorted(self._recovery.errors) if i not in waiting]
+
+    @property
+    def ready_ids(self) -> list[int]:
+        """The envs that can be stepped."""
+        return [i for i in self._status.idle_ids if i not in self._recovery.errors]
+
+    def check_idle(self, ids: np.ndarray | None) -> None:
+        """RuntimeError, with the env named, if one of these envs (None: any) is still stepping."""
+        first = self._status.first_busy(ids)
+        if first is None:
+            return
+        if first in self._status.abandoned:
+            self._recovery.check(first)
+        raise RuntimeError(
+            f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
+            "wait for it with step(None)"
+            + (", or pass only the ids that were returned: step(action, id)" if self._status.is_async else "")
+        )
+
+    def check_steps(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
+        """RuntimeError for envs that are stepping, or that need a reset and are not among `resets`."""
+        self.check_idle(ids)
+        recovery = self._recovery
+        recovery.note_lost()
+        wrong = (self._unreset if ids is None else self._unreset[ids]) & self.strict
+        if recovery.errors and not recovery.absorbs:
+            wrong |= np.isin(np.arange(len(wrong)) if ids is None else ids, list(recovery.errors))
+        if resets is not None:
+            wrong &= ~resets
+        for row in wrong.nonzero()[0].tolist():
+            i = row if ids is None else int(ids[row])
+            if not recovery.absorbs:
+                recovery.check(i)
+            raise RuntimeError(
+                f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
+            )
+
+    def note_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
+        """`strict`: note which envs need a reset, as their episode ended and the same round has not reset them."""
+        rows: Any = ... if ids is None else ids
+        if taken.columns is not None:
+            self._unreset[rows] = taken.columns[2] | taken.columns[3]
+        else:
+            self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
+        self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
+
+    def note_begun(self, i: int, needs_reset: bool = False) -> None:
+        """Note that env i was reset, or put into a state, without a round; or that it needs a reset."""
+        self._unreset[i] = needs_reset
+
+
+INTERRUPTS = (KeyboardInterrupt, SystemExit)
+"""Exceptions that signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
+DRAIN_TIMEOUT = 5.0
+"""Seconds that a reset waits for the envs of an interrupted call before it starts their workers again."""
+
+
+class Interrupts:
+    """Abandons the envs of interrupted calls, and makes them usable again."""
+
+    def __init__(self, backend: Backend, status: EnvStatus, recovery: Recovery) -> None:
+        self._backend, self._status, self._recovery = backend, status, recovery
+
+    def abandon(self, error: BaseException, asked: Sequence[int]) -> None:
+        """Mark what is in flight as discarded; its envs, and those `asked`, need a reset."""
+        in_flight = set(self._status.waiting_ids)
+        self._status.abandoned |= in_flight
+        for i in sorted(in_flight.union(asked)):
+            self._recovery.errors[i] = VectorEnvError(
+                f"env {i} was in a call that {type(error).__name__} interrupted, and its result was discarded; "
+                f"reset({i}) makes it usable again"
+            )
+        self._backend.wait(None, None)  # ends the workers with a message that was cut off
+
+    def drain(self, ids: np.ndarray | None) -> None:
+        """Before a reset of these envs (None: all): discard the results of interrupted calls."""
+        status, backend = self._status, self._backend
+        chosen = status.abandoned.intersection(status.all_ids if ids is None else ids.tolist())
+        backend.wait(lambda: all(map(status.has_answered, chosen)), time.monotonic() + DRAIN_TIMEOUT)
+        for i in sorted(chosen):
+            if not status.has_answered(i):
+                same_worker = set(backend.restart(i)).difference(chosen, status.waiting_ids)
+                self._recovery.note_replaced(i, same_worker)
+        backend.take(sorted(chosen))
+        status.abandoned -= chosen

@@ -1,1 +1,1 @@
-"""Sources of envs: each file adapts one library, which it imports when it is used."""
+"""Sources of envs: import their public names from `vecenv`; each file adapts one library, imported when it is used."""

@@ -10,7 +10,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.nest import object_array
 
@@ -80,7 +80,7 @@ class AtariVectorEnv(_AleVectorEnv):
         self.metadata = {}  # ALE writes into what it finds here
         self._was_reset = self._was_sent = False
         self._in_flight = 0
-        """How many results are still to be received."""
+        """The number of results still to be received."""
         self._arguments = {"game": game, "num_envs": num_envs, "autoreset_mode": mode, **kwargs}
         super().__init__(_rom(game), num_envs, autoreset_mode=mode, **kwargs)
 

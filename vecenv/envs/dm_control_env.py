@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.frame_skip import check_frame_skip
+from vecenv.envs.frame_wrappers import check_frame_skip
 from vecenv.envs.offscreen_gl import ADVICE, begin_rendering, choose_gl
 
 PIXELS = "pixels"

@@ -12,8 +12,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 from gymnasium.utils import RecordConstructorArgs
 
-from vecenv.envs.frame_skip import RepeatsActions, check_frame_skip, repeated_step, skips_by_itself
-from vecenv.envs.pixels import Pixels
+from vecenv.envs.frame_wrappers import Pixels, check_frame_skip, skip_frames
 
 
 class _AvailableEnvs:
@@ -23,7 +22,7 @@ class _AvailableEnvs:
         return sorted(gymnasium.registry)
 
 
-class GymEnv(gymnasium.Wrapper, RecordConstructorArgs, RepeatsActions):
+class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
     """A gymnasium env made by its name (arguments of torchrl's GymEnv). It is a `gymnasium.Env` as any other.
 
     `gymnasium.make(env.spec)` makes the same again.
@@ -74,7 +73,6 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs, RepeatsActions):
     ) -> None:
         self.frame_skip = check_frame_skip(frame_skip)
         self.from_pixels, self.pixels_only = from_pixels, pixels_only
-        self._render_kwargs = dict(render_kwargs or {})
         RecordConstructorArgs.__init__(
             self,
             frame_skip=None if frame_skip is None else self.frame_skip,
@@ -95,42 +93,31 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs, RepeatsActions):
             made = given
         else:
             raise TypeError(f"env_name must be the id of an env or an env, got {given!r}")
-        super().__init__(made)
         try:
-            self.repeats = 1 if skips_by_itself(made, frame_skip) else self.frame_skip
-            self._observes(made.observation_space)
+            env = skip_frames(made, frame_skip)
+            own = made.observation_space
+            self._is_picture = _is_picture(own)
+            if not self._is_picture and from_pixels and not (isinstance(own, spaces.Dict) and "pixels" in own.spaces):
+                env = Pixels(env, pixels_only, render_kwargs=render_kwargs)
         except BaseException:
             if made is not given:
                 made.close()
             raise
-
-    def _observes(self, own: Any) -> None:
-        """Settle what is observed, given the env's own space."""
-        self._is_picture = _is_picture(own)
-        self._pixels: Pixels | None = None
+        super().__init__(env)
         if self._is_picture:
-            self.from_pixels = True
             self.observation_space = spaces.Dict({"pixels": own})
-        elif isinstance(own, spaces.Dict) and "pixels" in own.spaces:
+        if isinstance(self.observation_space, spaces.Dict) and "pixels" in self.observation_space.spaces:
             self.from_pixels = True
-        elif self.from_pixels:
-            self._pixels = Pixels(self.env, self.pixels_only, render_kwargs=self._render_kwargs)
-            self.observation_space = self._pixels.space()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode: (obs, info)."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._observation(obs), info
+        return {"pixels": obs} if self._is_picture else obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Give the action to the env, `frame_skip` times or until the episode ends."""
-        obs, reward, terminated, truncated, info = repeated_step(self.env, action, self.repeats)
-        return self._observation(obs), reward, terminated, truncated, info
-
-    def _observation(self, obs: Any) -> Any:
-        if self._is_picture:
-            return {"pixels": obs}
-        return obs if self._pixels is None else self._pixels.observation(obs)
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return {"pixels": obs} if self._is_picture else obs, reward, terminated, truncated, info
 
 
 def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -139,7 +126,7 @@ def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> gymnasiu
     if not module and env_id.startswith("ALE/") and env_id not in gymnasium.registry:
         module = "ale_py"
     if module:
-        _import_module(module, name)
+        find_spec(f"{module}:{env_id}")
     if frame_skip is not None:
         if kwargs.get("frameskip", frame_skip) != frame_skip:
             raise ValueError(
@@ -161,15 +148,26 @@ def _import_module(module: str, name: str) -> None:
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The spec of a registered env; of the latest version, as in `gymnasium.make`, where the id names none."""
-    namespace, name, version = parse_env_id(env_id)
-    if version is None:
-        version = find_highest_version(namespace, name)
-    return gymnasium.spec(get_env_id(namespace, name, version))
+    """Find the spec of a registered env; of the latest version, as in `gymnasium.make`, where the id names none.
+
+    "module:id" imports the module that registers it. Raises gymnasium's errors for an unknown id.
+    """
+    module, _, own_id = env_id.rpartition(":")
+    if module:
+        _import_module(module, env_id)
+    try:
+        namespace, name, version = parse_env_id(own_id)
+        if version is None:
+            version = find_highest_version(namespace, name)
+        return gymnasium.spec(get_env_id(namespace, name, version))
+    except gymnasium.error.Error as error:
+        if module:
+            error.args = (f"{error} The module {module!r} was imported, and registers no env {own_id!r}.",)
+        raise
 
 
 def _takes_frameskip(env_id: str) -> bool:
-    """Whether the constructor of the env has an argument `frameskip`."""
+    """Return whether the constructor of the env has an argument `frameskip`."""
     try:
         entry_point = find_spec(env_id).entry_point
     except gymnasium.error.Error:  # gymnasium.make raises a better error
@@ -179,7 +177,7 @@ def _takes_frameskip(env_id: str) -> bool:
 
 
 def _is_picture(space: Any) -> bool:
-    """Whether an observation is a picture in colour (the rule of torchrl)."""
+    """Return whether an observation is a picture in colour (the rule of torchrl)."""
     return (
         isinstance(space, spaces.Box)
         and len(space.shape) == 3

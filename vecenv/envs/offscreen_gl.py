@@ -1,4 +1,4 @@
-"""Which OpenGL renders without a display, found out before MuJoCo's renderer is imported: it chooses once, at import.
+"""OpenGL without a display: the one that works, chosen before MuJoCo's renderer is imported: at import it is fixed.
 
 Without this, on a machine without a display, that renderer picks GLFW and ends the first frame with a fatal error.
 """
@@ -61,7 +61,7 @@ def _osmesa_works() -> bool:
 
 
 def _egl_works() -> bool:
-    """Whether some device can be initialised: the library alone may be there without a driver."""
+    """Return whether some device can be initialised: the library alone may be there without a driver."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import (
 )
 
 from vecenv import nest
-from vecenv.engine.arguments.actions import on_host
+from vecenv.engine.actions import on_host
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
-from vecenv.engine.arguments.unknown import check_options
+from vecenv.engine.arguments import check_options
 from vecenv.engine.results import OwnStep, Step
 from vecenv.wrappers import resets_in_step
 
@@ -39,7 +39,7 @@ class Driver:
         if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
             engine.actions.casts = False
         self.autoresets = resets_in_step(venv)
-        """Whether a step may reset envs whose episode it ends."""
+        """True if a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
 

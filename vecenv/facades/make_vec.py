@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments.checks import check_count
-from vecenv.engine.arguments.unknown import option_meant
+from vecenv.engine.arguments import check_count, option_meant
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.sync_and_async import ActorVectorEnv, AsyncVectorEnv, SyncVectorEnv, ThreadedVectorEnv
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
@@ -97,7 +94,7 @@ def make_vec(
     try:
         envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["venv_kwargs"] or {}))
     except TypeError as error:
-        _note_misplaced(error, kwargs)
+        _blame_misplaced(error, kwargs)
         raise
     spec.kwargs = {**kwargs, **{name: value for name, value in asked.items() if value}, "vectorization_mode": MODE}
     spec.vector_entry_point = f"{__name__}:{spec.id}"
@@ -120,14 +117,12 @@ def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
         raise TypeError("venv_kwargs and vector_kwargs are two names of one argument: pass only one")
 
 
-def _note_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
-    """Note at the error of an env which keyword it got that was probably meant for the vector env."""
+def _blame_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
+    """Say in the error of an env which keyword it got that was probably meant for the vector env."""
     for name, value in kwargs.items():
         if repr(name) in str(error) and (meant := option_meant(name, AsyncVectorEnv, ShmemVectorEnv)) is not None:
-            add_note(
-                error,
-                f"make_vec passes {name!r} on to the env; for the vector env: vector_kwargs={{{meant!r}: {value!r}}}",
-            )
+            where = f"make_vec(vector_kwargs={{{meant!r}: {value!r}}}) is for the vector env"
+            error.args = (f"{where}, and {name}={value!r} went to the constructor of the env: {error}",)
 
 
 def _find_spec(id: str | EnvSpec) -> EnvSpec:
@@ -139,10 +134,7 @@ def _find_spec(id: str | EnvSpec) -> EnvSpec:
             f"id must be the id of a registered env or a spec, got {id!r}; for functions that make envs use "
             "AsyncVectorEnv([env_fn] * num_envs)"
         )
-    module, _, name = id.rpartition(":")
-    if module:
-        importlib.import_module(module)
-    return copy.deepcopy(find_spec(name))
+    return copy.deepcopy(find_spec(id))
 
 
 def _make(spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], kwargs: dict[str, Any]) -> Any:

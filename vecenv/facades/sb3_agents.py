@@ -25,7 +25,7 @@ class AgentMonitor(VecMonitor):
     """
 
     active: np.ndarray
-    """Which rows of the last step hold a step of an agent that was alive, bool (num_envs,)."""
+    """The rows of the last step that hold a step of an agent that was alive, bool (num_envs,)."""
 
     def __init__(self, venv: VecEnv, filename: str | None = None, info_keywords: tuple[str, ...] = ()) -> None:
         super().__init__(venv, filename, info_keywords)
@@ -45,7 +45,7 @@ class AgentMonitor(VecMonitor):
         return obs, rewards, dones, infos
 
     def _episode(self, i: int, info: dict[str, Any]) -> dict[str, Any]:
-        """What is known of the episode of row i, which also goes into the file."""
+        """The `episode` of the info of row i, which also goes into the file."""
         seconds = round(time.time() - self.t_start, 6)
         episode = {"r": self.episode_returns[i], "l": self.episode_lengths[i], "t": seconds}
         episode |= {key: info[key] for key in self.info_keywords}

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_env_fns
+from vecenv.engine.arguments import check_env_fns
 from vecenv.facades.driver import check_facade_options
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_arguments
 from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv

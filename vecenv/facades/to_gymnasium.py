@@ -132,9 +132,9 @@ class GymnasiumVectorEnv(AsyncCalls):
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )
         self._exchanges = self._driver.engine is not None and self._takes_arrays and own_halves
-        """Whether `step` may run a round without `step_async` and `step_wait`."""
+        """True if `step` may run a round without `step_async` and `step_wait`."""
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
-        """Whether a step after ends of episodes is a round like others, without seeds to send and to note."""
+        """True if a step after ends of episodes is a round like others, without seeds to send and to note."""
         self._ids = range(self.num_envs)
         self._resetting: Sequence[int] = ()
         self._ended: EndedStep | None = None
@@ -249,7 +249,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
 
     def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
-        """The results of a step that ended episodes; first the envs are reset that the step itself has not reset."""
+        """Return the results of a step that ended episodes, after a reset of the envs that the step has not reset."""
         episodes = self._episodes
         ids = episodes.ended
         failed = self.venv.failed_id if self._one_round else ids
@@ -310,7 +310,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         return self._as_copies(step) if self._has_views else step
 
     def _as_copies(self, step: OwnStep) -> OwnStep:
-        """What the engine returned as views; only observations may be returned as views."""
+        """Copy a step that the engine returned as views; only observations may be returned as views."""
         obs, rew, terminated, truncated, infos = step
         return self._owned(obs), rew.copy(), terminated.copy(), truncated.copy(), infos
 

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.seeding import check_seed
+from vecenv.engine.arguments import check_seed
 from vecenv.engine.results import OwnStep
 from vecenv.envs.pools.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
@@ -224,7 +224,7 @@ class SB3VecEnv(VecEnv):
             self.venv.call("__setattr__", attr_name, value, id=ids)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether every env or a wrapper around it has the attribute."""
+        """Return whether every env or a wrapper around it has the attribute."""
         self._check_idle()
         return all(self.venv.call("has_wrapper_attr", attr_name))
 
@@ -238,7 +238,7 @@ class SB3VecEnv(VecEnv):
         return self.venv.call(method_name, *method_args, id=ids, **method_kwargs) if ids else []
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
-        """Whether a wrapper with the name of this class, or of a subclass of it, is around each of the envs."""
+        """Return for each env whether a wrapper with the name of this class, or of a subclass of it, is around it."""
         ids = self._ids(indices)
         names = {cls.__name__ for cls in _family(wrapper_class)}
         # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
@@ -266,7 +266,7 @@ class SB3VecEnv(VecEnv):
 
 
 def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
-    """Whether it only translates for a vector env of ours, which then is driven without that."""
+    """Return whether `venv` only translates for a vector env of ours, which then is driven without that."""
     return isinstance(venv, GymnasiumVectorEnv) and (type(venv).step, type(venv).reset) == (
         GymnasiumVectorEnv.step,
         GymnasiumVectorEnv.reset,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.engine.arguments.seeding import next_seed
+from vecenv.engine.arguments import next_seed
 from vecenv.wrappers import VectorEnvWrapper
 
 
@@ -29,7 +29,7 @@ class Episodes:
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
         self._keeps = isinstance(venv, VectorEnvWrapper)
-        """Whether observations are kept here: a wrapper may have changed those in the arena of the engine."""
+        """True if observations are kept here: a wrapper may have changed those in the arena of the engine."""
         self._kept: Any = None
 
     def note_all(self, over: np.ndarray, obs: Any) -> None:

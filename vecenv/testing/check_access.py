@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.engine.arguments.seeding import seed_chain
+from vecenv.engine.arguments import seed_chain
 from vecenv.testing.envs import CountingEnv
 from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
 

@@ -1,15 +1,16 @@
-"""Transforms of what envs return and take: in a worker, on whole batches in the parent, or on tensors on a device.
+"""Import transforms, TransformedEnv and TransformedVectorEnv from here; `collector` also takes `flat` and
+`HasTransforms` from `compose` and `Freezable` from `transform`.
 
 docs/transforms.md has a table of them, and says where each can be.
 """
 
-from vecenv.transforms.images import CenterCrop, GrayScale, ToTensorImage
+from vecenv.transforms.compose import Compose
+from vecenv.transforms.images import CenterCrop, GrayScale, Resize, ToTensorImage
 from vecenv.transforms.keys import CatTensors, RenameTransform
 from vecenv.transforms.per_episode import CatFrames, NormalizeReward, RewardSum, StepCounter, TimeLimit
-from vecenv.transforms.resize import Resize
 from vecenv.transforms.shapes import Flatten, SqueezeTransform, UnsqueezeTransform
 from vecenv.transforms.single_env import FrameSkip, NoopReset, PixelObservation
-from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform
+from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.transforms.transformed_env import TransformedEnv
 from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.transforms.values import (

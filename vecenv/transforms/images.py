@@ -1,19 +1,23 @@
-"""Transforms of images: ToTensorImage, GrayScale, CenterCrop.
+"""Transforms of images: ToTensorImage, GrayScale, CenterCrop, Resize.
 
 Images are (H, W, C), (C, H, W) or (H, W). Of three dimensions the smallest is that of the channels, and it must be the
 first or the last one; `channels="first"` or `"last"` says so where that is wrong.
+
+OpenCV computes the cases in which it is faster than numpy and gives the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from vecenv.transforms import opencv
-from vecenv.transforms.arrays import Array, cast, dtype_name, is_float, permute
-from vecenv.transforms.transform import Place, Transform
+from vecenv.nest import namespace
+from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float, permute
+from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
 """Red, green and blue in gray: of ITU-R 601 (OpenCV, torchvision) and 709 (gymnasium, scikit-image)."""
@@ -27,30 +31,25 @@ class ImageTransform(Transform):
     dimensions.
     """
 
-    def __init__(
-        self,
-        channels: str | None = None,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
-    ) -> None:
+    def __init__(self, channels: str | None = None, in_keys: Keys = None, out_keys: Keys = None) -> None:
         if channels not in (None, "first", "last"):
             raise ValueError(f'channels must be "first", "last" or None, got {channels!r}')
         self.channels = channels
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Whether it can be an image."""
+        """Return whether it can be an image."""
         return len(shape) in (2, 3)
 
     def places(self, tree: Any) -> list[Place]:
-        """What is read and written."""
+        """The places of the images."""
         keys = getattr(tree, "spaces", tree)
         if self.in_keys is None and isinstance(keys, dict) and "pixels" in keys:
             return [(("pixels",), ("pixels",))]
         return super().places(tree)
 
     def channel_axis(self, shape: Sequence[int]) -> int | None:
-        """Which axis of images (k, ...) is that of the channels; None for images without. ValueError if unclear."""
+        """The axis of the channels of images (k, ...); None for images without. ValueError if unclear."""
         if len(shape) == 3:
             return None
         if len(shape) != 4:
@@ -72,7 +71,7 @@ class ToTensorImage(ImageTransform):
     """Images (H, W, C) as torch wants them: (C, H, W), integers divided by 255 as float32 (as torchrl's ToTensorImage).
 
     Arguments:
-        from_int: whether to divide by 255; None: where the numbers are integers.
+        from_int: True to divide by 255; None: where the numbers are integers.
         unsqueeze: add a dimension of size 1 in front.
         dtype: the name of the float dtype.
         shape_tolerant: leave the dimensions alone where the last one is not 3.
@@ -91,8 +90,8 @@ class ToTensorImage(ImageTransform):
         unsqueeze: bool = False,
         dtype: str = "float32",
         *,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
         shape_tolerant: bool = False,
         keep_uint8: bool = False,
     ) -> None:
@@ -102,21 +101,20 @@ class ToTensorImage(ImageTransform):
 
     def apply(self, array: Array) -> Array:
         if array.ndim == 3:
-            array = array[:, None, ...]
-        elif array.ndim == 4:
-            if not self.shape_tolerant or array.shape[-1] == 3:
-                array = permute(array, (0, 3, 1, 2))
-        else:
+            array = array[:, None]
+        elif array.ndim != 4:
             self.channel_axis(array.shape)  # raises
-        divides = not is_float(array) if self.from_int is None else self.from_int
+        elif not self.shape_tolerant or array.shape[-1] == 3:
+            array = permute(array, (0, 3, 1, 2))
+        divides = not self.keep_uint8 and (not is_float(array) if self.from_int is None else self.from_int)
         if isinstance(array, np.ndarray):
             array = np.ascontiguousarray(array)
-            if divides and not self.keep_uint8:
+            if divides:
                 array = array.astype(self.dtype)
                 array /= 255
-        elif divides and not self.keep_uint8:
+        elif divides:
             array = cast(array, self.dtype) / 255
-        return array[:, None, ...] if self.unsqueeze else array
+        return array[:, None] if self.unsqueeze else array
 
 
 class GrayScale(ImageTransform):
@@ -139,8 +137,8 @@ class GrayScale(ImageTransform):
         weights: str = "601",
         keep_dim: bool = True,
         channels: str | None = None,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
     ) -> None:
         if weights not in WEIGHTS:
             raise ValueError(f"weights must be one of {list(WEIGHTS)}, got {weights!r}")
@@ -151,24 +149,24 @@ class GrayScale(ImageTransform):
         axis = self.channel_axis(array.shape)
         if axis is None or array.shape[axis] != 3:
             raise ValueError(f"{self} needs images with 3 channels, got the shape {tuple(array.shape[1:])}")
-        grayed = None
-        if isinstance(array, np.ndarray) and array.dtype == np.uint8 and axis == 3 and self.weights == "601":
-            grayed = opencv.gray(array)
-        if grayed is None:
-            grayed = self._weighted(array, axis)
+        cv2 = opencv() if isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.size else None
+        if cv2 is not None and axis == 3 and self.weights == "601":
+            gray = one_by_one(
+                array, array.shape[:3], lambda image, target: cv2.cvtColor(image, cv2.COLOR_RGB2GRAY, target)
+            )
+        else:
+            gray = self._weighted(*(array[:, c] if axis == 1 else array[..., c] for c in range(3)))
         if not self.keep_dim:
-            return grayed
-        return grayed[:, None, ...] if axis == 1 else grayed[..., None]
+            return gray
+        return gray[:, None] if axis == 1 else gray[..., None]
 
-    def _weighted(self, array: Array, axis: int) -> Array:
-        red, green, blue = (array[:, c, ...] if axis == 1 else array[..., c] for c in range(3))
-        if is_float(array):
+    def _weighted(self, red: Array, green: Array, blue: Array) -> Array:
+        if is_float(red):
             r, g, b = WEIGHTS[self.weights]
             return red * r + green * g + blue * b
-        r, g, b = UNITS[self.weights]
-        dtype = dtype_name(array)
-        red, green, blue = (cast(channel, "int32") for channel in (red, green, blue))
-        return cast((red * r + green * g + blue * b + (1 << SHIFT - 1)) >> SHIFT, dtype)
+        units = UNITS[self.weights]
+        r, g, b = (cast(channel, "int32") * unit for channel, unit in zip((red, green, blue), units, strict=True))
+        return cast((r + g + b + (1 << SHIFT - 1)) >> SHIFT, dtype_name(red))
 
 
 class CenterCrop(ImageTransform):
@@ -190,25 +188,140 @@ class CenterCrop(ImageTransform):
         height: int,
         width: int | None = None,
         channels: str | None = None,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
     ) -> None:
         self.height, self.width = size_of(height, width)
         super().__init__(channels, in_keys, out_keys)
 
     def apply(self, array: Array) -> Array:
-        rows_axis = 2 if self.channel_axis(array.shape) == 1 else 1
-        height, width = array.shape[rows_axis], array.shape[rows_axis + 1]
+        is_first = self.channel_axis(array.shape) == 1
+        height, width = array.shape[2:] if is_first else array.shape[1:3]
         if height < self.height or width < self.width:
             raise ValueError(
                 f"{self} got an image of {height} x {width}, which is smaller than {self.height} x {self.width}"
             )
         top, left = round((height - self.height) / 2), round((width - self.width) / 2)
-        rows, columns = slice(top, top + self.height), slice(left, left + self.width)
-        return array[:, :, rows, columns] if rows_axis == 2 else array[:, rows, columns, ...]
+        middle = slice(top, top + self.height), slice(left, left + self.width)
+        return array[(slice(None), slice(None), *middle) if is_first else (slice(None), *middle)]
 
     def __repr__(self) -> str:
         return f"CenterCrop({self.height}, {self.width})"
+
+
+class Resize(ImageTransform):
+    """Images in another size (as torchrl's Resize), by two products with matrices of weights.
+
+    Arguments:
+        height, width: of the result; one number is both. torchrl's Resize calls the first one `w`, but it is the height
+            there too: the same positions mean the same.
+        interpolation: "area", the mean of the area that a pixel covers (OpenCV's INTER_AREA, as gymnasium and SB3 use
+            it); "bilinear", with antialiasing where the image becomes smaller (torchvision, torchrl's default).
+        channels, in_keys, out_keys: see this module and `Transform`.
+
+    Integers are rounded to the nearest. OpenCV makes images smaller by area where it is installed; the products differ
+    from that by one at most, in float32 by rounding.
+
+    >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
+    array([[[ 2.5,  4.5],
+            [10.5, 12.5]]])
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int | None = None,
+        interpolation: str = "area",
+        channels: str | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+    ) -> None:
+        if interpolation not in METHODS:
+            raise ValueError(f"interpolation must be one of {list(METHODS)}, got {interpolation!r}")
+        self.height, self.width = size_of(height, width)
+        self.interpolation = interpolation
+        super().__init__(channels, in_keys, out_keys)
+
+    def apply(self, array: Array) -> Array:
+        axis = self.channel_axis(array.shape)
+        height, width = array.shape[2:] if axis == 1 else array.shape[1:3]
+        if (height, width) == (self.height, self.width):
+            return array
+        if axis == 1:
+            resized = self._resized(array.reshape(-1, height, width))
+            return resized.reshape(*array.shape[:2], self.height, self.width)
+        return self._resized(array)
+
+    def _resized(self, images: Array) -> Array:
+        """Images (k, H, W) or (k, H, W, C) in the other size."""
+        is_smaller = images.shape[1] >= self.height and images.shape[2] >= self.width
+        if self.interpolation == "area" and is_smaller and isinstance(images, np.ndarray):
+            is_known = images.dtype in (np.uint8, np.float32) and (images.ndim == 3 or images.shape[3] <= 4)
+            if is_known and (cv2 := opencv()) is not None:
+                size, shape = (self.width, self.height), (len(images), self.height, self.width, *images.shape[3:])
+                return one_by_one(
+                    images, shape, lambda image, target: cv2.resize(image, size, target, 0, 0, cv2.INTER_AREA)
+                )
+        if images.ndim == 4:
+            return permute(self._by_products(permute(images, (0, 3, 1, 2))), (0, 2, 3, 1))
+        return self._by_products(images)
+
+    def _by_products(self, images: Array) -> Array:
+        """Resize the last two axes."""
+        dtype = dtype_name(images)
+        if dtype in ("float32", "float64"):
+            rows = METHODS[self.interpolation](images.shape[-2], self.height).like(images)
+            columns = METHODS[self.interpolation](images.shape[-1], self.width).like(images)
+            xp = namespace(images)
+            return xp.matmul(xp.matmul(rows, images), columns.T)
+        resized = self._by_products(cast(images, "float32"))
+        return cast(resized if is_float(images) else namespace(images).round(resized), dtype)
+
+    def __repr__(self) -> str:
+        return f"Resize({self.height}, {self.width}, {self.interpolation!r})"
+
+
+@lru_cache(maxsize=64)
+def area_weights(size: int, target: int) -> Constants:
+    """(target, size): how much of the area of each new pixel lies in each old one."""
+    scale = size / target
+    begin = np.arange(target)[:, None] * scale
+    pixel = np.arange(size)[None]
+    overlap = np.minimum(begin + scale, pixel + 1) - np.maximum(begin, pixel)
+    return _normalised(np.maximum(overlap, 0))
+
+
+@lru_cache(maxsize=64)
+def bilinear_weights(size: int, target: int) -> Constants:
+    """(target, size): a triangle around the middle of each new pixel, as wide as that is in old ones (two at least)."""
+    scale = size / target
+    middle = (np.arange(target)[:, None] + 0.5) * scale
+    distance = np.abs(np.arange(size)[None] + 0.5 - middle)
+    return _normalised(np.maximum(1 - distance / max(scale, 1), 0))
+
+
+def _normalised(weights: np.ndarray) -> Constants:
+    return Constants(weights / weights.sum(1, keepdims=True))
+
+
+METHODS = {"area": area_weights, "bilinear": bilinear_weights}
+
+
+@lru_cache(maxsize=1)
+def opencv() -> Any:
+    """The module `cv2`, or None where it is not installed."""
+    try:
+        return importlib.import_module("cv2")
+    except ImportError:
+        return None
+
+
+def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
+    """An array of this shape, whose images `write` has written: OpenCV would start threads for many at once."""
+    out = np.empty(shape, images.dtype)
+    for image, target in zip(np.ascontiguousarray(images), out, strict=True):
+        write(image, target)
+    return out
 
 
 def size_of(height: Any, width: Any) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from vecenv.transforms.arrays import concat
 from vecenv.transforms.parts import Path, bounds_of, box, part, with_part, without_part
 from vecenv.transforms.shapes import axis_of
-from vecenv.transforms.transform import Place, Transform
+from vecenv.transforms.transform import Keys, Place, Transform
 
 
 class CatTensors(Transform):
@@ -36,7 +36,7 @@ class CatTensors(Transform):
 
     def __init__(
         self,
-        in_keys: Sequence[Any] | None = None,
+        in_keys: Keys = None,
         out_key: Any = "observation_vector",
         dim: int = -1,
         *,
@@ -54,16 +54,14 @@ class CatTensors(Transform):
         return len(shape) == 1
 
     def places(self, tree: Any) -> list[Place]:
-        """What is joined, in its order."""
+        """The places of the parts, in the order in which they are joined."""
         found = super().places(tree)
         if ((), ()) in found:
             raise ValueError(f"{self} joins parts of a Dict observation, this one has no parts")
         return sorted(found, key=lambda place: [str(key) for key in place[0]]) if self.sort else found
 
     def observe(self, obs: Any) -> Any:
-        if self._places is None:
-            self._places = self.places(obs)
-        sources = [source for source, _ in self._places]
+        sources = [source for source, _ in self.found(obs)]
         return self._placed(obs, sources, self._joined([part(obs, source) for source in sources]))
 
     def _joined(self, arrays: list[Any]) -> Any:
@@ -88,7 +86,7 @@ class CatTensors(Transform):
         return self._placed(space, sources, box(low, high))
 
     def __repr__(self) -> str:
-        keys = None if self.in_keys is None else [path[0] if len(path) == 1 else path for path in self.in_keys]
+        keys = self.in_keys and [path[0] if len(path) == 1 else path for path in self.in_keys]
         return f"CatTensors(in_keys={keys}, out_key={self.out_key[-1]!r})"
 
 
@@ -108,23 +106,15 @@ class RenameTransform(Transform):
         super().__init__(in_keys, out_keys)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        places = self.places(space)
-        if places == [((), places[0][1])] and not self.create_copy:
-            return spaces.Dict({places[0][1][0]: space})
-        return self._renamed(space, places)
+        return self._renamed(space, self.places(space))
 
     def observe(self, obs: Any) -> Any:
-        if self._places is None:
-            self._places = self.places(obs)
-        if self._places[0][0] == () and not self.create_copy:
-            return {self._places[0][1][0]: obs}
-        return self._renamed(obs, self._places)
+        return self._renamed(obs, self.found(obs))
 
-    def _renamed(self, tree: Any, places: Any) -> Any:
+    def _renamed(self, tree: Any, places: list[Place]) -> Any:
         parts = [part(tree, source) for source, _ in places]
-        for source, _ in places:
-            if not self.create_copy:
-                tree = without_part(tree, source)
+        for source, _ in () if self.create_copy else places:
+            tree = without_part(tree, source)
         for (_, target), value in zip(places, parts, strict=True):
             tree = with_part(tree, target, value)
         return tree

@@ -79,18 +79,18 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
 
 
 def without_part(tree: Any, path: Path) -> Any:
-    """A space or a tree of dicts without what is at the path."""
-    is_space = isinstance(tree, spaces.Dict)
-    children = dict(tree.spaces if is_space else tree)
-    if len(path) == 1:
-        del children[path[0]]
-    else:
+    """A space or a tree of dicts without the part at the path; one without parts where that is all of it."""
+    is_space = isinstance(tree, spaces.Space)
+    children = {} if not path else dict(tree.spaces if is_space else tree)
+    if len(path) > 1:
         children[path[0]] = without_part(children[path[0]], path[1:])
+    elif path:
+        del children[path[0]]
     return spaces.Dict(children) if is_space else children
 
 
 def described(tree: Any) -> str:
-    """What an observation has, for messages."""
+    """The parts of an observation in words, for messages."""
     if isinstance(tree, (dict, tuple)):
         return "with the parts " + ", ".join(str(path[0] if len(path) == 1 else path) for path, _ in leaves_of(tree))
     row = row_of(tree)

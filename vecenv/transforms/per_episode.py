@@ -10,13 +10,13 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.engine.arguments.checks import check_count
-from vecenv.nest import as_array
+from vecenv.engine.arguments import check_count
+from vecenv.nest import as_array, namespace
 from vecenv.running_mean_std import RunningMeanStd
-from vecenv.transforms.arrays import Array, EnvRows, cast, concat, full, like, namespace, zeros
+from vecenv.transforms.arrays import Array, EnvRows, cast, concat, full
 from vecenv.transforms.parts import bounds_of, box, part, with_part
 from vecenv.transforms.shapes import axis_of
-from vecenv.transforms.transform import Freezable, NoPartTransform, Rows, Transform
+from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 
 
 class PerEpisode(Transform):
@@ -24,7 +24,7 @@ class PerEpisode(Transform):
 
     has_state = True
 
-    def __init__(self, in_keys: Sequence[Any] | None = None, out_keys: Sequence[Any] | None = None) -> None:
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None) -> None:
         super().__init__(in_keys, out_keys)
         self.kept: dict[Any, EnvRows] = {}
 
@@ -32,13 +32,10 @@ class PerEpisode(Transform):
         self.kept = {}
 
     def rows_of(self, name: Any) -> EnvRows:
-        """What is kept under this name."""
+        """The rows that are kept under this name."""
         if name not in self.kept:
             self.kept[name] = EnvRows(self.num_envs)
         return self.kept[name]
-
-    def again(self, rows: Rows) -> None:
-        """Nothing, where observations stay as they are."""
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
         taken = {name: each.take(ids) for name, each in self.kept.items()}
@@ -51,28 +48,56 @@ class PerEpisode(Transform):
             self.rows_of(name).put(ids, rows)
 
 
-class CountsSteps(PerEpisode, NoPartTransform):
-    """Base of transforms that count the steps of episodes."""
+class EpisodeSum(PerEpisode):
+    """Base of transforms that add up a number along each episode, and add the sum to the observation as the entry
+    `key`, of shape (1,) (None: not). The episode is truncated where the sum reaches `limit`.
+    """
 
-    def begin(self, ids: np.ndarray) -> np.ndarray:
-        """The counts of these envs, which begin an episode."""
-        return self._put(ids, np.zeros(len(ids), np.int64))
+    def __init__(self, key: str | None, entry: spaces.Box | None = None, limit: int | None = None) -> None:
+        super().__init__(in_keys=[])
+        self.key, self.entry, self.limit = key, entry, limit
+        self.dtype = "int64" if entry is None else entry.dtype.name
+        self.ends_episodes = limit is not None
 
-    def count(self, ids: np.ndarray) -> np.ndarray:
-        """The counts of these envs with one more step."""
-        return self._put(ids, self.counts(ids) + 1)
+    def addend(self, rows: Rows) -> Array:
+        """The number to add for each row of a step, or for all of them: one, to count steps."""
+        return 1
 
-    def counts(self, ids: np.ndarray) -> np.ndarray:
-        """The counts of these envs, int64 (k,)."""
-        counts = self.rows_of("steps").take(ids)
-        return np.zeros(len(ids), np.int64) if counts is None else counts
+    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        if self.key is None:
+            return space
+        if isinstance(space, spaces.Tuple):
+            raise ValueError(f"{self} adds an entry to the observation, which cannot be a Tuple")
+        if isinstance(space, spaces.Dict) and self.key in space.spaces:
+            raise ValueError(f"{self} adds {self.key!r}, which the observation has already; give it another key")
+        return with_part(space, (self.key,), self.entry)
 
-    def _put(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        self.rows_of("steps").put(ids, counts)
-        return counts
+    def reset(self, rows: Rows) -> None:
+        self.rows_of("sums").clear(rows.ids)
+        self.again(rows)
+
+    def step(self, rows: Rows) -> None:
+        kept = self.rows_of("sums")
+        sums = self._sums(rows, kept, rows.reward) + self.addend(rows)
+        kept.put(rows.ids, sums)
+        if self.limit is not None:
+            rows.truncated = rows.truncated | (sums >= self.limit)
+        self._add(rows, sums)
+
+    def again(self, rows: Rows) -> None:
+        if self.key is not None:
+            self._add(rows, self._sums(rows, self.rows_of("sums"), next(nest.leaves(rows.obs))))
+
+    def _sums(self, rows: Rows, kept: EnvRows, among: Array) -> Array:
+        sums = kept.take(rows.ids, among)
+        return full((len(rows.ids),), among, 0, "int64") if sums is None else sums
+
+    def _add(self, rows: Rows, sums: Array) -> None:
+        if self.key is not None:
+            rows.obs = with_part(rows.obs, (self.key,), cast(sums, self.dtype)[:, None])
 
 
-class TimeLimit(CountsSteps):
+class TimeLimit(EpisodeSum):
     """Truncates an episode after `max_episode_steps` steps (as gymnasium's TimeLimit).
 
     In a TransformedVectorEnv the worker does not know of that end: see there.
@@ -85,23 +110,14 @@ class TimeLimit(CountsSteps):
     (False, True)
     """
 
-    ends_episodes = True
-
     def __init__(self, max_episode_steps: int) -> None:
-        super().__init__()
-        self.max_episode_steps = check_count("max_episode_steps", max_episode_steps)
-
-    def reset(self, rows: Rows) -> None:
-        self.begin(rows.ids)
-
-    def step(self, rows: Rows) -> None:
-        truncate(rows, self.count(rows.ids) >= self.max_episode_steps)
+        super().__init__(None, limit=check_count("max_episode_steps", max_episode_steps))
 
     def __repr__(self) -> str:
-        return f"TimeLimit({self.max_episode_steps})"
+        return f"TimeLimit({self.limit})"
 
 
-class StepCounter(CountsSteps):
+class StepCounter(EpisodeSum):
     """Adds the number of steps since the reset to the observation: int64 (1,) (as torchrl's StepCounter).
 
     An observation that is no dict becomes one, with the key "observation".
@@ -119,31 +135,11 @@ class StepCounter(CountsSteps):
     """
 
     def __init__(self, max_steps: int | None = None, step_count_key: str = "step_count") -> None:
-        super().__init__()
-        self.max_steps = None if max_steps is None else check_count("max_steps", max_steps)
-        self.ends_episodes = max_steps is not None
-        self.step_count_key = step_count_key
-
-    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        return with_entry(space, self.step_count_key, spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64), self)
-
-    def reset(self, rows: Rows) -> None:
-        self._add(rows, self.begin(rows.ids))
-
-    def step(self, rows: Rows) -> None:
-        counts = self.count(rows.ids)
-        if self.max_steps is not None:
-            truncate(rows, counts >= self.max_steps)
-        self._add(rows, counts)
-
-    def again(self, rows: Rows) -> None:
-        self._add(rows, self.counts(rows.ids))
-
-    def _add(self, rows: Rows, counts: np.ndarray) -> None:
-        rows.obs = with_part(rows.obs, (self.step_count_key,), like(counts[:, None], first_leaf(rows.obs)))
+        entry = spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
+        super().__init__(step_count_key, entry, None if max_steps is None else check_count("max_steps", max_steps))
 
 
-class RewardSum(PerEpisode, NoPartTransform):
+class RewardSum(EpisodeSum):
     """Adds the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
 
     An observation that is no dict becomes one, with the key "observation". The key is the only one of `out_keys`,
@@ -158,39 +154,19 @@ class RewardSum(PerEpisode, NoPartTransform):
     """
 
     def __init__(self, in_keys: Sequence[str] | None = None, out_keys: Sequence[str] | None = None) -> None:
-        super().__init__()
         if in_keys is not None and list(in_keys) != ["reward"]:
             raise ValueError(f'RewardSum sums "reward" alone, got in_keys={in_keys!r}')
         names = ["episode_reward"] if out_keys is None else list(out_keys)
         if len(names) != 1:
             raise ValueError(f"RewardSum writes one entry, got out_keys={out_keys!r}")
-        self.out_key = names[0]
+        super().__init__(names[0], spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
-    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        return with_entry(space, self.out_key, spaces.Box(-np.inf, np.inf, (1,), np.float32), self)
-
-    def reset(self, rows: Rows) -> None:
-        self.rows_of("sums").clear(rows.ids)
-        self._add(rows, zeros((len(rows.ids),), first_leaf(rows.obs), "float32"))
-
-    def step(self, rows: Rows) -> None:
-        if rows.reward.ndim != 1:
-            raise ValueError(f"RewardSum needs rewards that are numbers, got the shape {tuple(rows.reward.shape[1:])}")
-        before = self.rows_of("sums").take(rows.ids, rows.reward)
-        sums = rows.reward if before is None else before + rows.reward
-        self.rows_of("sums").put(rows.ids, sums)
-        self._add(rows, sums)
-
-    def again(self, rows: Rows) -> None:
-        obs = first_leaf(rows.obs)
-        sums = self.rows_of("sums").take(rows.ids, obs)
-        self._add(rows, zeros((len(rows.ids),), obs, "float32") if sums is None else sums)
-
-    def _add(self, rows: Rows, sums: Array) -> None:
-        rows.obs = with_part(rows.obs, (self.out_key,), cast(sums, "float32")[:, None])
+    def addend(self, rows: Rows) -> Array:
+        rows.check_reward(self)
+        return rows.reward
 
 
-class NormalizeReward(PerEpisode, Freezable, NoPartTransform):
+class NormalizeReward(PerEpisode, Freezable):
     """Rewards divided by the running deviation of the discounted return (as norm_reward of SB3's VecNormalize; the name
     is gymnasium's).
 
@@ -214,13 +190,12 @@ class NormalizeReward(PerEpisode, Freezable, NoPartTransform):
     """
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8, clip: float | None = 10.0) -> None:
-        super().__init__()
+        super().__init__(in_keys=[])
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma must be in [0, 1], got {gamma}")
         if not epsilon > 0 or (clip is not None and not clip > 0):
             raise ValueError(f"epsilon and clip must be above 0, got epsilon={epsilon} and clip={clip}")
         self.gamma, self.epsilon, self.clip = float(gamma), float(epsilon), clip
-        self.frozen = False
         self.return_rms = RunningMeanStd()
         """The statistics of the returns."""
 
@@ -228,10 +203,7 @@ class NormalizeReward(PerEpisode, Freezable, NoPartTransform):
         self.rows_of("returns").clear(rows.ids)
 
     def step(self, rows: Rows) -> None:
-        if rows.reward.ndim != 1:
-            raise ValueError(
-                f"NormalizeReward needs rewards that are numbers, got the shape {tuple(rows.reward.shape[1:])}"
-            )
+        rows.check_reward(self)
         if not self.frozen:
             kept = self.rows_of("returns")
             before = kept.take(rows.ids, rows.reward)
@@ -241,7 +213,7 @@ class NormalizeReward(PerEpisode, Freezable, NoPartTransform):
             ends = rows.terminated | rows.truncated | ~xp.isfinite(returns)
             kept.put(rows.ids, xp.where(ends, xp.zeros_like(returns), returns))
         scaled = rows.reward / float(np.sqrt(self.return_rms.var + self.epsilon))
-        rows.reward = scaled if self.clip is None else namespace(scaled).clip(scaled, -self.clip, self.clip)
+        rows.reward = scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics: copies, safe to keep."""
@@ -279,8 +251,8 @@ class CatFrames(PerEpisode):
         self,
         N: int,
         dim: int,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
         padding: str = "same",
         padding_value: float = 0,
     ) -> None:
@@ -294,72 +266,43 @@ class CatFrames(PerEpisode):
         super().__init__(in_keys, out_keys)
 
     def reset(self, rows: Rows) -> None:
-        self._each(rows, self._first)
+        self._each(rows, lambda frame, kept: self._first(frame))
 
     def step(self, rows: Rows) -> None:
         self._each(rows, self._next)
 
     def again(self, rows: Rows) -> None:
-        self._each(rows, self._latest)
+        self._each(rows, lambda frame, kept: kept)
 
-    def _each(self, rows: Rows, joined: Any) -> None:
-        if self._places is None:
-            self._places = self.places(rows.obs)
-        for place in self._places:
-            kept = self.rows_of(place)
-            stack = joined(part(rows.obs, place[0]), kept, rows.ids)
+    def _each(self, rows: Rows, stacked: Any) -> None:
+        for source, target in self.found(rows.obs):
+            kept, frame = self.rows_of((source, target)), part(rows.obs, source)
+            older = kept.take(rows.ids, frame)
+            stack = self._first(frame) if older is None else stacked(frame, older)  # no env was ever reset
             kept.put(rows.ids, stack)
-            rows.obs = with_part(rows.obs, place[1], stack)
+            rows.obs = with_part(rows.obs, target, stack)
 
-    def _first(self, frame: Array, kept: EnvRows, ids: np.ndarray) -> Array:
+    def _first(self, frame: Array) -> Array:
         before = frame if self.padding == "same" else full(frame.shape, frame, self.padding_value)
         return concat([*[before] * (self.N - 1), frame], axis_of(self.dim, frame.ndim, self))
 
-    def _next(self, frame: Array, kept: EnvRows, ids: np.ndarray) -> Array:
-        older = kept.take(ids, frame)
-        if older is None:  # no env was ever reset
-            return self._first(frame, kept, ids)
+    def _next(self, frame: Array, older: Array) -> Array:
         axis = axis_of(self.dim, frame.ndim, self)
         newer = (*[slice(None)] * axis, slice(frame.shape[axis], None), ...)
         return concat([older[newer], frame], axis)
 
-    def _latest(self, frame: Array, kept: EnvRows, ids: np.ndarray) -> Array:
-        latest = kept.take(ids, frame)
-        return self._first(frame, kept, ids) if latest is None else latest
-
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         low, high = bounds_of(space)
         axis = axis_of(self.dim, low.ndim + 1, self) - 1
+        older = low, high
         if self.padding == "constant":
             if (fill := cast_exactly(np.asarray(self.padding_value), low.dtype)) is None:
                 raise ValueError(
                     f"{self} pads with {self.padding_value!r}, which is no {low.dtype.name} as {space} needs"
                 )
             older = np.minimum(low, fill), np.maximum(high, fill)
-        else:
-            older = low, high
         ends = (np.concatenate([*[old] * (self.N - 1), new], axis) for old, new in zip(older, (low, high), strict=True))
         return box(*ends)
 
     def __repr__(self) -> str:
         return f"CatFrames({self.N}, dim={self.dim})"
-
-
-def truncate(rows: Rows, over: np.ndarray) -> None:
-    """Mark these rows as truncated."""
-    rows.truncated = rows.truncated | like(over, rows.truncated)
-
-
-def first_leaf(obs: Any) -> Array:
-    """An array of the observation."""
-    return next(nest.leaves(obs))
-
-
-def with_entry(space: Any, key: str, entry: spaces.Space[Any], transform: Any) -> spaces.Space[Any]:
-    """The space with one more entry; ValueError where it has that already or cannot have it."""
-    if isinstance(space, spaces.Tuple):
-        raise ValueError(f"{transform} adds an entry to the observation, which cannot be a Tuple")
-    if isinstance(space, spaces.Dict) and key in space.spaces:
-        raise ValueError(f"{transform} adds {key!r}, which the observation has already; give it another key")
-    added: spaces.Space[Any] = with_part(space, (key,), entry)
-    return added

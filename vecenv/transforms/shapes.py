@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -12,9 +12,9 @@ from gymnasium.spaces import utils
 
 from vecenv.backends.memory.layout import space_tree
 from vecenv.nest import leaves
-from vecenv.transforms.arrays import Array, cast, concat, like, namespace
+from vecenv.transforms.arrays import Array, cast, concat, like
 from vecenv.transforms.parts import Path, part, row_of
-from vecenv.transforms.transform import Place, Transform
+from vecenv.transforms.transform import Keys, Place, Transform
 
 
 class UnsqueezeTransform(Transform):
@@ -26,23 +26,19 @@ class UnsqueezeTransform(Transform):
     (2, 3, 1)
     """
 
-    def __init__(self, dim: int, in_keys: Sequence[Any] | None = None, out_keys: Sequence[Any] | None = None) -> None:
+    def __init__(self, dim: int, in_keys: Keys = None, out_keys: Keys = None) -> None:
         self.dim = dim
         super().__init__(in_keys, out_keys)
 
     def apply(self, array: Array) -> Array:
         axis = axis_of(self.dim, array.ndim + 1, self)
-        return (
-            array.reshape(*array.shape[:axis], 1, *array.shape[axis:])
-            if isinstance(array, np.ndarray)
-            else namespace(array).expand_dims(array, axis=axis)
-        )
+        return array.reshape(*array.shape[:axis], 1, *array.shape[axis:])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(dim={self.dim})"
 
 
-class SqueezeTransform(Transform):
+class SqueezeTransform(UnsqueezeTransform):
     """Removes a dimension of size 1 (as torchrl's SqueezeTransform); `dim` as in UnsqueezeTransform.
 
     ValueError where it has another size.
@@ -51,18 +47,11 @@ class SqueezeTransform(Transform):
     (2, 3)
     """
 
-    def __init__(self, dim: int, in_keys: Sequence[Any] | None = None, out_keys: Sequence[Any] | None = None) -> None:
-        self.dim = dim
-        super().__init__(in_keys, out_keys)
-
     def apply(self, array: Array) -> Array:
         axis = axis_of(self.dim, array.ndim, self)
         if array.shape[axis] != 1:
             raise ValueError(f"{self} got the shape {tuple(array.shape[1:])}, in which that dimension is not 1")
-        return namespace(array).squeeze(array, axis=axis)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(dim={self.dim})"
+        return array.squeeze(axis)
 
 
 class Flatten(Transform):
@@ -80,13 +69,13 @@ class Flatten(Transform):
     (2, 12)
     """
 
-    def __init__(self, in_keys: Sequence[Any] | None = None, out_keys: Sequence[Any] | None = None) -> None:
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None) -> None:
         super().__init__(in_keys, out_keys)
         self._parts: list[tuple[Path, Any]] = []
         self._dtype = "float32"
 
     def apply(self, array: Array) -> Array:
-        return namespace(array).reshape(array, (array.shape[0], prod(array.shape[1:])))
+        return array.reshape(array.shape[0], prod(array.shape[1:]))
 
     def places(self, tree: Any) -> list[Place]:
         return [] if self.in_keys is None else super().places(tree)
@@ -100,7 +89,12 @@ class Flatten(Transform):
         return flat
 
     def decided_by(self, space: spaces.Space[Any]) -> Any:
-        return None if self.in_keys is not None else [(path, *_numbers_of(child)) for path, child in _parts(space)]
+        if self.in_keys is not None:
+            return None
+        return [
+            (path, child if isinstance(child, (spaces.Discrete, spaces.MultiDiscrete)) else (child.shape, child.dtype))
+            for path, child in _parts(space)
+        ]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
@@ -120,40 +114,25 @@ class Flatten(Transform):
         if isinstance(space, spaces.Discrete):
             return _one_hot(array - int(space.start), int(space.n))
         if isinstance(space, spaces.MultiDiscrete):
-            array, starts = self.apply(array), space.start.reshape(-1).tolist()
-            columns = enumerate(zip(starts, space.nvec.reshape(-1).tolist(), strict=True))
-            return concat([_one_hot(array[:, i] - start, n) for i, (start, n) in columns], axis=1)
+            array = self.apply(array)
+            ends = enumerate(zip(space.start.ravel().tolist(), space.nvec.ravel().tolist(), strict=True))
+            return concat([_one_hot(array[:, i] - start, n) for i, (start, n) in ends], axis=1)
         return self.apply(array)
 
 
 def _one_hot(numbers: Array, n: int) -> Array:
-    return cast(numbers[:, None] == like(np.arange(n), numbers)[None, :], "int8")
-
-
-def _numbers_of(space: Any) -> tuple[Any, ...]:
-    """The numbers that decide about the vector of a space without parts."""
-    if isinstance(space, spaces.Discrete):
-        return "Discrete", int(space.start), int(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return "MultiDiscrete", space.start.tolist(), space.nvec.tolist()
-    return space.shape, space.dtype
+    return cast(numbers[:, None] == like(np.arange(n), numbers), "int8")
 
 
 def _parts(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The parts of a space without parts, in its order."""
-    children = (
-        enumerate(space.spaces)
-        if isinstance(space, spaces.Tuple)
-        else space.spaces.items()
-        if isinstance(space, spaces.Dict)
-        else ()
-    )
-    found = False
-    for key, child in children:
-        found = True
-        yield from _parts(child, (*path, key))
-    if not found:
+    """The parts of a space that have no parts, in its order."""
+    children: dict[Any, Any] = space.spaces if isinstance(space, spaces.Dict) else {}
+    if isinstance(space, spaces.Tuple):
+        children = dict(enumerate(space.spaces))
+    if not children:
         yield path, space
+    for key, child in children.items():
+        yield from _parts(child, (*path, key))
 
 
 def axis_of(dim: int, ndim: int, transform: Transform) -> int:

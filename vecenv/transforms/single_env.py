@@ -8,9 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv.engine.arguments.checks import check_count
-from vecenv.envs.frame_skip import RepeatsActions, check_frame_skip, repeated_step, skips_by_itself
-from vecenv.envs.pixels import Pixels
+from vecenv.engine.arguments import check_count
+from vecenv.envs.frame_wrappers import Pixels, check_frame_skip, skip_frames
 from vecenv.transforms.transform import EnvTransform
 
 Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
@@ -35,19 +34,10 @@ class FrameSkip(EnvTransform):
         self.frame_skip = check_frame_skip(frame_skip)
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        return _FrameSkip(env, 1 if self.frame_skip == 1 or skips_by_itself(env, self.frame_skip) else self.frame_skip)
+        return env if self.frame_skip == 1 else skip_frames(env, self.frame_skip)
 
     def __repr__(self) -> str:
         return f"FrameSkip({self.frame_skip})"
-
-
-class _FrameSkip(Wrapper, RepeatsActions):
-    def __init__(self, env: gymnasium.Env[Any, Any], repeats: int) -> None:
-        super().__init__(env)
-        self.repeats = repeats
-
-    def step(self, action: Any) -> Any:
-        return repeated_step(self.env, action, self.repeats)
 
 
 class NoopReset(EnvTransform):
@@ -132,26 +122,9 @@ class PixelObservation(EnvTransform):
         self._shape: tuple[int, ...] | None = None
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        wrapped = _PixelObservation(env, self, self._shape)
-        self._shape = wrapped.observation_space[self.key].shape  # known now: to look again would reset the env
+        wrapped = Pixels(env, self.pixels_only, self.key, self.render_kwargs, self._shape)
+        self._shape = wrapped.shape  # known now: to look again would reset the env
         return wrapped
 
     def __repr__(self) -> str:
         return f"PixelObservation(pixels_only={self.pixels_only}, key={self.key!r})"
-
-
-class _PixelObservation(Wrapper):
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], transform: PixelObservation, shape: tuple[int, ...] | None
-    ) -> None:
-        super().__init__(env)
-        self._pixels = Pixels(env, transform.pixels_only, transform.key, transform.render_kwargs)
-        self.observation_space: Any = self._pixels.space(shape)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._pixels.observation(obs), info
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._pixels.observation(obs), reward, terminated, truncated, info

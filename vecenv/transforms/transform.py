@@ -1,4 +1,4 @@
-"""Transform: the interface of a transform of rows, and Compose, several in a row.
+"""Transform: the interface of a transform of rows, and its bases.
 
     base env --obs, rew, ...--> transform[0] --> transform[1] --> ... --> caller
     base env <----- action ---- transform[0] <-- transform[1] <-- ... <-- caller
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import gymnasium
@@ -26,7 +26,9 @@ from vecenv.transforms.parts import WHOLE, Path, bounds_of, box, described, leav
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
 Place = tuple[Path, Path]
-"""Where a transform reads, and where it writes."""
+"""The path to a part that is read, and the path to which it is written."""
+Keys = Sequence[Any] | None
+"""Names of parts of the observation."""
 
 
 class Rows:
@@ -58,21 +60,28 @@ class Rows:
             self._ids = np.fromiter((row["env_id"] for row in self.info), np.int64, len(self.info))
         return self._ids
 
+    def check_reward(self, transform: Transform) -> None:
+        """ValueError where the rewards are vectors."""
+        if self.reward.ndim != 1:
+            raise ValueError(
+                f"{transform} needs rewards that are numbers, got the shape {tuple(self.reward.shape[1:])}"
+            )
+
 
 class Transform:
     """Base of transforms. A subclass defines what it changes.
 
-    - Parts of the observation, each by itself and without a state: `apply(array)`, on arrays (k, ...) of any library.
-      Spaces follow from that. `takes(shape, dtype)` says which parts are meant where `in_keys` is None.
+    - Parts of the observation, each by itself and without a state: `apply(array)`, on arrays (k, ...) of numpy or
+      torch. Spaces follow from that. `takes(shape, dtype)` says which parts are meant where `in_keys` is None.
     - Anything else about rows: `reset(rows)` and `step(rows)`, and `transform_observation_space`; with a state along
       the episode also `again(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
-    - A single env, as a wrapper of it: `wrap(env)`; such a transform can only be part of a `TransformedEnv`.
+    - A single env, as a wrapper of it: `EnvTransform`, which can only be part of a `TransformedEnv`.
 
     Arguments:
         in_keys: keys of the observation to read; a tuple of keys names a part of a part, and "observation" an
-            observation that is no dict. None: every part that `takes` accepts.
-        out_keys: where to write, as many as `in_keys`; None: in the place of what was read.
+            observation that is no dict. None: every part that `takes` accepts. Empty: none.
+        out_keys: keys to write, as many as `in_keys`; None: in the place of those that were read.
 
     A transform belongs to one env. Called with an observation, it returns the transformed one, if it has no state.
     ValueError for keys that do not fit.
@@ -85,11 +94,11 @@ class Transform:
     """
 
     has_state = False
-    """Whether what it returns depends on earlier rows of the env."""
+    """True if the results depend on earlier rows of the env."""
     ends_episodes = False
-    """Whether it may set `truncated` or `terminated`."""
+    """True if it may set `truncated` or `terminated`."""
 
-    def __init__(self, in_keys: Sequence[Any] | None = None, out_keys: Sequence[Any] | None = None) -> None:
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None) -> None:
         self.in_keys = _paths(in_keys)
         self.out_keys = _paths(out_keys)
         if self.out_keys is not None and (self.in_keys is None or len(self.in_keys) != len(self.out_keys)):
@@ -98,14 +107,14 @@ class Transform:
         self._places: list[Place] | None = None
         self.num_envs = 1
 
-    # What a subclass may define.
+    # For subclasses to define.
 
     def apply(self, array: Array) -> Array:
         """A part of the observation (k, ...), transformed."""
         return array
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Whether a part with rows of this shape and dtype is meant where no keys are given."""
+        """Return whether a part with rows of this shape and dtype is meant where no keys are given."""
         return True
 
     def reset(self, rows: Rows) -> None:
@@ -123,7 +132,7 @@ class Transform:
         self.step(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """What is kept along the episodes of these envs, a tree of arrays of numpy (k, ...); empty if nothing is.
+        """The state along the episodes of these envs, a tree of arrays of numpy (k, ...); empty if nothing is kept.
 
         NotImplementedError for a transform with a state that defines neither this nor `set_episode_state`.
         """
@@ -136,14 +145,14 @@ class Transform:
         return {}
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Go on from what `episode_state` returned for as many envs."""
+        """Go on from the state that `episode_state` returned for as many envs."""
 
     def inv(self, action: Any) -> Any:
         """The actions (k, ...) that the env gets, for those that this transform gets."""
         return action
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """The space of a part, given that of what `apply` gets: with the bounds to which `apply` maps its bounds.
+        """The space of a part, given that of the argument of `apply`: with the bounds to which it maps its bounds.
 
         Assumes that `apply` preserves or reverses order.
         """
@@ -179,13 +188,17 @@ class Transform:
     def clear(self) -> None:
         """Drop the state of all envs."""
 
-    # What it has.
+    # For subclasses and callers to use.
+
+    def found(self, obs: Any) -> list[Place]:
+        """The places in an observation, which are looked for once."""
+        if self._places is None:
+            self._places = self.places(obs)
+        return self._places
 
     def observe(self, obs: Any) -> Any:
         """The observation (a tree of arrays (k, ...)) with the parts that are meant transformed."""
-        if self._places is None:
-            self._places = self.places(obs)
-        for source, target in self._places:
+        for source, target in self.found(obs):
             obs = with_part(obs, target, self.apply(part(obs, source)))
         return obs
 
@@ -193,11 +206,11 @@ class Transform:
         """A batch of observations, transformed; RuntimeError for a transform with a state by env."""
         if self.has_state:
             raise RuntimeError(f"{self} keeps a state for each env: use it in a TransformedEnv or TransformedVectorEnv")
-        self._places = self.places(obs)
+        self._places = None
         return self.observe(obs)
 
     def places(self, tree: Any) -> list[Place]:
-        """What is read and written in observations of this space, or in this tree of arrays."""
+        """The places in observations of this space, or in this tree of arrays; ValueError where there are none."""
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
         sources = self._taken(tree) if self.in_keys is None else [_find(tree, path, self) for path in self.in_keys]
@@ -211,7 +224,7 @@ class Transform:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it is part of an env."""
+        """True if it is part of an env."""
         return self._owner is not None and self._owner() is not None
 
     @property
@@ -220,16 +233,12 @@ class Transform:
         owner = None if self._owner is None else self._owner()
         return None if owner is None else owner.env_before(self)
 
-    def detach(self) -> None:
-        """Forget the env."""
-        self._owner = None
-
     def clone(self: Self) -> Self:
         """A copy that belongs to no env."""
         return copy.deepcopy(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has learnt, to be kept: nothing for most; never the state of episodes."""
+        """The statistics that it has learnt, to be kept: none for most; never the state of episodes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -239,18 +248,25 @@ class Transform:
         return {**self.__dict__, "_owner": None}
 
     def __repr__(self) -> str:
-        keys = (
-            ""
-            if getattr(self, "in_keys", None) is None
-            else f"in_keys={[p[-1] if len(p) == 1 else p for p in self.in_keys or ()]}"
-        )
-        return f"{type(self).__name__}({keys})"
+        keys = [path[-1] if len(path) == 1 else path for path in self.in_keys or ()]
+        return f"{type(self).__name__}({f'in_keys={keys}' if keys else ''})"
+
+
+class EnvTransform(Transform):
+    """Base of transforms that have to step or render the env: `wrap` returns a wrapper of the env below them."""
+
+    def __init__(self) -> None:
+        super().__init__(in_keys=[])
+
+    def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """The wrapped env."""
+        raise NotImplementedError
 
 
 class Freezable(Transform):
-    """Has statistics, which it updates with each step unless it is `frozen`."""
+    """Base of transforms that learn statistics from each step unless they are `frozen`."""
 
-    frozen: bool
+    frozen = False
 
     def again(self, rows: Rows) -> None:
         frozen, self.frozen = self.frozen, True
@@ -260,7 +276,7 @@ class Freezable(Transform):
             self.frozen = frozen
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        return {}  # what is learnt goes on whatever the episode is
+        return {}  # statistics go on whatever the episode is
 
     def freeze(self: AnyFreezable) -> AnyFreezable:
         """Normalise without updates from now on; returns itself."""
@@ -278,159 +294,14 @@ class Freezable(Transform):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The state of one that has seen what each of several has, such as those in workers: of their `state_dict`s."""
+        """The state of one that has seen the rows of each of several, such as those in workers: of `state_dict`s."""
         raise NotImplementedError
 
 
-class NoPartTransform(Transform):
-    """Base of transforms that transform no part of the observation by itself: of rewards, flags and actions."""
-
-    def places(self, tree: Any) -> list[Place]:
-        return []
-
-
-class EnvTransform(NoPartTransform):
-    """Base of transforms that have to step or render the env: `wrap` returns a wrapper of the env below them."""
-
-    def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """The wrapped env."""
-        raise NotImplementedError
-
-
-class FunctionTransform(NoPartTransform):
-    """A function of a batch of observations, which keeps their space."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def observe(self, obs: Any) -> Any:
-        return self.function(obs)
-
-    def __repr__(self) -> str:
-        return f"FunctionTransform({self.function!r})"
-
-
-class Compose(Transform):
-    """Transforms in a row: observations pass the first one first, actions the last one first.
-
-    Indexing and iteration give the transforms; a slice is a Compose of clones. A Compose within is flattened.
-
-    >>> from vecenv.transforms.shapes import UnsqueezeTransform
-    >>> chain = Compose(UnsqueezeTransform(0), lambda obs: obs + 1)
-    >>> chain(np.zeros((2, 3))).shape, len(chain), chain[0]
-    ((2, 1, 3), 2, UnsqueezeTransform(dim=0))
-    """
-
-    def __init__(self, *transforms: Any) -> None:
-        super().__init__()
-        self.transforms = [each for given in transforms for each in flat(given)]
-
-    def __call__(self, obs: Any) -> Any:
-        for transform in self.transforms:
-            obs = transform(obs)
-        return obs
-
-    def reset(self, rows: Rows) -> None:
-        for transform in self.transforms:
-            transform.reset(rows)
-
-    def step(self, rows: Rows) -> None:
-        for transform in self.transforms:
-            transform.step(rows)
-
-    def again(self, rows: Rows) -> None:
-        for transform in self.transforms:
-            transform.again(rows)
-
-    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """The states of those that have one, by their place and class."""
-        return self._named(lambda each: each.episode_state(ids))
-
-    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Go on from the states of an equal chain; ValueError where they are those of another."""
-        self._check_names(self.episode_state(ids), state)
-        for name, each in state.items():
-            self.transforms[int(name.partition(".")[0])].set_episode_state(ids, each)
-
-    def inv(self, action: Any) -> Any:
-        for transform in reversed(self.transforms):
-            action = transform.inv(action)
-        return action
-
-    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        for transform in self.transforms:
-            space = transform.transform_observation_space(space)
-        return space
-
-    def transform_action_space(self, space: Any) -> Any:
-        for transform in self.transforms:
-            space = transform.transform_action_space(space)
-        return space
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by their place and class."""
-        return self._named(lambda each: each.state_dict())
-
-    def _named(self, state_of: Callable[[Transform], dict[Any, Any]]) -> dict[str, Any]:
-        states = {f"{i}.{type(each).__name__}": state_of(each) for i, each in enumerate(self.transforms)}
-        return {name: state for name, state in states.items() if state}
-
-    def _check_names(self, own: dict[str, Any], state: dict[str, Any]) -> None:
-        if own.keys() != state.keys():
-            raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
-        self._check_names(self.state_dict(), state)
-        for name, each in state.items():
-            self.transforms[int(name.partition(".")[0])].load_state_dict(each)
-
-    def __len__(self) -> int:
-        return len(self.transforms)
-
-    def __iter__(self) -> Iterator[Transform]:
-        return iter(self.transforms)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self.transforms[index]
-        return Compose(*[each.clone() for each in found]) if isinstance(index, slice) else found
-
-    def __repr__(self) -> str:
-        return f"Compose({', '.join(map(repr, self.transforms))})"
-
-
-def flat(transform: Any) -> list[Transform]:
-    """The transforms of what a user passed: a transform, a Compose, a list of these, or a function of observations.
-
-    TypeError for anything else.
-    """
-    if isinstance(transform, Compose):
-        return list(transform.transforms)
-    if isinstance(transform, Transform):
-        return [transform]
-    if isinstance(transform, (list, tuple)):
-        return [each for given in transform for each in flat(given)]
-    if callable(transform) and not isinstance(transform, type):
-        return [FunctionTransform(transform)]
-    raise TypeError(f"a transform is a Transform or a function of a batch of observations, got {transform!r}")
-
-
-def check_unattached(transforms: Sequence[Transform]) -> None:
-    """RuntimeError if one of these belongs to an env already, or is given twice."""
-    seen: set[int] = set()
-    for each in transforms:
-        if each.is_attached or id(each) in seen:
-            raise RuntimeError(f"{each} is part of an env already, and a transform belongs to one: pass its clone()")
-        seen.add(id(each))
-
-
-def _paths(keys: Sequence[Any] | None) -> list[Path] | None:
-    if keys is None:
-        return None
+def _paths(keys: Keys) -> list[Path] | None:
     if isinstance(keys, str):
         raise ValueError(f"keys are a list, got the text {keys!r}; pass [{keys!r}]")
-    return [key if isinstance(key, tuple) else (key,) for key in keys]
+    return None if keys is None else [key if isinstance(key, tuple) else (key,) for key in keys]
 
 
 def _find(tree: Any, path: Path, transform: Transform) -> Path:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,50 +12,11 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.memory.layout import ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
-from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform, check_unattached, flat
+from vecenv.transforms.compose import Compose, HasTransforms
+from vecenv.transforms.transform import EnvTransform, Rows, Transform
 
-Self = TypeVar("Self", bound="HasTransforms")
 ONLY_ENV = np.zeros(1, np.int64)
 """The ids of the rows of a single env."""
-
-
-class HasTransforms:
-    """The transforms of an env or of a vector env: `transform` is a Compose of them, in the order of observations."""
-
-    transform: Compose
-
-    @property
-    @abstractmethod
-    def base_env(self) -> Any:
-        """The env below the transforms."""
-
-    @abstractmethod
-    def rebuild(self, transforms: list[Transform], start: int) -> None:
-        """Take these transforms, of which those before `start` are in place; on an error nothing is changed."""
-
-    def append_transform(self: Self, transform: Any) -> Self:
-        """Add a transform (or a Compose, a list of them, or a function of observations) as the outermost one."""
-        return self.insert_transform(len(self.transform), transform)
-
-    def insert_transform(self: Self, index: int, transform: Any) -> Self:
-        """Add a transform before the one that is at `index` now. Those behind it lose the state of their episodes.
-
-        Spaces are those of the new chain. IndexError for an index out of range; RuntimeError for a transform that
-        belongs to an env already, which has to be cloned; what the transform raises where it does not fit the spaces.
-        """
-        n = len(self.transform)
-        if not -n <= index <= n:
-            raise IndexError(f"index {index} is out of range for {n} transforms")
-        start = index + n if index < 0 else index
-        new, present = flat(transform), self.transform.transforms
-        check_unattached(new)
-        self.rebuild([*present[:start], *new, *present[start:]], start)
-        return self
-
-    def env_before(self, transform: Transform) -> Any:
-        """The same base env with clones of the transforms before this one (`transform.parent`)."""
-        index = next(i for i, each in enumerate(self.transform) if each is transform)
-        return type(self)(self.base_env, self.transform[:index])  # type: ignore[call-arg]
 
 
 class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -122,20 +82,12 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._chain.step(action)
 
     def episode_state(self) -> dict[str, Any]:
-        """What the transforms keep along the episode: a part of `get_state` of a vector env."""
+        """The state of the transforms along the episode: a part of `get_state` of a vector env."""
         return self.transform.episode_state(ONLY_ENV)
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `episode_state` of an equal chain returned; ValueError where it is that of another."""
+        """Go on from the `episode_state` of an equal chain; ValueError where it is that of another."""
         self.transform.set_episode_state(ONLY_ENV, state)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the transforms have learnt."""
-        return self.transform.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
-        self.transform.load_state_dict(state)
 
     def __repr__(self) -> str:
         return f"TransformedEnv({self.env}, {self.transform})"
@@ -146,42 +98,35 @@ class TransformedRows(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], transforms: Sequence[Transform]) -> None:
         super().__init__(env)
-        self.transforms = list(transforms)
+        self.transform = Compose(*transforms)
         own = getattr(env, "observation_space", None)
         if own is None:
             raise ValueError(f"transforms need an env with an observation_space, {env} has none")
         self._tree = space_tree(own, "obs")
-        self.observation_space, self.action_space = spaces_above(env, self.transforms)
-        self._inverts = [each for each in reversed(self.transforms) if type(each).inv is not Transform.inv]
+        self.observation_space, self.action_space = spaces_above(env, transforms)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode: (obs, info)."""
         obs, info = self.env.reset(seed=seed, options=options)
         rows = Rows(self._batch(obs), [info], ids=ONLY_ENV)
-        for each in self.transforms:
-            each.reset(rows)
-        return nest.map(_only_row, rows.obs), info
+        self.transform.reset(rows)
+        return nest.take(rows.obs, 0), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env."""
-        if self._inverts:
-            action = nest.map(lambda leaf: np.asarray(leaf)[None], action)
-            for each in self._inverts:
-                action = each.inv(action)
-            action = nest.map(_only_row, action)
+        if self.transform.changes_actions:
+            action = nest.take(self.transform.inv(nest.map(lambda leaf: np.asarray(leaf)[None], action)), 0)
         obs, reward, terminated, truncated, info = self.env.step(action)
         paid = np.asarray(reward)
         if paid.dtype.kind not in "biuf":
             raise EnvContractError(f"a reward must be a number or an array of numbers, {self.env} returned {reward!r}")
         flags = np.array([[bool(terminated)], [bool(truncated)]])
         rows = Rows(self._batch(obs), [info], paid.astype(np.float64)[None], flags[0], flags[1], ONLY_ENV)
-        for each in self.transforms:
-            each.step(rows)
+        self.transform.step(rows)
         reward = rows.reward[0]
-        is_one = reward.ndim == 0
         return (
-            nest.map(_only_row, rows.obs),
-            float(reward) if is_one else reward,
+            nest.take(rows.obs, 0),
+            float(reward) if reward.ndim == 0 else reward,
             bool(rows.terminated[0]),
             bool(rows.truncated[0]),
             info,
@@ -218,7 +163,3 @@ def _as_row(leaf_and_value: list[Any]) -> np.ndarray:
             raise ValueError(f"{leaf.path} has the shape {array.shape}, expected {leaf.shape}")
         array = array.reshape(leaf.shape)
     return array[None]
-
-
-def _only_row(array: Any) -> Any:
-    return array[0]

@@ -10,11 +10,10 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.seeding import seed_chain
-from vecenv.transforms.arrays import stack
+from vecenv.engine.arguments import seed_chain
+from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.parts import part
-from vecenv.transforms.transform import Compose, EnvTransform, Rows, Transform
-from vecenv.transforms.transformed_env import HasTransforms
+from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.wrappers import RowWiseWrapper
 
 
@@ -52,8 +51,6 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
             )
         super().__init__(venv)
         self.transform = Compose()
-        self._steps: list[Transform] = []
-        self._inverts: list[Transform] = []
         self._observation_space: list[Any] | None = None
         self._action_space: list[Any] | None = None
         if transform is not None:
@@ -67,7 +64,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     @property
     def keeps_autoreset(self) -> bool:
         """False where a transform ends episodes."""
-        return not any(each.ends_episodes for each in self._steps)
+        return not any(each.ends_episodes for each in self.transform)
 
     @property
     def observation_space(self) -> list[Any]:
@@ -103,8 +100,6 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
         self.transform = Compose(*transforms)
-        self._steps = self.transform.transforms
-        self._inverts = [each for each in reversed(transforms) if type(each).inv is not Transform.inv]
         self._observation_space = spaces if transforms else None
         self._action_space = [copy.deepcopy(space) for space in actions] if changes_actions else None
         for each, (space, action) in list(zip(transforms, below, strict=True))[start:]:
@@ -114,47 +109,39 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     def map_action(self, action: Any) -> Any:
         """The actions for the envs."""
-        if self._inverts:
-            if isinstance(action, list):
-                action = nest.merge(stack, action)
-            for each in self._inverts:
-                action = each.inv(action)
-        return action
+        if not self.transform.changes_actions:
+            return action
+        if isinstance(action, list):
+            action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
+        return self.transform.inv(action)
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows, transformed."""
         rows = Rows(obs, info)
-        for each in self._steps:
-            each.reset(rows)
+        self.transform.reset(rows)
         return rows.obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """The rows, transformed."""
-        if not self._steps:
-            return obs, rew, terminated, truncated, info
         rows = Rows(obs, info, rew, terminated, truncated)
-        for each in self._steps:
-            each.step(rows)
+        self.transform.step(rows)
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """The rows, whose observations are transformed, without a change of state."""
         rows = Rows(obs, info, rew, terminated, truncated)
-        for each in self._steps:
-            each.again(rows)
+        self.transform.again(rows)
         return rows.obs, rew, terminated, truncated, info
 
     # Seeds and state.
 
-    def episode_states(self, ids: np.ndarray) -> list[dict[str, Any]] | None:
-        """What each of these envs has of what transforms keep along its episode: a tree of arrays."""
-        states = self.transform.episode_state(ids)
-        return [nest.take(states, slice(row, row + 1)) for row in range(len(ids))] if states else None
+    def episode_state(self, ids: np.ndarray) -> dict[str, Any]:
+        """The state of the transforms along the episodes of these envs."""
+        return self.transform.episode_state(ids)
 
-    def go_on_from(self, ids: np.ndarray, states: list[dict[str, Any]] | None) -> None:
-        """Take over what `episode_states` of an equal chain returned."""
-        for i, state in zip(ids, states or (), strict=False):
-            self.transform.set_episode_state(np.array([i]), state)
+    def set_episode_state(self, ids: np.ndarray, state: dict[str, Any]) -> None:
+        """Go on from the `episode_state` of an equal chain."""
+        self.transform.set_episode_state(ids, state)
 
     def seed(self, seed: Any = None) -> Any:
         """As `venv.seed`; the action spaces of transforms are seeded too."""
@@ -176,15 +163,15 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                 space.seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the transforms have learnt, and those of a vector env below that has a `state_dict` too."""
+        """The statistics that the transforms have learnt, and those of a vector env below with a `state_dict` too."""
         below = getattr(self.venv, "state_dict", None)
-        return self.transform.state_dict() | ({} if below is None else {"venv": below()})
+        return super().state_dict() | ({} if below is None else {"venv": below()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
         if "venv" in state:
             self.venv.load_state_dict(state["venv"])
-        self.transform.load_state_dict({name: each for name, each in state.items() if name != "venv"})
+        super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
 
     def __repr__(self) -> str:
         return f"TransformedVectorEnv({self.venv!r}, {self.transform})"

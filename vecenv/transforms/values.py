@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float, namespace
-from vecenv.transforms.transform import NoPartTransform, Rows, Transform
+from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float
+from vecenv.transforms.transform import Keys, Rows, Transform
 
 
 class DTypeCast(Transform):
@@ -30,8 +30,8 @@ class DTypeCast(Transform):
         self,
         dtype_in: Any,
         dtype_out: Any,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
         in_keys_inv: Sequence[str] | None = None,
     ) -> None:
         self.dtype_in, self.dtype_out = np.dtype(dtype_in).name, np.dtype(dtype_out).name
@@ -71,17 +71,13 @@ class DTypeCast(Transform):
         return spaces.Box(space.low.astype(self.dtype_out), space.high.astype(self.dtype_out), dtype=self.dtype_out)
 
     def inv(self, action: Any) -> Any:
-        if self._own_dtypes is None:
-            return action
-        return nest.merge(self._cast_back, [self._own_dtypes, action])
+        return action if self._own_dtypes is None else nest.merge(self._cast_back, [self._own_dtypes, action])
 
     def _cast_back(self, dtype_and_action: list[Any]) -> Any:
         dtype, action = dtype_and_action
-        return (
-            cast(np.asarray(action) if isinstance(action, (list, float)) else action, dtype)
-            if dtype == self.dtype_in
-            else action
-        )
+        if dtype != self.dtype_in:
+            return action
+        return cast(np.asarray(action) if isinstance(action, (list, float)) else action, dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dtype_in!r}, {self.dtype_out!r})"
@@ -94,12 +90,7 @@ class DoubleToFloat(DTypeCast):
     dtype('float32')
     """
 
-    def __init__(
-        self,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
-        in_keys_inv: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Sequence[str] | None = None) -> None:
         super().__init__("float64", "float32", in_keys, out_keys, in_keys_inv)
 
     def __repr__(self) -> str:
@@ -118,34 +109,26 @@ class ObservationNorm(Transform):
     """
 
     def __init__(
-        self,
-        loc: Any,
-        scale: Any,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
-        standard_normal: bool = False,
+        self, loc: Any, scale: Any, in_keys: Keys = None, out_keys: Keys = None, standard_normal: bool = False
     ) -> None:
         self.loc, self.scale = np.asarray(loc, np.float64), np.asarray(scale, np.float64)
         if standard_normal and not self.scale.all():
             raise ValueError(f"ObservationNorm divides by the scale, which is zero somewhere: {scale!r}")
         self.standard_normal = standard_normal
-        self._constants: dict[str, tuple[Constants, Constants]] = {}
+        self._constants = Constants(self.loc), Constants(self.scale)
         super().__init__(in_keys, out_keys)
 
     def apply(self, array: Array) -> Array:
         if not is_float(array):
             array = cast(array, "float32")
-        dtype = dtype_name(array)
-        if dtype not in self._constants:
-            self._constants[dtype] = Constants(self.loc.astype(dtype)), Constants(self.scale.astype(dtype))
-        loc, scale = (each.like(array) for each in self._constants[dtype])
+        loc, scale = (each.like(array) for each in self._constants)
         return (array - loc) / scale if self.standard_normal else array * scale + loc
 
     def __repr__(self) -> str:
         return f"ObservationNorm(loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal})"
 
 
-class RewardScaling(NoPartTransform):
+class RewardScaling(Transform):
     """`reward * scale + loc`; with `standard_normal` `(reward - loc) / scale` (as torchrl's RewardScaling).
 
     >>> rows = Rows(None, None, np.array([1.0, 2.0]))
@@ -155,7 +138,7 @@ class RewardScaling(NoPartTransform):
     """
 
     def __init__(self, loc: float, scale: float, standard_normal: bool = False) -> None:
-        super().__init__()
+        super().__init__(in_keys=[])
         self.loc, self.scale, self.standard_normal = float(loc), float(scale), standard_normal
         if standard_normal and not self.scale:
             raise ValueError("RewardScaling divides by the scale, which is zero")
@@ -165,7 +148,7 @@ class RewardScaling(NoPartTransform):
         rows.reward = (reward - self.loc) / self.scale if self.standard_normal else reward * self.scale + self.loc
 
 
-class RewardClipping(NoPartTransform):
+class RewardClipping(Transform):
     """Rewards within `clamp_min` and `clamp_max`; None is no bound (as torchrl's RewardClipping).
 
     >>> rows = Rows(None, None, np.array([-3.0, 0.5]))
@@ -175,17 +158,17 @@ class RewardClipping(NoPartTransform):
     """
 
     def __init__(self, clamp_min: float | None = None, clamp_max: float | None = None) -> None:
-        super().__init__()
+        super().__init__(in_keys=[])
         self.clamp_min, self.clamp_max = clamp_min, clamp_max
         if clamp_min is not None and clamp_max is not None and clamp_min > clamp_max:
             raise ValueError(f"clamp_min={clamp_min} is above clamp_max={clamp_max}")
 
     def step(self, rows: Rows) -> None:
         if self.clamp_min is not None or self.clamp_max is not None:
-            rows.reward = namespace(rows.reward).clip(rows.reward, self.clamp_min, self.clamp_max)
+            rows.reward = rows.reward.clip(self.clamp_min, self.clamp_max)
 
 
-class ActionScaling(NoPartTransform):
+class ActionScaling(Transform):
     """Offers a bounded Box of actions as one from `low` to `high` in each dimension (as torchrl's ActionScaling and
     gymnasium's RescaleAction).
 
@@ -199,12 +182,11 @@ class ActionScaling(NoPartTransform):
     """
 
     def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
-        super().__init__()
+        super().__init__(in_keys=[])
         if not low < high:
             raise ValueError(f"low={low} must be below high={high}")
         self.low, self.high = float(low), float(high)
-        self._loc: Constants | None = None
-        self._scale: Constants | None = None
+        self._constants: tuple[Constants, Constants] | None = None
 
     def transform_action_space(self, space: Any) -> Any:
         if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
@@ -217,16 +199,17 @@ class ActionScaling(NoPartTransform):
         super().attach(owner, num_envs, observation_space, action_space)
         low, high = action_space.low.astype(np.float64), action_space.high.astype(np.float64)
         scale = (high - low) / (self.high - self.low)
-        dtype = action_space.dtype
-        self._loc, self._scale = Constants((low - self.low * scale).astype(dtype)), Constants(scale.astype(dtype))
+        self._constants = Constants(low - self.low * scale), Constants(scale)
+        self._dtype = action_space.dtype.name
 
     def inv(self, action: Any) -> Any:
-        if self._loc is None or self._scale is None:
+        if self._constants is None:
             raise RuntimeError(
                 "ActionScaling needs the action space: use it in a TransformedEnv or TransformedVectorEnv"
             )
-        action = cast(action, self._loc.values.dtype.name)
-        return action * self._scale.like(action) + self._loc.like(action)
+        action = cast(action, self._dtype)
+        loc, scale = (each.like(action) for each in self._constants)
+        return action * scale + loc
 
     def __repr__(self) -> str:
         return f"ActionScaling({self.low}, {self.high})"

@@ -1,42 +1,23 @@
-"""VecNorm: observations and rewards by the mean and deviation of what came so far."""
+"""VecNorm: observations and rewards by the running mean and deviation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from vecenv.nest import as_array
-from vecenv.running_mean_std import LARGEST, PARTS, RunningMeanStd, check_keys
-from vecenv.transforms.arrays import Array, cast, copied, dtype_name, is_float, like, namespace
+from vecenv.running_mean_std import PARTS, RunningMeanStd, check_keys
+from vecenv.transforms.arrays import Array, cast, dtype_name, is_float, like
+from vecenv.transforms.compose import Compose
 from vecenv.transforms.parts import WHOLE, Path, bounds_of, part, with_part
-from vecenv.transforms.transform import Compose, Freezable, Rows, Transform
+from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
 
 REWARD = "reward"
-
-
-class LocalState:
-    """Arrays of one process, with the two methods of those that processes share."""
-
-    def __init__(self, arrays: dict[str, Array]) -> None:
-        self.arrays = arrays
-
-    def update(self) -> LocalState:
-        """The context in which the arrays may be changed, in place."""
-        return self
-
-    def read(self) -> dict[str, Array]:
-        """The arrays, to be looked at."""
-        return self.arrays
-
-    def __enter__(self) -> dict[str, Array]:
-        return self.arrays
-
-    def __exit__(self, *exception: object) -> None:
-        return None
 
 
 class VecNorm(Freezable):
@@ -75,12 +56,7 @@ class VecNorm(Freezable):
     has_state = True
 
     def __init__(
-        self,
-        in_keys: Sequence[Any] | None = None,
-        out_keys: Sequence[Any] | None = None,
-        *,
-        decay: float = 0.9999,
-        eps: float = 1e-4,
+        self, in_keys: Keys = None, out_keys: Keys = None, *, decay: float = 0.9999, eps: float = 1e-4
     ) -> None:
         if not 0 < decay <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {decay}")
@@ -89,8 +65,10 @@ class VecNorm(Freezable):
         self.decay, self.eps = float(decay), float(eps)
         self.norms_reward = in_keys is None or REWARD in in_keys
         keys = None if in_keys is None else [key for key in in_keys if key != REWARD]
-        self.frozen = False
-        self._state: Any = LocalState({})
+        self._arrays: dict[str, Array] = {}
+        """The statistics, where they are its own."""
+        self._shared: Any = None
+        """The SharedState that has them, where envs share them."""
         self._entries: list[tuple[str, Path, Path]] = []
         super().__init__(keys, out_keys)
 
@@ -109,11 +87,11 @@ class VecNorm(Freezable):
         places = self.places(observation_space)
         self._entries = [(_name(source), source, target) for source, target in places]
         new = self._new_state(observation_space)
-        if _shapes(self._state.read()) != _shapes(new):
-            self._state = LocalState(new)
+        if _shapes(self._read()) != _shapes(new):
+            self._arrays, self._shared = new, None
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        new, known = self._new_state(space), self._state.read()
+        new, known = self._new_state(space), self._read()
         learnt = any(float(as_array(array)) for key, array in known.items() if key.endswith("_count"))
         if learnt and _shapes(known) != _shapes(new):
             raise ValueError(
@@ -126,11 +104,10 @@ class VecNorm(Freezable):
         shapes = {_name(source): bounds_of(part(space, source))[0].shape for source, _ in self.places(space)}
         if self.norms_reward:
             shapes[REWARD] = ()
-        state: dict[str, np.ndarray] = {}
-        for name, shape in shapes.items():
-            first = np.zeros(shape), np.ones(shape), np.zeros(()), np.zeros(())
-            state |= {f"{name}_{each}": array for each, array in zip(PARTS, first, strict=True)}
-        return state
+        first = [
+            (name, (np.zeros(shape), np.ones(shape), np.zeros(()), np.zeros(()))) for name, shape in shapes.items()
+        ]
+        return {f"{name}_{key}": array for name, arrays in first for key, array in zip(PARTS, arrays, strict=True)}
 
     def reset(self, rows: Rows) -> None:
         self._norm_rows(rows)
@@ -153,22 +130,17 @@ class VecNorm(Freezable):
         """The rows normalised, after an update with them unless it is frozen."""
         dtype = dtype_name(array) if is_float(array) else "float32"
         rows = cast(array, "float64")
-        centred, std = self._centred(name, rows)
-        centred /= like_of(std, rows)
-        return cast(centred, dtype)
-
-    def _centred(self, name: str, rows: Array) -> tuple[Array, Array]:
-        """The rows with the mean taken off, and the deviation, after an update with the rows unless it is frozen."""
         if self.frozen:
-            mean, std = self._moments(name, self._state.read())
-            return rows - like_of(mean, rows), std
-        is_numpy = isinstance(rows, np.ndarray)
-        if not is_numpy:
-            self._move_to(rows)
-        with self._state.update() as arrays:
-            statistics = RunningMeanStd.of(arrays, name)
-            centred = statistics.add(rows, self.decay) if is_numpy else _add(statistics, rows, self.decay)
-            return centred, self._std(statistics.var)
+            mean, std = self._moments(name, self._read())
+            centred = rows - like(mean, rows)
+        else:
+            if not isinstance(rows, np.ndarray):
+                self._move_to(rows)
+            with nullcontext(self._arrays) if self._shared is None else self._shared.update() as arrays:
+                statistics = RunningMeanStd.of(arrays, name)
+                centred, std = statistics.add(rows, self.decay), self._std(statistics.var)
+        centred /= like(std, rows)
+        return cast(centred, dtype)
 
     def _moments(self, name: str, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
         """Mean and deviation; 0 and 1 before the first update."""
@@ -176,20 +148,22 @@ class VecNorm(Freezable):
 
     def _std(self, var: Array) -> Array:
         if not isinstance(var, np.ndarray):
-            xp = namespace(var)
-            return xp.clip(xp.sqrt(xp.clip(var, min=self.eps)), min=self.eps)
+            return (var.clip(self.eps) ** 0.5).clip(self.eps)
         std = np.sqrt(np.maximum(var, self.eps))
         return std if self.eps <= 1 else np.maximum(std, self.eps)
 
-    def _move_to(self, rows: Array) -> None:
-        """Keep the sums where the rows are: in their library, on their device."""
-        arrays = self._state.read()
-        if isinstance(next(iter(arrays.values())), np.ndarray):
-            if not isinstance(self._state, LocalState):
-                raise RuntimeError("VecNorm that processes share works on arrays of numpy")
-            self._state = LocalState({key: copied(like(array, rows)) for key, array in arrays.items()})
+    def _read(self) -> dict[str, Array]:
+        """The statistics, to be looked at."""
+        return self._arrays if self._shared is None else self._shared.read()
 
-    # What it has learnt.
+    def _move_to(self, rows: Array) -> None:
+        """Keep the statistics on the device of these tensors."""
+        if self._shared is not None:
+            raise RuntimeError("VecNorm that processes share works on arrays of numpy")
+        if isinstance(next(iter(self._arrays.values())), np.ndarray):
+            self._arrays = {key: like(array.copy(), rows) for key, array in self._arrays.items()}
+
+    # Statistics.
 
     def denorm(self, obs: Any) -> Any:
         """Observations (a batch, or one) as they were before, in the dtype that they have."""
@@ -202,7 +176,7 @@ class VecNorm(Freezable):
         return self._denormed(REWARD, reward)
 
     def _denormed(self, name: str, array: Array) -> Array:
-        mean, std = (like_of(each, array) for each in self._moments(name, self._state.read()))
+        mean, std = (like(each, array) for each in self._moments(name, self._read()))
         return cast(cast(array, "float64") * std + mean, dtype_name(array))
 
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -213,7 +187,7 @@ class VecNorm(Freezable):
         return {name: self._moments(name, arrays) for name in _names(arrays)}
 
     def to_observation_norm(self) -> Transform:
-        """What it does to observations now, as an ObservationNorm (of several parts: a Compose of them)."""
+        """Its present normalisation of observations as an ObservationNorm (of several parts: a Compose of them)."""
         moments = self.moments()
         norms = []
         for name, source, target in self._entries:
@@ -223,7 +197,7 @@ class VecNorm(Freezable):
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics: copies of numpy, safe to keep."""
-        return {key: np.array(as_array(array)) for key, array in self._state.read().items()}
+        return {key: np.array(as_array(array)) for key, array in self._read().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned, or that of an `EnvCreator` whose envs have one VecNorm; in place.
@@ -233,11 +207,11 @@ class VecNorm(Freezable):
         """
         state = _of_one(state, type(self).__name__)
         arrays = {key: np.array(state[key], np.float64) for key in state}
-        if not self._state.read():
+        if not self._read():
             self._take_names(arrays)
-            self._state = LocalState(arrays)
+            self._arrays = arrays
             return
-        with self._state.update() as own:
+        with nullcontext(self._arrays) if self._shared is None else self._shared.update() as own:
             if _shapes(own) != _shapes(arrays):
                 raise ValueError(f"the state does not fit {self}: expected {_shapes(own)}, got {_shapes(arrays)}")
             for key, array in own.items():
@@ -267,39 +241,17 @@ class VecNorm(Freezable):
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """The live arrays, of numpy: those that `bind_shared_state` replaces by shared ones."""
-        arrays: dict[str, np.ndarray] = self._state.read()
-        return arrays
+        return self._read()
 
     def bind_shared_state(self, state: Any) -> None:
         """Keep the sums in `state` from now on: `with state.update() as arrays` is locked, `state.read()` looks."""
-        self._state = state
+        self._shared = state
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays = {key: np.array(as_array(array)) for key, array in self._state.read().items()}
-        return {**super().__getstate__(), "_state": LocalState(arrays)}
+        return {**super().__getstate__(), "_arrays": self.state_dict(), "_shared": None}
 
     def __repr__(self) -> str:
         return f"VecNorm(decay={self.decay}, eps={self.eps}{', frozen' if self.frozen else ''})"
-
-
-def like_of(values: Array, array: Array) -> Array:
-    """Values that may be of numpy, in the library of `array`."""
-    return like(values, array) if isinstance(values, np.ndarray) else values
-
-
-def _add(statistics: RunningMeanStd, rows: Array, decay: float) -> Array:
-    """As `RunningMeanStd.add`, for arrays of other libraries: nothing is asked of a device on the way."""
-    xp = namespace(rows)
-    usable = xp.abs(rows) < LARGEST
-    if rows.ndim > 1:
-        usable = xp.all(usable, axis=tuple(range(1, rows.ndim)), keepdims=True)
-    zeros, count = xp.zeros_like(rows), xp.sum(cast(usable, "float64"))
-    at_least_1 = xp.clip(count, min=1.0)
-    mean = xp.sum(xp.where(usable, rows, zeros), axis=0) / at_least_1
-    centred = xp.where(usable, rows - mean, zeros)
-    var = xp.sum(centred * centred, axis=0) / at_least_1
-    statistics.merge(count, mean, var, decay, rows.shape[0] - count)
-    return rows - statistics.mean
 
 
 def _shapes(arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:

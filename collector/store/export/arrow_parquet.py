@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from collector.episodes.episode import EpisodeBatch
+from collector.store import schema
 from collector.store.dataset import Dataset
 from collector.store.errors import DatasetError
-from collector.store.layout import Column
-from collector.store.packed import PackedEpisodes
+from collector.store.packed import Column, arrays_of, offsets_of
 
 try:
     import pyarrow as pa
@@ -31,23 +32,23 @@ def write(dataset: Dataset, out: Path, *, name: Path) -> None:
     if dataset.layout is None:
         raise DatasetError(f"{dataset.folder} has no episodes yet")
     out.mkdir(parents=True)
-    schema = pa.schema(
+    columns = pa.schema(
         [
             *(pa.field(key, pa.int64()) for key in ("episode", "step")),
             *(pa.field(key, pa.bool_()) for key in ("is_first", "is_last")),
             *(field_of(key, column) for key, column in dataset.layout.columns.items()),
         ],
-        metadata={"head": json.dumps(dataset.head), "layout": json.dumps(dataset.layout.as_json())},
+        metadata={"head": json.dumps(dataset.head), "layout": json.dumps(schema.as_json(dataset.layout.line()))},
     )
     seeds, env_ids = [], []
-    with parquet.ParquetWriter(out / "steps.parquet", schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(out / "steps.parquet", columns, compression="zstd") as writer:
         for block in dataset.blocks():
-            writer.write_table(pa.Table.from_arrays(_rows(block, schema), schema=schema))
+            writer.write_table(pa.Table.from_arrays(_rows(block, columns), schema=columns))
             seeds += block.seed.tolist()
             env_ids += block.env_id.tolist()
-    columns = {"episode": dataset.numbers, "length": dataset.lengths, "return": dataset.returns}
+    numbers = {"episode": dataset.numbers, "length": dataset.lengths, "return": dataset.returns}
     known = pa.array([None if seed < 0 else seed for seed in seeds], pa.int64())
-    parquet.write_table(pa.table({**columns, "seed": known, "env_id": env_ids}), out / "episodes.parquet")
+    parquet.write_table(pa.table({**numbers, "seed": known, "env_id": env_ids}), out / "episodes.parquet")
 
 
 def field_of(name: str, column: Column) -> Any:
@@ -71,16 +72,16 @@ def column_of(array: np.ndarray, kind: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
 
 
-def _rows(block: PackedEpisodes, schema: Any) -> list[Any]:
-    rows = block.steps + len(block)
+def _rows(block: EpisodeBatch, fields: Any) -> list[Any]:
+    rows = len(block.reward) + len(block)
     of = np.repeat(np.arange(len(block)), block.lengths + 1)
-    step = np.arange(rows) - (block.offsets[:-1] + np.arange(len(block)))[of]
+    step = np.arange(rows) - (offsets_of(block)[:-1] + np.arange(len(block)))[of]
     is_last = step == block.lengths[of]
     found = {"episode": block.episode[of], "step": step, "is_first": step == 0, "is_last": is_last}
-    for key, array in block.arrays().items():
+    for key, array in arrays_of(block).items():
         if len(array) == rows and (key == "obs" or key.startswith("obs.")):
             found[key] = array
-        elif key in schema.names and key not in found:
+        elif key in fields.names and key not in found:
             found[key] = np.zeros((rows, *array.shape[1:]), array.dtype)
             found[key][~is_last] = array
-    return [column_of(found[field.name], field.type) for field in schema]
+    return [column_of(found[field.name], field.type) for field in fields]

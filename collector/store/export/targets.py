@@ -14,8 +14,6 @@ from collector.store.dataset import Dataset
 from collector.store.errors import DatasetError
 
 TARGETS = {
-    "npz": "collector.store.export.to_npz",
-    "hdf5": "collector.store.export.to_hdf5",
     "parquet": "collector.store.export.arrow_parquet",
     "lerobot": "collector.store.export.arrow_lerobot",
     "minari": "collector.store.export.minari_datasets",
@@ -26,10 +24,8 @@ TARGETS = {
 def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Path:
     """Write the episodes of a data set, or of a part of one, in another format; returns `out`.
 
-    `to`, and what `out` becomes:
+    `to`, and what `out` becomes (a shard itself is a folder of arrays for numpy):
 
-    - "npz": a file with the arrays of a shard, for `np.load`; option `compress` (False).
-    - "hdf5": a file with the same arrays, for h5py; option `compress` (True).
     - "parquet": a folder with steps.parquet (a row an observation) and episodes.parquet.
     - "lerobot": a folder in LeRobot's format v3; options `fps` (30), `task` and `robot_type`. Its frames have no last
       observation, and it has numbers only: what is lost is in docs/datasets.md.

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import struct
 from typing import NamedTuple, Protocol
+
+from vecenv.backends.ipc.waiting import SpinWait
 
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
@@ -78,22 +79,21 @@ class Channel:
                 raise BrokenPipeError(error.errno, error.strerror) from error
             raise
 
-    def read(self, spins: int = 0) -> Frame:
-        """The next frame: looks `spins` times for it, then blocks. EOFError when the parent is gone."""
+    def read(self, looking: SpinWait | None = None) -> Frame:
+        """Return the next frame: look for it, if with `looking`, then block. EOFError when the parent is gone."""
         while (frame := self.take()) is None:
-            chunk = self._look(spins) or self._sock.recv(CHUNK)
+            if looking is not None and looking.until(self._has_arrived):
+                continue
+            chunk = b"" if self.ended else self._sock.recv(CHUNK)
             if not chunk:
                 raise EOFError("the parent closed the channel")
             self._in += chunk
         return frame
 
-    def _look(self, spins: int) -> bytes | None:
-        for _ in range(spins):
-            try:
-                return self._sock.recv(CHUNK, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                os.sched_yield()
-        return None
+    def _has_arrived(self) -> bool:
+        size = len(self._in)
+        self.receive()
+        return len(self._in) > size
 
     # The parent's end.
 

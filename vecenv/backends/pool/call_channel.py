@@ -12,7 +12,7 @@ from typing import Any
 
 from vecenv.backends.ipc.control_block import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.ipc.messages import CLOSED, Frame
-from vecenv.backends.ipc.wakeup import wakeup_fds
+from vecenv.backends.ipc.waiting import wakeup_fds
 
 
 class CallChannel:

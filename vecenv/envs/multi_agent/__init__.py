@@ -1,1 +1,1 @@
-"""PettingZoo envs, single and in vector envs."""
+"""PettingZoo envs, single and in vector envs: import their public names from `vecenv`."""

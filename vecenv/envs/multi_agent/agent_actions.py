@@ -9,7 +9,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.memory.layout import Leaf, space_tree
-from vecenv.engine.arguments.actions import batch_actions
+from vecenv.engine.actions import batch_actions
 from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 
 
@@ -27,7 +27,7 @@ class AgentActions:
         self._layouts = {agent: space_tree(space, "action") for agent, space in known.action.items()}
         self._all_arrays = all(isinstance(leaf, Leaf) for leaf in nest.leaves(self._layouts))
         self._acts = np.zeros((num_envs, len(known.agents)), dtype=np.bool_)
-        """Which agents act in the next step of each env; none in an env that has to be reset."""
+        """The agents that act in the next step of each env; none in an env that has to be reset."""
         self._masks: Any = None
 
     def note(self, raw: Any, ids: np.ndarray) -> None:

@@ -87,7 +87,7 @@ class AgentSpaces:
         return self.index[agent]
 
     def equal(self, kind: str) -> bool:
-        """Whether all agents have the same space; `kind` is "observation" or "action"."""
+        """Return whether all agents have the same space; `kind` is "observation" or "action"."""
         first, *others = getattr(self, kind).values()
         return all(space == first for space in others)
 

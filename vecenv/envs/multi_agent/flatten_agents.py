@@ -57,7 +57,7 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_i
 
 
 class FlattenedAgents(VectorEnv):
-    """What `flatten_agents` returns."""
+    """A ParallelVectorEnv with a row for each agent, as `flatten_agents` returns it."""
 
     def __init__(self, env: ParallelVectorEnv, own_episodes: bool = False, mask_in_obs: bool = False) -> None:
         self.env, self._own_episodes = env, own_episodes
@@ -77,7 +77,7 @@ class FlattenedAgents(VectorEnv):
         self.render_mode = env.render_mode
         self.spec = None
         self._ended = np.zeros((2, *self._shape), dtype=np.bool_)
-        """Which agents were terminated, and which truncated, in the current episodes."""
+        """The agents that were terminated, and those truncated, in the current episodes."""
         self._last: dict[str, Any] = {}
         """The latest rows of all envs, which a reset of some envs returns for the others."""
 

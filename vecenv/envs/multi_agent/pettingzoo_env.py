@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vecenv.envs.multi_agent.agent_rows import AgentTurns
 from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, make_env
-from vecenv.envs.multi_agent.agent_turns import AgentTurns
 
 _OTHER_NAMES = {"observation": "obs", "action_mask": "mask"}
 
@@ -76,7 +76,7 @@ class PettingZooEnv(gymnasium.Env):
 
     @property
     def rewards(self) -> np.ndarray:
-        """What each agent got in the last step."""
+        """The reward of each agent in the last step."""
         return self._turns.rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:

@@ -2,10 +2,224 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv import nest
+from vecenv.base import BaseVectorEnv
+from vecenv.engine.arguments import as_ids, check_env_fns, check_options, own_env_fns, spread_seeds
+from vecenv.engine.status import INTERRUPTS
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode
+from vecenv.envs.multi_agent.agent_actions import AgentActions
 from vecenv.envs.multi_agent.agent_rows import COLUMNS, AECRows, ParallelRows
-from vecenv.envs.multi_agent.multi_agent_vector_env import MultiAgentStep, MultiAgentVectorEnv
+from vecenv.envs.multi_agent.agent_spaces import common_spaces, make_env
+from vecenv.errors import Partial
+from vecenv.venvs import BACKENDS
+from vecenv.wrappers import forwarded
+
+NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
+
+NEXT_EPISODE = frozenset({"obs", "action_mask", "agent", "alive"})
+"""The parts of a row that SAME_STEP mode takes from the reset; the others belong to the step."""
+
+MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
+
+
+class MultiAgentVectorEnv:
+    """Base class of ParallelVectorEnv and AECVectorEnv.
+
+    `venv` is the vector env of ParallelRows or AECRows; its methods and properties for whole envs are here too.
+    """
+
+    rows_class: type[ParallelRows | AECRows]
+    """The env that a worker makes around a PettingZoo env."""
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any] | str],
+        backend: str | Callable[..., BaseVectorEnv] = "shmem",
+        *,
+        possible_agents: Sequence[Any] | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        check_legal: bool = False,
+        **options: Any,
+    ) -> None:
+        self.autoreset_mode = as_autoreset_mode(autoreset_mode)
+        if odd := sorted(NOT_OFFERED & options.keys()):
+            raise TypeError(f"{type(self).__name__} has no option {odd[0]!r}")
+        make = backend if callable(backend) else BACKENDS.get(backend)
+        if make is None:
+            raise ValueError(f"backend must be one of {sorted(BACKENDS)} or a vector env class, got {backend!r}")
+        if isinstance(make, type):
+            check_options(type(self), options, type(self), make, hidden=NOT_OFFERED)
+        kind = self.rows_class.kind
+        if isinstance(env_fns, (list, tuple)):
+            env_fns = [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
+        fns = [partial(self.rows_class, fn, possible_agents) for fn in own_env_fns(check_env_fns(env_fns))]
+        self.venv = make(fns, strict=True, **options)
+        try:
+            self.agent_spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))
+        except BaseException:
+            self.venv.close()
+            raise
+        self.possible_agents = self.agents = list(self.agent_spaces.agents)
+        self.num_envs = n = len(self.venv)
+        self.metadata = {**(self.venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
+        self.render_mode = self.venv.get_env_attr("render_mode", 0)[0]
+        single = kind == "aec" and self.agent_spaces.equal("action")
+        self._actions = AgentActions(self.agent_spaces, n, single, check_legal)
+        self._alive = np.zeros((n, len(self.agents)), dtype=np.bool_)
+        self._done = np.zeros(n, dtype=np.bool_)
+
+    def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
+        """Convert rows of the engine to what `step` returns; adds to `infos`."""
+        raise NotImplementedError
+
+    def observation_space(self, agent: Any) -> Any:
+        """The space of an agent's observation in one env, without its action mask."""
+        return self.agent_spaces.observation[agent]
+
+    def action_space(self, agent: Any) -> Any:
+        """The space of an agent's action in one env; `seed` seeds its sampling."""
+        return self.agent_spaces.action[agent]
+
+    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode in the envs `id` (default all) and return (obs, infos), rows in the order of `id`.
+
+        `seed`: an int s gives env i the seed s + i, a list has one seed for each env of `id`. `options` go to every
+        env. An env that failed is started again. RuntimeError for an env that is still stepping.
+        """
+        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        with self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist()):
+            raw, info = self.venv.reset(id, **given)
+            obs, _, _, _, infos = self._results(raw, self._note(raw, info))
+            return obs, infos
+
+    def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
+        """Step the envs `id` (default all): `send`, then `recv`. None as actions only waits for what is in flight."""
+        try:
+            if actions is not None:
+                self.send(actions, id)
+            return self.recv()
+        except INTERRUPTS as error:  # also between the two
+            self.venv.engine.abandon(error)
+            raise
+
+    def send(self, actions: Any, id: Any = None) -> None:
+        """The first half of `step`: check everything, start the envs, return at once."""
+        self.venv.engine.check_open()
+        ids = np.arange(self.num_envs) if id is None else as_ids(id, self.num_envs)
+        batch = self._actions.batch(actions, ids)
+        over = () if self.autoreset_mode == AutoresetMode.DISABLED else ids[self._done[ids]]
+        self.venv.send(batch, None if id is None else ids, reset=over if len(over) else None)
+
+    def recv(self) -> MultiAgentStep:
+        """The second half of `step`: wait for what is in flight, or as much of it as `wait_num` and `timeout` ask for.
+
+        RuntimeError if nothing is in flight. The error of an env that failed is raised with the results of the others
+        in its `partial`.
+        """
+        with self._call(self.venv.waiting_id):
+            raw, _, terminated, truncated, info = self.venv.recv()
+            infos = self._note(raw, info, terminated, truncated)
+            if self.autoreset_mode == AutoresetMode.SAME_STEP and infos["done"].any():
+                self._reset_done(raw, infos)
+            return self._results(raw, infos)
+
+    @contextmanager
+    def _call(self, asked: Sequence[int]) -> Iterator[None]:
+        """Runs a call of the envs `asked`, and converts the `partial` of its error to the results of this class.
+
+        After an interrupt the envs accept only a reset, because the masks and flags may be those of an earlier step.
+        """
+        try:
+            try:
+                yield
+            except Exception as error:
+                if not self.venv.is_closed:
+                    self._actions.discard(self.venv.failed_id)
+                if isinstance(partial := getattr(error, "partial", None), Partial):
+                    infos = self._note(partial.obs, partial.info, partial.terminated, partial.truncated)
+                    results = self._results(partial.obs, infos)
+                    error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
+                raise
+        except INTERRUPTS as error:
+            self.venv.engine.abandon(error, asked)
+            self._actions.discard(asked)
+            raise
+
+    def _note(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
+        """Note which agents act next and which episodes are over; returns the infos that both classes share."""
+        ids = np.array([row["env_id"] for row in info], dtype=np.int64)
+        if np.any(truncated):  # failed under on_error="restart": the agents that were alive are truncated
+            raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
+            raw["terminated"][truncated] = raw["alive"][truncated] = False
+            raw["rewards"][truncated] = 0.0
+        self._actions.note(raw, ids)
+        self._alive[ids] = raw["alive"]
+        self._done[ids] = terminated | truncated
+        return {"env_id": ids, "done": self._done[ids], "info": info}
+
+    def _reset_done(self, raw: Any, infos: dict[str, Any]) -> None:
+        """SAME_STEP: reset the envs whose episode is over, and put their first observations into the rows."""
+        ids, done, info = infos["env_id"], infos["done"], infos["info"]
+        try:
+            first, first_info = self.venv.reset(ids[done])
+        except Exception as error:  # what the step returned is not lost, and the next step resets these envs
+            error.partial = Partial(ids, raw, None, done, False, info)  # type: ignore[attr-defined]
+            raise
+        infos |= {"_final_obs": done.copy(), "final_info": np.where(done, info, None)}
+        for name in NEXT_EPISODE & raw.keys():
+            if name in ("obs", "agent"):
+                infos[f"final_{name}"] = nest.map(np.copy, raw[name])
+            nest.put(raw[name], done, first[name])
+        self._note(first, first_info)
+        info[done] = first_info
+
+    # Seeds, attributes, close.
+
+    def seed(self, seed: Any = None) -> list[int | None]:
+        """Seed and reset every env, and seed the action spaces: an int s gives env i the seed s + i.
+
+        Returns the seeds; None does nothing.
+        """
+        self.venv.engine.check_open()
+        seeds = spread_seeds(seed, range(self.num_envs))
+        if seed is not None:
+            self.reset(seed=seeds)
+            for j, agent in enumerate(self.agents):
+                self.agent_spaces.action[agent].seed(None if seeds[0] is None else seeds[0] + j)
+        return seeds
+
+    get_env_attr = forwarded("get_env_attr")
+    set_env_attr = forwarded("set_env_attr")
+    call = forwarded("call")
+    render = forwarded("render")
+    alive = forwarded("alive")
+    stats = forwarded("stats")
+    close = forwarded("close")
+    is_closed = forwarded("is_closed")
+    ready_id = forwarded("ready_id")
+    waiting_id = forwarded("waiting_id")
+    failed_id = forwarded("failed_id")
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.venv.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.agents)} agents, {self.venv!r})"
 
 
 class ParallelVectorEnv(MultiAgentVectorEnv):

@@ -1,1 +1,1 @@
-"""Pools of envs that step by themselves, in threads of C++."""
+"""Vector envs that step all their envs themselves, as any other: import their public names from `vecenv`."""

@@ -1,14 +1,34 @@
-"""EnvPoolVectorEnv: an EnvPool pool with the interface of every other vector env."""
+"""EnvPoolVectorEnv, and MultiThreadedEnv: an EnvPool pool as any other vector env, also by the names of torchrl."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments.checks import check_count
+from vecenv.engine.arguments import check_count
 from vecenv.envs.pools.pool_backend import PoolBackend, quiet_spaces
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
+
+# Arguments of torchrl's classes that EnvPool has no use for: the values that change nothing, and the way to others.
+_WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "categorical_action_encoding": (
+        (True, None),
+        "actions are integers, as with categorical_action_encoding=True; encode them as one-hot vectors in the policy",
+    ),
+    "disable_env_checker": ((True, None), "EnvPool's envs have no checker; see vecenv.testing.check_vector_env"),
+    "frame_skip": (
+        (1, None),
+        'EnvPool repeats actions itself, in the tasks that can: create_env_kwargs={"frame_skip": ...}, or the '
+        "frame_skip of envpool.make",
+    ),
+    "device": (("cpu", None), "results are numpy arrays; the device of a policy is an argument of the collector"),
+    "allow_done_after_reset": (
+        (False, None),
+        "no env of a pool is done after a reset; use BaseVectorEnv for envs that are",
+    ),
+}
 
 
 class EnvPoolVectorEnv(BaseVectorEnv):
@@ -83,3 +103,86 @@ def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
 
 def _in_the_pool() -> None:
     """In the place of the env_fns, which a pool does not have."""
+
+
+class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
+    """An EnvPoolVectorEnv with the arguments of torchrl's MultiThreadedEnvWrapper; results are numpy arrays.
+
+        env = MultiThreadedEnvWrapper(envpool.make("Pong-v5", env_type="gymnasium", num_envs=4))
+
+    `env` is a synchronous pool: TypeError without it, or for anything else; ValueError for an asynchronous one, which
+    EnvPoolVectorEnv takes. `num_workers` is the number of envs, `batch_size` is `(num_workers,)`.
+
+    torchrl ignores some of its arguments here. They are accepted with the values that match what the pool does
+    (`frame_skip=1`, `device="cpu"`, `categorical_action_encoding=True`, `disable_env_checker=True`,
+    `allow_done_after_reset=False`, None); any other value is a ValueError that names what to use instead. `set_seed`
+    seeds the envs, by a new pool, where torchrl's wrapper does nothing.
+    """
+
+    def __init__(self, env: Any = None, **kwargs: Any) -> None:
+        _refuse_without_effect(type(self).__name__, kwargs)
+        if env is None:
+            raise TypeError(f"{type(self).__name__} needs env, a pool of envpool.make(..., num_envs=n)")
+        check_pool(env)
+        if env.config["batch_size"] not in (0, env.config["num_envs"]):
+            raise ValueError(
+                f"this pool is asynchronous, {env.config['batch_size']} of {env.config['num_envs']} envs at a time; "
+                "use EnvPoolVectorEnv, or make the pool without batch_size"
+            )
+        super().__init__(env)
+        self.num_workers = self.env_num
+
+    @property
+    def batch_size(self) -> tuple[int]:
+        """The shape of a batch of rewards."""
+        return (self.env_num,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_workers={self.env_num}, device=cpu)"
+
+
+class MultiThreadedEnv(MultiThreadedEnvWrapper):
+    """`num_workers` envs of EnvPool's task `env_name` (arguments of torchrl's MultiThreadedEnv).
+
+        env = MultiThreadedEnv(num_workers=3, env_name="Pendulum-v1")
+        obs, info = env.reset(seed=0)
+
+    `env_name` may begin with "ALE/". `create_env_kwargs` is a dict of arguments for `envpool.make`; what the other
+    arguments and the synchronous pool decide (`num_envs`, `batch_size`, ...) is a ValueError there. Other arguments as
+    in MultiThreadedEnvWrapper. ImportError without EnvPool.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        env_name: str,
+        *,
+        create_env_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _refuse_without_effect(type(self).__name__, kwargs)
+        num_workers = check_count("num_workers", num_workers)
+        if not isinstance(env_name, str):
+            raise TypeError(f"env_name must be a str, the id of a task of EnvPool, got {env_name!r}")
+        if create_env_kwargs is not None and not isinstance(create_env_kwargs, Mapping):
+            raise TypeError(
+                f"create_env_kwargs must be a dict of arguments for envpool.make, got {create_env_kwargs!r}"
+            )
+        options = dict(create_env_kwargs or {})
+        if decided := sorted(options.keys() & {"task_id", "env_type", "num_envs", "batch_size", "max_num_players"}):
+            raise ValueError(f"create_env_kwargs has {decided}, which num_workers and env_name decide")
+        self.env_name = env_name.replace("ALE/", "")
+        super().__init__(make_pool(self.env_name, num_workers, **options))
+
+    def __repr__(self) -> str:
+        return f"MultiThreadedEnv(env={self.env_name}, num_workers={self.env_num}, device=cpu)"
+
+
+def _refuse_without_effect(name: str, arguments: Mapping[str, Any]) -> None:
+    """TypeError for an unknown argument, ValueError for one that would be ignored."""
+    for argument, value in arguments.items():
+        if argument not in _WITHOUT_EFFECT:
+            raise TypeError(f"{name} got an unexpected argument {argument!r}")
+        accepted, instead = _WITHOUT_EFFECT[argument]
+        if not any(value is known or (type(value) is type(known) and value == known) for known in accepted):
+            raise ValueError(f"{name} cannot do {argument}={value!r}: {instead}")

@@ -105,11 +105,11 @@ class NativeVectorEnv(BaseVectorEnv):
     def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
         self._name = type(envs.unwrapped).__name__
         self.resets_by_id = resets_by_id
-        """Whether some envs can be reset, whether their episodes ended or not."""
+        """True if some envs can be reset, whether their episodes ended or not."""
         self.resets_alone = resets_by_id or mode is AutoresetMode.SAME_STEP
-        """Whether envs whose episodes ended can be reset before the next step."""
+        """True if envs whose episodes ended can be reset before the next step."""
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
-        """Whether they can be reset in the next step of the others."""
+        """True if they can be reset in the next step of the others."""
         self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
         super().__init__([_in_the_vector_env] * backend.env_num, backend=backend, strict=True)
 

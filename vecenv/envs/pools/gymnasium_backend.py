@@ -113,7 +113,7 @@ class GymnasiumBackend(Backend):
         """SAME_STEP: a batch and its infos, of which the rows of those in `over` are the first of the next episodes."""
         self.envs: Any = envs
         self.closed_by_caller = False
-        """Whether `close` of the vector env was called; else it was dropped, or the program ends."""
+        """True once `close` of the vector env was called; else it was dropped, or the program ends."""
         self._name = type(envs).__name__
         self._busy_seconds = 0.0
 

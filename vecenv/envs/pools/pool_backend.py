@@ -98,7 +98,7 @@ class PoolBackend(Backend):
         self._pool: Any = pool
         self._in_flight = 0
         self._torn = False
-        """Whether an interrupt fell into an exchange with the pool: then its results are not known any more."""
+        """True after an interrupt fell into an exchange with the pool: then its results are not known any more."""
         self._columns: Any = None
         self._expected: np.ndarray | None = None
         """Of a round past the arena that is in flight: the steps that each episode will have."""

@@ -1,0 +1,112 @@
+"""Arguments of `RayCollector`: an object with those of its actors, and the check of all before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from collector.arguments import at_least_one
+from collector.batch.step_extras import check_info_keys
+from vecenv.engine.arguments import check_count, check_timeout
+from vecenv.ray_cluster import actor_options
+
+OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]
+OF_ACTORS += ["info_keys", "max_frames_per_traj", "policy_threads", "reset_at_each_iter", "reset_when_done"]
+OF_ACTORS += ["set_truncated"]
+"""Arguments of `SyncDataCollector` that go on to the actors as they are."""
+
+OF_RAY = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
+"""Fields of `ActorConfig` that are for Ray."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """Options of the actors of a `RayCollector`: their places, their time limits, and what follows a failure.
+
+    Args:
+        num_cpus, num_gpus: what Ray reserves for each actor; it limits nothing. A policy on "cuda" needs `num_gpus`:
+            0.25 puts four actors on a GPU.
+        resources, runtime_env, scheduling, placement_group: passed to Ray, see `vecenv.ray_cluster.actor_options`.
+        start_timeout: seconds until an actor must run, and then until its vector env must be made; None: any time.
+        rollout_timeout: seconds that an actor may take for a rollout before it is killed as one that failed; None: any
+            time.
+        on_worker_failure: what happens where an actor dies, hangs or loses the workers of its envs: "restart" it with
+            new envs; "drop" it and go on with the others; or "raise" `WorkerDiedError` or `WorkerTimeoutError`, which
+            names the actor and its env ids. What the code of an env or the policy raises is always raised.
+        max_restarts: of an actor without a rollout in between.
+        after_restarts: what the next failure leads to: "raise" or "drop".
+
+    Raises `ValueError` or `TypeError` for values that are none of these.
+    """
+
+    num_cpus: float = 1
+    num_gpus: float = 0
+    resources: Mapping[str, float] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    scheduling: Any = "SPREAD"
+    placement_group: Any = None
+    start_timeout: float | None = 60.0
+    rollout_timeout: float | None = 1800.0
+    on_worker_failure: str = "restart"
+    max_restarts: int = 5
+    after_restarts: str = "raise"
+
+    def __post_init__(self) -> None:
+        check_timeout(self.start_timeout, "start_timeout")
+        check_timeout(self.rollout_timeout, "rollout_timeout")
+        check_count("max_restarts", self.max_restarts)
+        if self.on_worker_failure not in ("restart", "drop", "raise"):
+            raise ValueError(f'on_worker_failure must be "restart", "drop" or "raise", got {self.on_worker_failure!r}')
+        if self.after_restarts not in ("drop", "raise"):
+            raise ValueError(f'after_restarts must be "drop" or "raise", got {self.after_restarts!r}')
+
+    def ray_options(self) -> dict[str, Any]:
+        """Return the arguments for `ray.remote(cls).options(...)`."""
+        return actor_options(**{name: getattr(self, name) for name in OF_RAY})
+
+
+def check_arguments(
+    make_venv: Any,
+    policy: Any,
+    num_actors: int,
+    sync: bool,
+    max_in_flight: int | None,
+    max_bytes_in_flight: float | None,
+    straggler_timeout: float | None,
+    actors: ActorConfig,
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    policy_device: Any,
+    options: Mapping[str, Any],
+) -> None:
+    """Raise `TypeError` or `ValueError` for what a `RayCollector` does not take."""
+    if hasattr(policy, "env_num"):
+        raise TypeError(f"{policy!r} is passed as the policy: make_venv comes first, then the policy")
+    many = isinstance(make_venv, Sequence) and not isinstance(make_venv, str)
+    if (not callable(make_venv) and not many) or (hasattr(make_venv, "step") and not isinstance(make_venv, type)):
+        raise TypeError(
+            f"make_venv must be a callable that makes a vector env in each actor, or a list of callables that make an "
+            f"env each; got {make_venv!r}"
+        )
+    if misplaced := [each.name for each in fields(ActorConfig) if each.name in options]:
+        raise TypeError(f"pass actors=ActorConfig({', '.join(f'{name}=...' for name in misplaced)})")
+    if unknown := options.keys() - {*OF_ACTORS}:
+        raise TypeError(f"RayCollector has no arguments {sorted(unknown)}; beside its own it takes {OF_ACTORS}")
+    check_info_keys(options.get("info_keys"))
+    count = check_count("num_actors", num_actors)
+    if max_in_flight is not None and check_count("max_in_flight", max_in_flight) > 1 and sync:
+        raise ValueError("max_in_flight above 1 needs sync=False: a rollout would begin with old weights")
+    if max_bytes_in_flight is not None:
+        at_least_one("max_bytes_in_flight", max_bytes_in_flight)
+    if check_timeout(straggler_timeout, "straggler_timeout") is not None and not sync:
+        raise ValueError("straggler_timeout needs sync=True: without it no batch waits for a slow actor")
+    if isinstance(create_env_kwargs, Sequence) and len(create_env_kwargs) != count:
+        raise ValueError(
+            f"create_env_kwargs has {len(create_env_kwargs)} entries for {count} actors; pass one dict, or a list with "
+            "one for each actor"
+        )
+    if str(policy_device).startswith("cuda") and not actors.num_gpus:
+        raise ValueError(
+            f"policy_device={str(policy_device)!r} needs a GPU in each actor, and num_gpus is 0: pass "
+            "actors=ActorConfig(num_gpus=1), or a fraction such as 0.25, so that four actors share one"
+        )

@@ -1,0 +1,142 @@
+"""Where each env is: which episode, how many steps into it, and whether that episode is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from collector.episodes.seeds import read_pair
+from vecenv.engine.recovery import is_repeated
+
+
+class EnvEpisodes:
+    """The episodes in progress of N envs.
+
+    The k-th episode of env n has the id `k * N + n`: unique within a collector, growing with time in each env, and the
+    same whatever the batches are. With `seeds`, pairs `(number, seed)`, an env takes the next pair whenever it has
+    none, and the id of an episode is its number; an env for which there is no further pair is idle.
+    """
+
+    def __init__(self, env_num: int, seeds: Iterable[tuple[int, int]] | None = None) -> None:
+        self._envs = np.arange(env_num)
+        self._source: Iterator[tuple[int, int]] | None = None if seeds is None else iter(seeds)
+        self._playing: set[int] = set()
+        self.over = np.ones(env_num, np.bool_)
+        """Whether an env has to be reset before its next step."""
+        self.ids = self._envs.copy() if seeds is None else np.full(env_num, -1)
+        """int64 `(N,)`: the episode that each env is in, or will begin; -1: none."""
+        self.seeds = np.full(env_num, -1)
+        """int64 `(N,)`: the seed of that episode."""
+        self.taken = np.zeros(env_num, np.int64)
+        """int64 `(N,)`: steps taken in that episode."""
+        self.broken = 0
+        """How many episodes broke off because their env failed."""
+        self.first_failure = ""
+        """The first of these envs, with its error."""
+        self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        """Envs that began or went on to episodes in this batch, with their ids and seeds."""
+        self._taken_before = self.taken
+
+    def share(self, ids: np.ndarray, taken: np.ndarray) -> None:
+        """Keep the ids and the counts of steps in these arrays from now on, which keyed noise reads."""
+        ids[:], taken[:] = self.ids, self.taken
+        self.ids, self.taken = ids, taken
+
+    def begin_batch(self) -> None:
+        """Number the steps that follow from here on. Envs that have no episode ask for one."""
+        if self._source is not None:
+            self._take(np.flatnonzero(self.ids < 0))
+        self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
+        self._taken_before = self.taken.copy()
+
+    def begin(self, env_ids: Any) -> None:
+        """Note that the episodes of these envs have begun."""
+        self.over[env_ids] = False
+
+    def end(self, env_ids: np.ndarray) -> None:
+        """Note that the episodes of these envs are over; each goes on to its next one."""
+        self.over[env_ids] = True
+        self.taken[env_ids] = 0
+        if self._source is None:
+            self.ids[env_ids] += len(self._envs)
+        else:
+            self._playing.difference_update(self.ids[env_ids].tolist())
+            self.ids[env_ids] = -1
+            self._take(env_ids)
+        self._log.append((env_ids, self.ids[env_ids], self.seeds[env_ids]))
+
+    def _take(self, env_ids: np.ndarray) -> None:
+        """Give each of these envs the next episode, as long as there are some."""
+        assert self._source is not None
+        for env_id in env_ids.tolist():
+            pair = next(self._source, None)
+            number, seed = (-1, -1) if pair is None else read_pair(pair)
+            if number in self._playing:
+                raise ValueError(f"episode_seeds gave episode {number} to env {env_id} while another env is in it")
+            if number >= 0:
+                self._playing.add(number)
+            self.ids[env_id], self.seeds[env_id] = number, seed
+
+    @property
+    def all_played(self) -> bool:
+        """Whether no env is in an episode. It asks for more first, which there may be again."""
+        if (self.ids < 0).all():
+            self.begin_batch()
+        return bool((self.ids < 0).all())
+
+    def columns(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Episode ids, step counts and seeds (None: they have none) of the steps of this batch `(N, T)`, of which those
+        in `done` end an episode.
+        """
+        n, steps = done.shape
+        envs, ids, seeds = (np.concatenate(column) for column in zip(*self._log, strict=True))
+        order = np.argsort(envs, kind="stable")
+        first = np.searchsorted(envs[order], self._envs)
+        at = order[first[:, None] + done.cumsum(1) - done]
+        # The row in which the episode of a row began; below zero where that was in a batch before.
+        began = np.empty((n, steps), np.int64)
+        began[:, 0] = -self._taken_before
+        began[:, 1:] = np.where(done[:, :-1], np.arange(1, steps), np.iinfo(np.int64).min)
+        step_count = np.arange(steps) - np.maximum.accumulate(began, axis=1)
+        return ids[at], step_count, None if self._source is None else seeds[at]
+
+    def abandon(self, env_ids: Any = slice(None)) -> None:
+        """Abandon the episodes in progress of these envs: they are reset, and get new ids.
+
+        Raises `RuntimeError` where one with a seed is in progress: it is played to its end.
+        """
+        started = self._envs[env_ids][self.taken[env_ids] > 0]
+        if self._source is not None:
+            if len(started):
+                raise RuntimeError(
+                    f"with episode_seeds every episode is played to its end, and episode {self.ids[started[0]]} is in "
+                    "progress: make a new collector in place of a reset"
+                )
+            return
+        self.ids[started] += len(self._envs)
+        self.taken[started] = 0
+        self.over[env_ids] = True
+
+    @property
+    def next_id(self) -> int:
+        """An id that is larger than all ids so far; 0 where ids are numbers of `seeds`."""
+        n = len(self._envs)
+        return 0 if self._source is not None else (int(self.ids.max()) // n + 1) * n
+
+    def skip_to(self, next_id: int) -> None:
+        """Use no id below this one from now on; numbers of `seeds` stay."""
+        self.abandon()
+        if self._source is None:
+            n = len(self._envs)
+            self.ids[:] = np.maximum(self.ids, -(-next_id // n) * n + self._envs)
+
+    def note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
+        """Count those of these rows of a round that ended because their env failed (`on_error="restart"`)."""
+        # Both are there after a restart; the infos of an env may have one of these keys too.
+        failed = [row for row in rows.tolist() if is_repeated(info[row])]
+        if failed and not self.broken:
+            self.first_failure = f"env {env_ids[failed[0]]}: {info[failed[0]]['error']}"
+        self.broken += len(failed)
+        return failed

@@ -1,0 +1,207 @@
+"""The JSON of a data set: structs for head, spaces and manifest lines, which check each value that is read.
+
+`line` tells the lines of manifest.jsonl apart::
+
+    {"line": "layout", "obs": "obs", "action": "action", "arrays": {"obs": ["<f4", [4]], ...}}
+    {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
+     "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"env": 1}}
+    {"line": "note", "failed": {"env": 1}, "state": ...}
+    {"line": "end", "status": "complete", "episodes": 400}
+
+The layout comes before the first shard, the end last: of a data set that is complete, the episodes below that number
+count. "failed" and "state" (what the writer wants to find again) are optional.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+try:
+    import msgspec
+    from msgspec import Meta
+except ImportError as error:
+    raise ImportError("data sets need msgspec: pip install vecenv[data]", name="msgspec") from error
+
+T = TypeVar("T")
+LARGEST = 2**53
+"""Numbers of episodes and counts are below it: what reads JSON with floats gets them exactly."""
+LARGEST_SIZE = 2**48
+"""No array is declared larger; products of numbers below stay far from the limits of int64."""
+DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
+Size = Annotated[int, Meta(ge=0, lt=LARGEST_SIZE)]
+Shape = Annotated[list[Size], Meta(max_length=32)]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+DType = Literal[DTYPES]  # type: ignore[valid-type]
+
+
+class Exact(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="line"):
+    """A line of the manifest."""
+
+
+class LayoutLine(Exact, tag="layout"):
+    """Trees of names, and the dtype and the shape of a row of each array."""
+
+    obs: Any
+    action: Any
+    arrays: dict[str, tuple[DType, Shape]]
+
+
+class Note(Exact, tag="note"):
+    """Counts of failures since the line before, and what the writer wants to find again."""
+
+    failed: dict[str, Count] = {}
+    state: Any = None
+
+
+class ShardLine(Note, tag="shard", kw_only=True):
+    """One committed shard."""
+
+    shard: Annotated[str, Meta(pattern=r"^shards/(w[0-9]{3,9}/)?[0-9]{6,12}\Z")]
+    """Its folder."""
+    files: dict[str, tuple[Count, Sha256]]
+    """Size and hash of each file in it."""
+    compressed: bool
+    steps: Count
+    episodes: Annotated[list[Count], Meta(min_length=1)]
+    lengths: list[Annotated[int, Meta(ge=1, lt=LARGEST)]]
+    returns: list[float]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its files."""
+        return sum(size for size, _ in self.files.values())
+
+
+class End(Exact, tag="end"):
+    """The end of a data set that is complete: numbers below `episodes` count."""
+
+    episodes: Count
+    status: Literal["complete"] = "complete"
+
+
+Line = LayoutLine | ShardLine | Note | End
+
+
+class Space(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
+    """A space of gymnasium."""
+
+
+class BoxForm(Space, tag="Box"):
+    """Each bound is one number, or a list in C order; infinity is "inf"."""
+
+    dtype: str
+    shape: Shape
+    low: Any
+    high: Any
+
+
+class DiscreteForm(Space, tag="Discrete"):
+    """As gymnasium's Discrete."""
+
+    n: int
+    start: int
+    dtype: str
+
+
+class MultiDiscreteForm(Space, tag="MultiDiscrete"):
+    """As gymnasium's MultiDiscrete."""
+
+    dtype: str
+    nvec: list[Any]
+    start: list[Any]
+
+
+class MultiBinaryForm(Space, tag="MultiBinary"):
+    """As gymnasium's MultiBinary."""
+
+    n: int | Shape
+
+
+class TextForm(Space, tag="Text"):
+    """As gymnasium's Text."""
+
+    min_length: int
+    max_length: int
+    charset: str
+
+
+class OtherForm(Space, tag="other"):
+    """A space without arrays (Graph, ...) as its text, which has no way back."""
+
+    name: str
+    text: str
+
+
+class DictForm(Space, tag="Dict"):
+    """As gymnasium's Dict."""
+
+    spaces: dict[str, SpaceForm]
+
+
+class TupleForm(Space, tag="Tuple"):
+    """As gymnasium's Tuple."""
+
+    spaces: list[SpaceForm]
+
+
+SpaceForm = BoxForm | DiscreteForm | MultiDiscreteForm | MultiBinaryForm | TextForm | OtherForm | DictForm | TupleForm
+
+
+class Head(msgspec.Struct):
+    """Entries of dataset.json that are checked; others may stand beside them."""
+
+    format: Literal["vecenv dataset"]
+    version: Literal[3]
+    job: dict[str, Any] | None = None
+    versions: dict[str, Any] = {}
+    observation_space: SpaceForm | None = None
+    action_space: SpaceForm | None = None
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """A value of JSON as `kind`, checked. Raises ValueError."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def as_json(form: Any) -> Any:
+    """A struct as values of JSON."""
+    return msgspec.to_builtins(form)
+
+
+def parse(data: bytes) -> Any:
+    """The value of a JSON text in UTF-8: no key twice, no NaN. Raises ValueError.
+
+    >>> parse(b'{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    """
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def dump(value: Any) -> bytes:
+    """One line of JSON, without its end. Raises ValueError for NaN and infinity, TypeError for other objects.
+
+    >>> dump({"a": (1, 2.5)})
+    b'{"a": [1, 2.5]}'
+    """
+    return json.dumps(value, allow_nan=False, ensure_ascii=True, default=msgspec.to_builtins).encode("ascii")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")

@@ -1,0 +1,121 @@
+"""Spaces of gymnasium as JSON, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from collector.store import schema
+from collector.store.errors import DatasetError
+
+MOST_ELEMENTS = 2**24
+"""The most that an array of one element of a space may hold: 64 MB of float32."""
+
+
+def space_to_json(space: Any) -> Any:
+    """A space as JSON; one without an array form (Graph, ...) as its text, which has no way back; None as null.
+
+    >>> space_to_json(spaces.Discrete(2))
+    {'type': 'Discrete', 'n': 2, 'start': 0, 'dtype': 'int64'}
+    """
+    return None if space is None else schema.as_json(_form(space))
+
+
+def _form(space: Any) -> schema.SpaceForm:
+    if isinstance(space, spaces.Box):
+        return schema.BoxForm(space.dtype.name, list(space.shape), _bound(space.low), _bound(space.high))
+    if isinstance(space, spaces.Discrete):
+        return schema.DiscreteForm(int(space.n), int(space.start), np.dtype(space.dtype).name)
+    if isinstance(space, spaces.MultiDiscrete):
+        start = np.zeros_like(space.nvec) if getattr(space, "start", None) is None else space.start
+        return schema.MultiDiscreteForm(np.dtype(space.dtype).name, space.nvec.tolist(), start.tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return schema.MultiBinaryForm(space.n if isinstance(space.n, int) else list(space.shape))
+    if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space):
+        return schema.DictForm({key: _form(part) for key, part in space.items()})
+    if isinstance(space, spaces.Tuple):
+        return schema.TupleForm([_form(part) for part in space])
+    if isinstance(space, spaces.Text):
+        return schema.TextForm(space.min_length, space.max_length, "".join(sorted(space.character_set)))
+    return schema.OtherForm(type(space).__name__, repr(space)[:1000])
+
+
+def space_from_json(value: Any) -> spaces.Space[Any] | None:
+    """The space; None for null, and for a space that has no form in JSON. Raises `DatasetError` for all else.
+
+    >>> space_from_json(space_to_json(spaces.Box(-1, 1, (2,))))
+    Box(-1.0, 1.0, (2,), float32)
+    """
+    if value is None:
+        return None
+    try:
+        return _space(schema.convert(value, schema.SpaceForm))
+    except DatasetError:
+        raise
+    except Exception as error:  # gymnasium asserts, numpy overflows: the text describes no space
+        raise DatasetError(f"a space in it cannot be made: {type(error).__name__}: {error}") from None
+
+
+def _space(form: schema.SpaceForm) -> spaces.Space[Any] | None:
+    if isinstance(form, schema.BoxForm):
+        return _box(form, _dtype(form.dtype), _shape(form.shape))
+    if isinstance(form, schema.DiscreteForm):  # gymnasium before 1.2 has int64 only
+        wide: dict[str, Any] = {} if form.dtype == "int64" else {"dtype": _dtype(form.dtype).type}
+        return spaces.Discrete(form.n, start=form.start, **wide)
+    if isinstance(form, schema.MultiDiscreteForm):
+        dtype = _dtype(form.dtype)
+        return spaces.MultiDiscrete(np.array(form.nvec, dtype), dtype=dtype.type, start=np.array(form.start, dtype))
+    if isinstance(form, schema.MultiBinaryForm):
+        return spaces.MultiBinary(_shape([form.n])[0] if isinstance(form.n, int) else _shape(form.n))
+    if isinstance(form, schema.TextForm):
+        return spaces.Text(form.max_length, min_length=form.min_length, charset=form.charset)
+    if isinstance(form, schema.OtherForm):
+        return None
+    if isinstance(form, schema.DictForm):
+        parts = {key: _space(part) for key, part in form.spaces.items()}
+        return None if None in parts.values() else spaces.Dict(parts)  # type: ignore[arg-type]
+    several = [_space(part) for part in form.spaces]
+    return None if None in several else spaces.Tuple(several)  # type: ignore[arg-type]
+
+
+def _bound(bound: np.ndarray) -> Any:
+    """One number where all are equal (as in pictures), else a list in C order."""
+    flat = [each if math.isfinite(each) else "inf" if each > 0 else "-inf" for each in bound.reshape(-1).tolist()]
+    return flat[0] if flat and flat.count(flat[0]) == len(flat) else flat
+
+
+def _box(form: schema.BoxForm, dtype: np.dtype, shape: tuple[int, ...]) -> spaces.Box:
+    """A Box whose bounds, where they are one number each, take no memory: a line of JSON may give them any shape."""
+    low, high = (_as_bound(value, dtype, shape) for value in (form.low, form.high))
+    if low.shape != high.shape:
+        low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+    box = spaces.Box(low, high, low.shape, dtype.type)
+    if low.shape != shape:
+        box._shape = shape
+        for name in ("low", "high", "bounded_below", "bounded_above"):
+            setattr(box, name, np.broadcast_to(getattr(box, name), shape))
+    return box
+
+
+def _as_bound(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    many = value if type(value) is list else [value]
+    numbers = [float(each) if each in ("inf", "-inf") else each for each in many]
+    if not all(type(each) in (int, float, bool) for each in numbers):
+        raise DatasetError("a bound of a Box in it is no number")
+    return np.array(numbers, dtype).reshape(shape if type(value) is list else (1,) * len(shape))
+
+
+def _dtype(name: str) -> np.dtype:
+    dtype = np.dtype(name)
+    if dtype.kind not in "biuf" or dtype.name != name:
+        raise DatasetError(f"a space in it has the dtype {name[:80]!r}, and only numbers can be stored")
+    return dtype
+
+
+def _shape(sizes: list[int]) -> tuple[int, ...]:
+    if min(sizes, default=0) < 0 or math.prod(sizes) > MOST_ELEMENTS:
+        raise DatasetError(f"a space in it has the shape {tuple(sizes)}; {MOST_ELEMENTS:,} elements are the most")
+    return tuple(sizes)

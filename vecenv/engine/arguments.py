@@ -1,0 +1,274 @@
+"""Arguments of constructors and calls, checked and brought into one form: env_fns, ids, resets, seeds, keywords."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import find_highest_version, parse_env_id
+
+from vecenv.backends.host.env_host import EnvReport
+from vecenv.nest import tensor_on_host
+
+
+def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
+    """The env_fns as a list of callables; an id becomes `gymnasium.make` of it.
+
+    TypeError or ValueError if they are not callables that can each make an env; gymnasium's error for an id that it
+    does not know.
+    """
+    if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
+        one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
+        raise TypeError(
+            f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [{one}] * n"
+        )
+    fns = list(env_fns)
+    if not fns:
+        raise ValueError("env_fns is empty; pass at least one callable")
+    for i, env_fn in enumerate(fns):
+        if isinstance(env_fn, str):
+            fns[i] = _maker_of(env_fn)
+        elif not callable(env_fn):
+            kind = "an Env instance" if hasattr(env_fn, "step") else f"of type {type(env_fn).__name__}"
+            raise TypeError(f"env_fns[{i}] is {kind}, not a function that makes an env; use lambda: gym.make(...)")
+    return fns
+
+
+def _maker_of(env_id: str) -> Callable[[], Any]:
+    """A function that makes the env with this id of gymnasium's registry."""
+    if ":" not in env_id and env_id not in gymnasium.registry:  # the env's process imports the module of "module:id"
+        namespace, name, version = parse_env_id(env_id)
+        if version is not None or find_highest_version(namespace, name) is None:
+            gymnasium.spec(env_id)  # raises, and suggests another id
+    return partial(gymnasium.make, env_id)
+
+
+def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The function of each env: of those that differ from env to env (`EnvCreator`), what `for_env(i, n)` returns."""
+    n = len(env_fns)
+    return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
+
+
+def measured_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The functions of envs that are only made to be measured: they do not update the state that others share."""
+    return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in own_env_fns(env_fns)]
+
+
+def check_count(name: str, value: Any, most: int | None = None) -> int:
+    """`value` as an int; TypeError for what is no integer, ValueError for one below 1 or above `most`."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < 1 or (most is not None and value > most):
+        expected = "of at least 1" if most is None else f"in [1, {most}]"
+        raise (ValueError if is_integer else TypeError)(f"{name} must be an integer {expected}, got {value!r}")
+    return int(value)
+
+
+def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
+    """A positive, finite number of seconds, or None."""
+    if timeout is None:
+        return None
+    number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
+    if not number or not math.isfinite(timeout) or timeout <= 0:
+        raise ValueError(f"{name} must be a positive number of seconds or None, got {timeout!r}")
+    return float(timeout)
+
+
+def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
+    """ValueError if the envs differ in their spaces, with the ids."""
+    for name in ("observation_space", "action_space"):
+        found: list[tuple[Any, list[int]]] = []
+        for i, report in enumerate(reports):
+            space = getattr(report, name)
+            for other, ids in found:
+                if space == other:
+                    ids.append(i)
+                    break
+            else:
+                found.append((space, [i]))
+        if len(found) > 1:
+            listed = "; ".join(f"envs {ids}: {space}" for space, ids in found)
+            raise ValueError(f"the envs differ in their {name}: {listed}")
+
+
+def as_ids(id: Any, n: int) -> np.ndarray:
+    """`id` as a fresh int64 array (k,): an int, a sequence of ints, an integer array, or a bool mask of length n.
+
+    IndexError for an id out of range (negative ones too), ValueError for none at all, one given twice or a mask of
+    the wrong length, TypeError for anything that is not an integer.
+    """
+    try:
+        array = np.asarray(id)
+    except ValueError:
+        raise TypeError(f"env ids must be integers, got {id!r}") from None
+    if array.dtype.kind == "b":
+        if array.shape != (n,):
+            raise ValueError(f"a bool mask of env ids must have the shape ({n},), got {array.shape}")
+        array = array.nonzero()[0]
+    elif array.size and not _are_integers(array, id):
+        raise TypeError(f"env ids must be integers, got {id!r}")
+    rows = array.reshape(-1).tolist()  # nearly always few: Python is faster than numpy
+    if not rows:
+        raise ValueError("no env ids given; pass at least one, or None for all")
+    if min(rows) < 0 or max(rows) >= n:
+        wrong = next(i for i in rows if not 0 <= i < n)
+        raise IndexError(f"env id {wrong} is out of range for {n} envs (0 to {n - 1})")
+    if len(set(rows)) < len(rows):
+        raise ValueError(f"env id {next(i for i in rows if rows.count(i) > 1)} is given twice")
+    return array.reshape(-1).astype(np.int64)
+
+
+def _are_integers(array: np.ndarray, id: Any) -> bool:
+    """True if ids are integers, also those too large for numpy; a list that mixes them with bools is rejected."""
+    if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
+        return False
+    if array.dtype == object:
+        return all(type(i) is int for i in array.reshape(-1).tolist())
+    return array.dtype.kind in "iu"
+
+
+BOOL = np.dtype(np.bool_)
+
+
+def mixed_ops(op: int, resets: np.ndarray, reset: int) -> np.ndarray:
+    """The opcode of each row: `reset` for those in the mask `resets`, `op` for the others."""
+    ops = np.empty(len(resets), dtype=np.uint8)
+    ops.fill(op)
+    ops[resets] = reset
+    return ops
+
+
+def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The arguments of the reset of each env: `seed` is spread over the ids, the others go to each."""
+    if "seed" not in kwargs:
+        return dict.fromkeys(asked, kwargs)
+    seeds = spread_seeds(kwargs["seed"], asked)
+    return {i: {**kwargs, "seed": seed} for i, seed in zip(asked, seeds, strict=True)}
+
+
+def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> np.ndarray:
+    """Mask of the rows that are resets in a round of the envs `ids`; `reset` holds ids or is a mask of all envs."""
+    mask = np.asarray(reset)
+    if mask.dtype is BOOL and mask.shape == (n,):
+        if ids is None:
+            return mask
+        mask = np.flatnonzero(mask)
+    if mask.size == 0:
+        return np.zeros(n if ids is None else len(ids), dtype=np.bool_)
+    chosen = as_ids(mask, n)
+    asked = np.arange(n) if ids is None else ids
+    is_chosen = np.zeros(n, dtype=np.bool_)
+    is_chosen[chosen] = True
+    rows = is_chosen[asked]
+    if rows.sum() != len(chosen):
+        raise ValueError(f"reset={chosen.tolist()} must be among the envs of this round, {asked.tolist()}")
+    return rows
+
+
+def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
+    """The envs of a round of `step` or `send` with these arguments, int64 `(k,)` (None: all n, in order), and those of
+    them that it resets, in the order of their seeds. Raises what the vector env raises for wrong ids.
+    """
+    reset = tensor_on_host(kwargs.get("reset"))
+    if action is None:
+        ids = np.zeros(0, np.int64) if reset is None else as_ids(reset, n)
+        return ids, ids.tolist()
+    id = kwargs.get("env_id") if id is None else id
+    asked = None if id is None else as_ids(tensor_on_host(id), n)
+    if reset is None:
+        return asked, []
+    rows = np.arange(n) if asked is None else asked
+    return asked, rows[reset_rows(asked, reset, n)].tolist()
+
+
+MAX_SEED = 2**63
+
+
+def check_seed(seed: Any) -> int:
+    """`seed` as a Python int; ValueError when it is not an integer of 0 .. 2**63 - 1 (bools are refused)."""
+    if isinstance(seed, (bool, np.bool_)) or not isinstance(seed, (int, np.integer)):
+        raise ValueError(f"a seed must be a non-negative integer, got {seed!r} of type {type(seed).__name__}")
+    if not 0 <= int(seed) < MAX_SEED:
+        raise ValueError(f"a seed must be at least 0 and below 2**63, got {seed}")
+    return int(seed)
+
+
+def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
+    """One seed for each env of `env_ids`: an int s gives env i the seed s + i, an iterable gives its entries in order.
+
+    Raises ValueError for a wrong count or a bad seed, before anything is seeded.
+
+    >>> spread_seeds(7, [0, 1, 3])
+    [7, 8, 10]
+    """
+    ids = list(env_ids)
+    if seed is None:
+        return [None] * len(ids)
+    if isinstance(seed, np.ndarray):
+        seed = seed.tolist()
+    if not isinstance(seed, Iterable) or isinstance(seed, (str, bytes, Mapping, Set)):
+        first = check_seed(seed)
+        return [check_seed(first + i) for i in ids]
+    seeds = [None if s is None else check_seed(s) for s in seed]
+    if len(seeds) != len(ids):
+        raise ValueError(f"got {len(seeds)} seeds for {len(ids)} envs {ids}")
+    return seeds
+
+
+def next_seed(seed: int) -> int:
+    """The seed that follows `seed` in the chain (as torchrl's `set_seed`; in 0 .. 2**32 - 2).
+
+    >>> next_seed(0)
+    795726461
+    """
+    return int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % (2**32 - 1)
+
+
+def seed_chain(seed: int, n: int) -> list[int]:
+    """`n + 1` seeds: `seed` and its n successors; env i takes entry i, the last one starts the next call."""
+    chain = [check_seed(seed)]
+    for _ in range(n):
+        chain.append(next_seed(chain[-1]))
+    return chain
+
+
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
+    """TypeError for a keyword that the constructors of `takers` (default: `user`) and of their bases do not have.
+
+    `hidden`: names that they have, but not for the user.
+    """
+    known = sorted(_names(takers or (user,)) - set(hidden))
+    for name in options:
+        if name not in known:
+            close = _closest(name, known)
+            meant = f"; it has {', '.join(known)}" if close is None else f"; did you mean {close!r}?"
+            raise TypeError(f"{user.__name__} has no argument {name!r}{meant}")
+
+
+def option_meant(name: str, *takers: type[Any]) -> str | None:
+    """The argument of the constructors of `takers`, or of their bases, that this is or resembles; None for no such
+    one.
+    """
+    return _closest(name, sorted(_names(takers)))
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)
+
+
+def _names(takers: Sequence[type[Any]]) -> set[str]:
+    """The names of the arguments of these constructors and those of their bases."""
+    found = set()
+    for cls in {base for taker in takers for base in taker.__mro__ if "__init__" in vars(base) and base is not object}:
+        for parameter in inspect.signature(vars(cls)["__init__"]).parameters.values():
+            if parameter.kind in NAMED:
+                found.add(parameter.name)
+    return found - {"self"}

@@ -1,1 +1,0 @@
-"""What callers pass: ids, actions, seeds, masks of resets, constructor arguments."""

@@ -1,0 +1,187 @@
+"""Compose: several transforms in a row; and HasTransforms, for envs that have such a row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+from gymnasium import spaces
+
+from vecenv.transforms.transform import Rows, Transform
+
+Self = TypeVar("Self", bound="HasTransforms")
+
+
+class Compose(Transform):
+    """Transforms in a row: observations pass the first one first, actions the last one first.
+
+    Indexing and iteration give the transforms; a slice is a Compose of clones. A Compose within is flattened.
+
+    >>> from vecenv.transforms.shapes import UnsqueezeTransform
+    >>> chain = Compose(UnsqueezeTransform(0), lambda obs: obs + 1)
+    >>> chain(np.zeros((2, 3))).shape, len(chain), chain[0]
+    ((2, 1, 3), 2, UnsqueezeTransform(dim=0))
+    """
+
+    def __init__(self, *transforms: Any) -> None:
+        super().__init__()
+        self.transforms = [each for given in transforms for each in flat(given)]
+        self.changes_actions = any(type(each).inv is not Transform.inv for each in self.transforms)
+
+    def __call__(self, obs: Any) -> Any:
+        for transform in self.transforms:
+            obs = transform(obs)
+        return obs
+
+    def reset(self, rows: Rows) -> None:
+        for transform in self.transforms:
+            transform.reset(rows)
+
+    def step(self, rows: Rows) -> None:
+        for transform in self.transforms:
+            transform.step(rows)
+
+    def again(self, rows: Rows) -> None:
+        for transform in self.transforms:
+            transform.again(rows)
+
+    def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
+        """The states of those that have one, by their place and class."""
+        return self._named(lambda each: each.episode_state(ids))
+
+    def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
+        """Go on from the states of an equal chain; ValueError where they are those of another."""
+        for transform, each in self._fitting(self.episode_state(ids), state):
+            transform.set_episode_state(ids, each)
+
+    def inv(self, action: Any) -> Any:
+        for transform in reversed(self.transforms):
+            action = transform.inv(action)
+        return action
+
+    def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        for transform in self.transforms:
+            space = transform.transform_observation_space(space)
+        return space
+
+    def transform_action_space(self, space: Any) -> Any:
+        for transform in self.transforms:
+            space = transform.transform_action_space(space)
+        return space
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of those that have one, by their place and class."""
+        return self._named(lambda each: each.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        for transform, each in self._fitting(self.state_dict(), state):
+            transform.load_state_dict(each)
+
+    def _named(self, state_of: Callable[[Transform], dict[Any, Any]]) -> dict[str, Any]:
+        states = {f"{i}.{type(each).__name__}": state_of(each) for i, each in enumerate(self.transforms)}
+        return {name: state for name, state in states.items() if state}
+
+    def _fitting(self, own: dict[str, Any], state: dict[str, Any]) -> list[tuple[Transform, Any]]:
+        """Each transform that has a state of its own, with its part of this one."""
+        if own.keys() != state.keys():
+            raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
+        return [(self.transforms[int(name.partition(".")[0])], each) for name, each in state.items()]
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.transforms)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.transforms[index]
+        return Compose(*[each.clone() for each in found]) if isinstance(index, slice) else found
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.transforms))})"
+
+
+class FunctionTransform(Transform):
+    """A function of a batch of observations, which keeps their space."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__(in_keys=[])
+        self.function = function
+
+    def observe(self, obs: Any) -> Any:
+        return self.function(obs)
+
+    def __repr__(self) -> str:
+        return f"FunctionTransform({self.function!r})"
+
+
+class HasTransforms:
+    """The transforms of an env or of a vector env: `transform` is a Compose of them, in the order of observations."""
+
+    transform: Compose
+
+    @property
+    @abstractmethod
+    def base_env(self) -> Any:
+        """The env below the transforms."""
+
+    @abstractmethod
+    def rebuild(self, transforms: list[Transform], start: int) -> None:
+        """Take these transforms, of which those before `start` are in place; on an error nothing is changed."""
+
+    def append_transform(self: Self, transform: Any) -> Self:
+        """Add a transform (or a Compose, a list of them, or a function of observations) as the outermost one."""
+        return self.insert_transform(len(self.transform), transform)
+
+    def insert_transform(self: Self, index: int, transform: Any) -> Self:
+        """Add a transform before the one that is at `index` now. Those behind it lose the state of their episodes.
+
+        Spaces are those of the new chain. IndexError for an index out of range; RuntimeError for a transform that
+        belongs to an env already, which has to be cloned; the errors of the transform where it does not fit the spaces.
+        """
+        n = len(self.transform)
+        if not -n <= index <= n:
+            raise IndexError(f"index {index} is out of range for {n} transforms")
+        start = index + n if index < 0 else index
+        new, present = flat(transform), self.transform.transforms
+        seen: set[int] = set()
+        for each in new:
+            if each.is_attached or id(each) in seen:
+                raise RuntimeError(
+                    f"{each} is part of an env already, and a transform belongs to one: pass its clone()"
+                )
+            seen.add(id(each))
+        self.rebuild([*present[:start], *new, *present[start:]], start)
+        return self
+
+    def env_before(self, transform: Transform) -> Any:
+        """The same base env with clones of the transforms before this one (`transform.parent`)."""
+        index = next(i for i, each in enumerate(self.transform) if each is transform)
+        return type(self)(self.base_env, self.transform[:index])  # type: ignore[call-arg]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics that the transforms have learnt."""
+        return self.transform.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        self.transform.load_state_dict(state)
+
+
+def flat(transform: Any) -> list[Transform]:
+    """The transforms of an argument: a transform, a Compose, a list of these, or a function of observations.
+
+    TypeError for anything else.
+    """
+    if isinstance(transform, Compose):
+        return list(transform.transforms)
+    if isinstance(transform, Transform):
+        return [transform]
+    if isinstance(transform, (list, tuple)):
+        return [each for given in transform for each in flat(given)]
+    if callable(transform) and not isinstance(transform, type):
+        return [FunctionTransform(transform)]
+    raise TypeError(f"a transform is a Transform or a function of a batch of observations, got {transform!r}")
