@@ -106,7 +106,9 @@ class TestTorchPolicies:
             def forward(self, obs: Any) -> Any:
                 return self.net(obs.float()).argmax(-1)
 
-        batch = self.collect(Acts())
+        with SyncDataCollector(DummyVectorEnv(cartpoles(4)), Acts(), frames_per_batch=200) as collector:
+            batch = collector.rollout()
+            assert (collector.rollout().policy_version == 0).all(), "parameters that were made are no update"
         policy(torch.as_tensor(batch.obs).float()).sum().backward()
         assert all(weight.grad is not None for weight in policy.parameters())
 
