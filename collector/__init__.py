@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from collector.cluster.ray_collector import RayCollector
     from collector.device.to_torchrl import to_torchrl as to_torchrl
     from collector.device.torch_vector_env import TorchVectorEnv
-    from collector.job.job import Job, JobError
-    from collector.job.job_files import load_job
-    from collector.job.run import resume_job, run_job
-    from collector.job.statistics.frozen import save_statistics
+    from collector.jobs.job import Job, JobError, load_job
+    from collector.jobs.run import resume_job, run_job
+    from collector.jobs.statistics import save_statistics
     from collector.policy.mlp import MLPPolicy
     from collector.store.dataset import Dataset, Transitions, load_episodes
     from collector.store.export.minari_datasets import import_minari
@@ -90,8 +89,8 @@ __all__ = [
 _LOADED_WHEN_USED = {
     "ActorConfig": "collector.cluster.actor_config",
     "ClusterStats": "collector.cluster.cluster_stats",
-    "Job": "collector.job.job",
-    "JobError": "collector.job.job",
+    "Job": "collector.jobs.job",
+    "JobError": "collector.jobs.job",
     "MLPPolicy": "collector.policy.mlp",
     "Dataset": "collector.store.dataset",
     "RecordEpisodes": "collector.store.record.record_episodes",
@@ -102,10 +101,10 @@ _LOADED_WHEN_USED = {
     "export": "collector.store.export.targets",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
-    "load_job": "collector.job.job_files",
-    "resume_job": "collector.job.run",
-    "run_job": "collector.job.run",
-    "save_statistics": "collector.job.statistics.frozen",
+    "load_job": "collector.jobs.job",
+    "resume_job": "collector.jobs.run",
+    "run_job": "collector.jobs.run",
+    "save_statistics": "collector.jobs.statistics",
     "TorchVectorEnv": "collector.device.torch_vector_env",
     "to_torchrl": "collector.device.to_torchrl",
 }

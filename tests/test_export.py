@@ -16,7 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
-from collector.job.cli import main
+from collector.jobs.cli import main
 from collector.store.packed import arrays_of
 from tests.backends import FULL
 from tests.stored import OBS, assert_same, episode, tree_episode, write

@@ -344,21 +344,6 @@ class TestWriting:
             writer.end()
         assert Dataset(tmp_path).numbers.tolist() == [7, 8, 9]
 
-    def test_several_writers_share_one_manifest(self, tmp_path: Path) -> None:
-        with StoreWriter(tmp_path, head()) as driver:
-            others = [StoreWriter(tmp_path, None, writer=i, commit_line=driver.record) for i in (1, 2)]
-            with pytest.raises(DatasetError, match="is being written by"):
-                StoreWriter(tmp_path, None, writer=1, commit_line=driver.record)
-            for i, other in enumerate(others):
-                other.add([episode(i), episode(i + 2)])
-                other.commit()
-                other.close()
-            driver.end()
-        data = Dataset(tmp_path)
-        assert data.shard_files == ["shards/w001/000000", "shards/w002/000000"]
-        for number, found in enumerate(data):
-            assert_same(found, episode(number))
-
     def test_shards_of_other_folders_are_adopted_while_they_are_written(self, tmp_path: Path) -> None:
         players = [StoreWriter(tmp_path / name, head()) for name in ("b", "c")]
         with StoreWriter(tmp_path / "a", head()) as driver:
@@ -376,7 +361,7 @@ class TestWriting:
             with pytest.raises(DatasetError, match=r"in .*a already: \[8\]"):
                 driver.adopt(players[0].folder)
             players[1].close()
-            with StoreWriter(tmp_path / "d", make_head(), commit_line=None) as other:
+            with StoreWriter(tmp_path / "d", make_head()) as other:
                 other.add(tree_episode(9))
                 other.commit()
             with pytest.raises(DatasetError, match="another layout"):

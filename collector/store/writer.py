@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,18 +50,12 @@ class StoreWriter:
     Args:
         folder: made if it does not exist, with its parents.
         head: what `make_head` returns; None: that of the folder, with `resume`.
-        writer: number of this writer. Writers other than 0 have their shards in `shards/w001/` and so on, lock that
-            folder only, and need `commit_line`.
         resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
             without a line, and half a line.
         reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
             until the next `end`. Without, nothing can be added to it.
         overwrite: remove the data set that is there.
         compress: deflate the shards: smaller, slower to write and to read at random.
-        commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
-            keeps the manifest: it passes them to `record` of its own writer.
-        recorded: names of all shards that are in the manifest, as it has them, where another process keeps it: what an
-            earlier writer of this number has left beside them is removed. None: it stays.
         check: with `resume`, called with the manifest of the data set before anything is changed; what it raises, the
             constructor does.
 
@@ -81,13 +75,10 @@ class StoreWriter:
         folder: str | os.PathLike[str],
         head: dict[str, Any] | None,
         *,
-        writer: int = 0,
         resume: bool = False,
         reopen: bool = False,
         overwrite: bool = False,
         compress: bool = False,
-        commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
-        recorded: Collection[str] | None = None,
         check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
@@ -106,8 +97,6 @@ class StoreWriter:
         """Steps of the committed episodes."""
         self.bytes = 0
         """Size of the committed shards."""
-        self._own = f"{SHARDS}/w{writer:03d}" if writer else SHARDS
-        self._commit_line, self._recorded = commit_line, recorded
         self._waiting: list[EpisodeBatch] = []
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
@@ -115,9 +104,7 @@ class StoreWriter:
         self._manifest: ManifestFile | None = None
         self._broken = ""
         self._waiting_since: float | None = None
-        if (writer == 0) is (commit_line is not None):
-            raise ValueError("writer 0 keeps the manifest; the others need commit_line, by which they report to it")
-        if head is None and not resume and commit_line is None:
+        if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
         with on_disk.writing(self.folder, "choose another folder"):
@@ -125,7 +112,7 @@ class StoreWriter:
             """The folder, for what else is written there; it is closed with the writer."""
             try:
                 self._lock = self._open(head, content, resume, reopen, overwrite, check)
-                self._next_shard = on_disk.first_free_shard(self.opened, self._own)
+                self._next_shard = on_disk.first_free_shard(self.opened)
             except BaseException:
                 self.opened.close()
                 raise
@@ -135,12 +122,6 @@ class StoreWriter:
     def _open(
         self, head: Any, content: bytes | None, resume: bool, reopen: bool, overwrite: bool, check: Any
     ) -> FolderLock:
-        if self._commit_line is not None:
-            with self.opened.inside(self._own, make=True) as own:
-                own.check()
-                lock = FolderLock(own)
-            on_disk.remove_uncommitted(self.opened, self._own, self._recorded)
-            return lock
         on_disk.check_files(self.opened)
         lock = FolderLock(self.opened)
         try:
@@ -178,7 +159,7 @@ class StoreWriter:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._manifest is None and self._commit_line is None
+        return self._manifest is None
 
     @property
     def waiting_seconds(self) -> float:
@@ -265,9 +246,9 @@ class StoreWriter:
         # A number is used once: a line that may be on the disk or not never names a folder that is written again.
         name = f"{self._next_shard:06d}"
         self._next_shard += 1
-        with self.opened.inside(self._own, make=True) as own:
+        with self.opened.inside(SHARDS, make=True) as own:
             line = ShardLine(
-                shard=f"{self._own}/{name}",
+                shard=f"{SHARDS}/{name}",
                 files=write_shard(own, name, arrays_of(episodes), self.compress),
                 compressed=self.compress,
                 steps=len(episodes.reward),
@@ -288,12 +269,6 @@ class StoreWriter:
         self._waiting, self.waiting_bytes, self._waiting_since = [], 0, None
         self._note_line(line)
 
-    def record(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Add the lines that another writer passed to its `commit_line`; its shards are on the disk."""
-        self._check_open()
-        for each in lines:
-            self._add_line(schema.convert(each, Line))
-
     def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
         """Move the committed shards of another data set here, and return their lines; it may still be written to.
 
@@ -310,8 +285,8 @@ class StoreWriter:
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     self._check_new(line)
                     own, _, name = line.shard.rpartition("/")
-                    with other.inside(own) as theirs, self.opened.inside(self._own, make=True) as ours:
-                        line.shard = f"{self._own}/{self._next_shard:06d}"
+                    with other.inside(own) as theirs, self.opened.inside(SHARDS, make=True) as ours:
+                        line.shard = f"{SHARDS}/{self._next_shard:06d}"
                         self._next_shard += 1
                         theirs.rename(name, line.shard.rpartition("/")[2], ours)
                     self._add_line(line)
@@ -355,11 +330,8 @@ class StoreWriter:
 
     def _append(self, lines: Sequence[Line]) -> None:
         """Add whole lines to the manifest, on the disk, or none."""
-        if self._manifest is None:
-            assert self._commit_line is not None
-            self._commit_line([schema.as_json(line) for line in lines])
-        else:
-            self._manifest.append(lines)
+        assert self._manifest is not None
+        self._manifest.append(lines)
 
     # End
 
