@@ -7,13 +7,13 @@ from collector.async_collector import AsyncDataCollector
 from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
+from collector.collect import rollout
 from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
 from collector.episodes.seeds import EpisodeSeeds, action_seed, episode_seed
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
-from collector.rollouts import rollout
 from collector.store.errors import DatasetError
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
