@@ -28,11 +28,11 @@ STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "
 STEPS += ["mask", "broken", "extras"]
 """The entries of a rollout with a row for each env and a column for each step."""
 OTHERS = ["env_ids", "broken_ids", "final_obs", "final_env", "final_time"]
-"""Those that belong to envs, or to ends of episodes."""
+"""Entries that belong to envs, or to ends of episodes."""
 
 
 class Started(NamedTuple):
-    """What an actor reports once its vector env is made."""
+    """Report of an actor once its vector env is made."""
 
     env_num: int
     frames: int
@@ -40,12 +40,12 @@ class Started(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an actor reports with each rollout, beside its arrays."""
+    """Report of an actor with each rollout, beside its arrays."""
 
     seconds: float
-    """How long it took to collect."""
+    """Seconds of collecting."""
     waited: float
-    """How long the actor had nothing to do before."""
+    """Seconds in which the actor had nothing to do before."""
 
 
 class RolloutActor:

@@ -51,7 +51,7 @@ class RayWorker(WorkerHandle):
 
     @property
     def placed(self) -> bool:
-        """Whether Ray has started the actor."""
+        """Return whether Ray has started the actor."""
         return self._where_it_is() is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
@@ -104,7 +104,7 @@ class RayWorker(WorkerHandle):
             self._is_gone(END_TIMEOUT)
 
     def _is_gone(self, timeout: float) -> bool:
-        """Whether the other end of the socket closes within `timeout` seconds, as it does when its process ends."""
+        """Return whether the other end of the socket closes within `timeout` seconds, as when its process ends."""
         poller = select.poll()
         poller.register(self.channel.fileno(), 0)  # nothing but the hang-up
         return bool(poller.poll(timeout * 1000))

@@ -40,7 +40,7 @@ HELLO = struct.Struct("<I32s")
 
 
 class Address(NamedTuple):
-    """Where the driver listens for the actors on its node."""
+    """The place where the driver listens for the actors on its node."""
 
     node: str
     socket: str
@@ -48,7 +48,7 @@ class Address(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """What a call returns: frames, and the worker's numbers, which its line of the control page takes."""
+    """Result of a call: frames, and the worker's numbers, which its line of the control page takes."""
 
     frames: list[tuple[int, int, bytes]]
     progress: int
