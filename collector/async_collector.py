@@ -21,12 +21,11 @@ import numpy as np
 from collector.arguments import at_least_one
 from collector.base_collector import BatchCollector
 from collector.batch.arrays import join
-from collector.batch.broken import without_failures
-from collector.batch.concatenate import by_env
-from collector.batch.request import BatchRequest
+from collector.batch.concatenate import by_env, without_failures
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
 from collector.env_source import check_rounds
+from collector.loops.collection_loop import BatchRequest
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
@@ -78,12 +77,11 @@ class AsyncDataCollector(BatchCollector):
         create_env_fn: Any,
         policy: Policy | None = None,
         *,
-        frames_per_batch: float,
         groups: int = 2,
         **options: Any,
     ) -> None:
         self._group_count = at_least_one("groups", groups)
-        super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, **options)
+        super().__init__(create_env_fn, policy, **options)
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         raise ValueError("render needs a synchronous collector: here envs are stepping at all times")

@@ -90,7 +90,9 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         if made_here:
             source.close()
         raise TypeError(instead)
-    if isinstance(source, VectorEnv):
+    if isinstance(source, VectorEnv) and hasattr(below := vars(source).get("venv"), "env_num"):
+        source = below  # of a facade of ours, which resets by itself
+    elif isinstance(source, VectorEnv):
         from vecenv.envs.pools.from_gymnasium import from_gymnasium
 
         given = source
@@ -119,6 +121,16 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 
             return TransformedOnDevice(env, transforms, target)
     return TransformedVectorEnv(env, transforms)
+
+
+def check_synchronous(env: Any, user: str, cuts: bool) -> None:
+    """ValueError for a vector env that does not wait for all envs, or cannot reset them as `check_rounds` demands."""
+    if env.is_async:
+        raise ValueError(
+            f"{user} waits for all envs in each round: use AsyncDataCollector for a vector env with wait_num or "
+            "timeout, or make it without"
+        )
+    check_rounds(env, mixed=False, cuts=cuts)
 
 
 def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
@@ -157,11 +169,11 @@ def _instead_of(source: Any) -> str | None:
             f"{type(source).__name__} steps many agents in each env, and collectors step one agent an env: pass "
             "flatten_agents(env) of a ParallelVectorEnv, or a list of functions that make a PettingZooEnv(...) each"
         )
-    is_ours = hasattr(getattr(source, "venv", None), "env_num")
-    if isinstance(source, VectorEnv) and not is_ours:
+    if isinstance(source, VectorEnv):
         return None
+    is_ours = hasattr(getattr(source, "venv", None), "env_num")
     instead = "its `.venv`" if is_ours else "a list of callables that make one env each"
     return (
-        f"{type(source).__name__} is a vector env of another kind (gymnasium's or Stable-Baselines3's), which resets "
-        f"by itself: pass {instead}"
+        f"{type(source).__name__} is a vector env of another kind (as Stable-Baselines3's), which resets by itself: "
+        f"pass {instead}"
     )

@@ -39,6 +39,7 @@ from vecenv import (
     ParallelVectorEnv,
     PettingZooEnv,
     ShmemVectorEnv,
+    SyncVectorEnv,
     VectorEnvNormObs,
     flatten_agents,
 )
@@ -438,15 +439,29 @@ class TestEnvironments:
 
     @kinds
     def test_vector_envs_of_other_kinds_are_refused_with_what_to_pass_instead(self, kind: type) -> None:
-        facades = [GymnasiumVectorEnv]
-        if importlib.util.find_spec("stable_baselines3"):
-            facades.append(importlib.import_module("vecenv.facades.to_sb3").SB3VecEnv)
-        for facade in facades:
-            other = facade(DummyVectorEnv(cartpoles(2)))
-            with pytest.raises(TypeError, match=rf"{facade.__name__} is a vector env .* pass its `\.venv`"):
-                kind(other, frames_per_batch=10)
-            with kind(other.venv, frames_per_batch=10) as collector:
-                assert collector.rollout().frames == 10
+        pytest.importorskip("stable_baselines3")
+        other = importlib.import_module("vecenv.facades.to_sb3").SB3VecEnv(DummyVectorEnv(cartpoles(2)))
+        with pytest.raises(TypeError, match=r"SB3VecEnv is a vector env .* pass its `\.venv`"):
+            kind(other, frames_per_batch=10)
+        with kind(other.venv, frames_per_batch=10) as collector:
+            assert collector.rollout().frames == 10
+
+    @kinds
+    def test_the_vector_env_below_a_facade_is_collected_from(self, kind: type) -> None:
+        with kind(facade := GymnasiumVectorEnv(DummyVectorEnv(countdowns(3, 3))), frames_per_batch=12) as collector:
+            assert collector.env is facade.venv
+            batch = collector.rollout().flatten()
+            assert batch.next.obs[2::3].tolist() == [[0, 3], [1, 3]] * 2
+        assert facade.venv.is_closed
+        inner = SyncVectorEnv(countdowns(3), autoreset_mode="SameStep")
+        wrapped = gymnasium.wrappers.vector.TransformReward(inner, lambda reward: reward + 7)
+        with SyncDataCollector(wrapped, zeros, frames_per_batch=3) as collector:
+            assert collector.rollout().reward.tolist() == [[7.0] * 3]
+        facade = GymnasiumVectorEnv(DummyVectorEnv(countdowns(3)))
+        with facade.venv:
+            with pytest.raises(ValueError, match="cannot be used with a vector env"):
+                SyncDataCollector(facade, frames_per_batch=3, num_workers=2)
+            assert facade.reset()[0].tolist() == [[0, 0]], "it stays open"
 
     @kinds
     def test_multi_agent_envs_are_refused_with_what_to_pass_instead(self, kind: type) -> None:

@@ -627,6 +627,19 @@ class TestWeights:
             assert policy.inner.value == 5
             assert collector.policy_version == 1
 
+    def test_what_a_learner_changes_in_place_is_an_update_of_the_next_batch(self) -> None:
+        policy = self.constant(0)
+        with make(3, policy=policy) as collector:
+            optimizer = self.torch.optim.SGD(policy.parameters(), lr=1.0)
+            policy.inner.value.grad = self.torch.tensor(-1.0)
+            for version in range(3):
+                assert (collector.rollout().policy_version == version).all()
+                assert (collector.rollout().action == version % 3).all()
+                optimizer.step()
+            collector.update_policy_weights_()  # of the same change
+            assert collector.policy_version == 3
+            assert (collector.rollout().policy_version == 3).all()
+
     def test_whole_episodes_are_collected_with_one_version(self) -> None:
         """Also where they are longer than what is collected at a time."""
 
@@ -710,11 +723,14 @@ class TestKeywordsOfTheVectorEnv:
             (SyncDataCollector, "num_worker", "num_workers"),
             (AsyncDataCollector, "group", "groups"),
             (SyncDataCollector, "total_frame", "total_frames"),
+            (AsyncDataCollector, "frames_per_bach", "frames_per_batch"),
         ],
     )
     def test_unknown_ones_are_refused_with_the_name_that_was_meant(self, kind: type, name: str, meant: str) -> None:
         with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}'; did you mean '{meant}'"):
-            kind(cartpoles(2), **{"frames_per_batch": 4, name: 3})
+            kind(cartpoles(2), **{name: 3})
+        with pytest.raises(TypeError, match=rf"^{kind.__name__} needs frames_per_batch="):
+            kind(cartpoles(2))
 
     def test_those_of_another_backend_are_refused(self) -> None:
         with pytest.raises(TypeError, match="SyncDataCollector has no argument 'step_timeout'"):

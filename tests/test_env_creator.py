@@ -135,7 +135,7 @@ def test_a_state_that_another_process_does_not_release_is_an_error_that_names_it
     assert entered.wait(30)
     with pytest.raises(TimeoutError, match=f"locked for 0.2 s by process {holder.pid}"):
         creator.state_dict()
-    with pytest.raises(TimeoutError, match=f"{holder.pid}"):  # while the first wait is still in the system
+    with pytest.raises(TimeoutError, match=f"{holder.pid}"):
         creator.state_dict()
     monkeypatch.setattr(shared_state, "LOCK_TIMEOUT", 30.0)
     leave.set()

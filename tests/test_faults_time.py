@@ -31,7 +31,7 @@ from tests.faulty import (
 )
 from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, kill, pids
 from vecenv import ShmemVectorEnv, WorkerTimeoutError
-from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS
+from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.pool import watchdog
 
 LIMIT = 0.5
@@ -218,11 +218,20 @@ def test_time_without_a_look_with_progress_or_of_another_worker_is_not_taken_for
     assert watched.hung == []
 
 
-def test_a_worker_that_has_begun_nothing_is_reported_for_the_env_that_was_asked(watched: Watched) -> None:
-    watched.line[DOING] = NOTHING
-    for _ in range(12):
+@pytest.mark.parametrize("doing", [NOTHING, A_ROUND, SENDING])
+def test_a_hang_is_reported_after_each_limit_of_which_a_time_without_a_look_is_at_most_half(
+    watched: Watched, doing: int
+) -> None:
+    """For the env that was asked, also where the worker has begun nothing."""
+    watched.line[DOING], watched.line[PROGRESS] = doing, 3
+    watched.look_after(0)
+    for _ in range(24):
         watched.look_after(0.1 * watched.limit)
-    assert [env_id for _, env_id in watched.hung] == [5]
+    assert watched.hung == [(1060.0, 5), (1120.0, 5)]
+    watched.look_after(10 * watched.limit)
+    assert len(watched.hung) == 2
+    watched.look_after(0.1 * watched.limit)
+    assert watched.hung[2:] == [(watched.now, 5)]
 
 
 @columns("blocks", only=ShmemVectorEnv)

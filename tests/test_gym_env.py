@@ -19,7 +19,7 @@ from pygame import gfxdraw
 
 from tests.backends import FULL
 from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv, make_vec
-from vecenv.backends.host.env_calls import render_in_turn
+from vecenv.backends.host.env_access import render_in_turn
 from vecenv.testing import CountingEnv
 
 
@@ -366,7 +366,7 @@ class TestInThreads:
         assert met.is_set()
 
     def test_a_frame_that_never_comes_does_not_keep_the_others_waiting(self, monkeypatch):
-        monkeypatch.setattr("vecenv.backends.host.env_calls.RENDER_PATIENCE", 0.05)
+        monkeypatch.setattr("vecenv.backends.host.env_access.RENDER_PATIENCE", 0.05)
         begun, end = threading.Event(), threading.Event()
         hangs = threading.Thread(target=render_in_turn, args=(lambda: begun.set() or end.wait(60),))
         hangs.start()

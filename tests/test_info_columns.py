@@ -24,10 +24,8 @@ from vecenv import (
     SyncVectorEnv,
     WorkerDiedError,
 )
-from vecenv.backends.host.info_writer import MOST_FORMS, MOST_KNOWN, InfoWriter
 from vecenv.backends.host.row_writer import own_containers
-from vecenv.backends.memory.info_reader import InfoReader
-from vecenv.backends.memory.info_rows import INFO_BYTES
+from vecenv.backends.memory.infos import INFO_BYTES, MOST_FORMS, MOST_KNOWN, InfoReader, InfoWriter
 
 N, WORKERS, STEPS = 5, 2, 13
 Pair = namedtuple("Pair", "a b")

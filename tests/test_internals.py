@@ -6,7 +6,6 @@ import socket
 import threading
 from collections import deque
 from contextlib import closing
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,13 +15,10 @@ from hypothesis import strategies as st
 
 from vecenv import SharedMemoryError, nest
 from vecenv.backends.host.row_writer import own_containers
-from vecenv.backends.ipc.control_block import A_ROUND, DOING, LINE, NOTHING, SENDING
 from vecenv.backends.ipc.messages import HEADER, Channel
 from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
-from vecenv.backends.pool import watchdog
-from vecenv.backends.pool.process_worker import ProcessWorker
 from vecenv.engine.arguments import as_ids, next_seed, seed_chain, spread_seeds
 from vecenv.portability import PORTABLE
 
@@ -161,44 +157,6 @@ def test_own_containers_are_of_the_same_kind_and_size():
     assert (queue, queue.maxlen) == (deque([1, 2]), 3)
     text[0] = 0
     assert data == b"ab"
-
-
-class TestWatchdog:
-    @pytest.fixture
-    def seen(self, monkeypatch):
-        """Has a worker looked at, at a time; returns when it was taken for hanging, with a limit of 10."""
-        clock, line, reported = [0.0], [0] * LINE, []
-        worker = ProcessWorker(0, range(1))
-        worker.alive = True
-        monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        dog = watchdog.Watchdog(
-            SimpleNamespace(line=lambda index: line), lambda worker: "", 10.0, lambda worker, reason: None
-        )
-        monkeypatch.setattr(dog, "_hung", lambda worker, ids, seen: reported.append(clock[0]))
-
-        def seen(at, doing=A_ROUND):
-            clock[0], line[DOING] = at, doing
-            dog.check({worker: [0]})
-            return reported
-
-        return seen
-
-    def test_who_goes_on_hanging_is_reported_again_after_the_same_time(self, seen):
-        for at in range(35):
-            reported = seen(at)
-        assert reported == [10, 20, 30]
-
-    def test_doing_something_else_is_getting_on(self, seen):
-        for at in range(19):
-            reported = seen(at, A_ROUND if at < 9 else SENDING)
-        assert reported == []
-
-    @pytest.mark.parametrize("doing", [NOTHING, A_ROUND, SENDING])
-    def test_a_long_time_without_a_look_counts_half_the_limit(self, seen, doing):
-        seen(0, doing)
-        for at in range(100, 110):
-            reported = seen(at, doing)
-        assert reported == [105]
 
 
 class TestChannel:

@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +17,11 @@ from vecenv import SharedMemoryError, portability
 from vecenv.backends.ipc.messages import READY, Channel
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 from vecenv.backends.pool.process_worker import SOCKET_BUFFER, enlarge_buffers
-from vecenv.portability import FALLBACKS
 
 ROOT = Path(__file__).parent.parent
 
 CONTRACT = """
-import os, warnings
+import warnings
 from vecenv import ShmemVectorEnv
 from vecenv.testing import CountingEnv, check_vector_env
 
@@ -35,55 +32,39 @@ with warnings.catch_warnings(record=True) as caught:
         venv.reset()
         venv.step([0, 0])
 assert ["affinity=True has no effect" in str(warning.message) for warning in caught] == [True], caught
-print(os.getpid())
 """
 
 
-def portable(log: Path) -> dict[str, str]:
-    """Environment variables for a process that takes the fallbacks, and notes in `log` which ones."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return {**kept, "VECENV_PORTABLE": "1", "VECENV_PORTABLE_LOG": str(log), "PYTHONPATH": str(ROOT)}
-
-
-def taken(log: Path, parent: int | None = None) -> str:
-    """How often each fallback was taken, as a line for the end of the run; none may be 0."""
-    lines = [line.split("\t") for line in log.read_text().splitlines()]
-    counts = Counter(name for name, _ in lines)
-    assert counts.keys() == FALLBACKS.keys()
-    in_parent = Counter(name for name, pid in lines if pid == str(parent))
-    where = " (of these in the parent)" if parent else ""
-    each = (f"{name} {counts[name]}" + (f" ({in_parent[name]})" if parent else "") for name in FALLBACKS)
-    return f"fallbacks taken{where}: {', '.join(each)}"
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
+    "VECENV_PORTABLE": "1",
+    "PYTHONPATH": str(ROOT),
+}
+"""Of a process that takes the fallbacks."""
 
 
 @FULL
-def test_shmem_keeps_the_contract_without_the_calls_of_linux(
-    tmp_path: Path, record_property: Callable[[str, str], None]
-) -> None:
+def test_shmem_keeps_the_contract_without_the_calls_of_linux(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CONTRACT], env=portable(tmp_path / "log"), text=True, capture_output=True, cwd=tmp_path
+        [sys.executable, "-c", CONTRACT], env=ENVIRONMENT, text=True, capture_output=True, cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (0, "")
-    record_property("summary", taken(tmp_path / "log", parent=int(done.stdout)))
 
 
 SUITE = (
     *("contract", "async", "start", "leaks", "interrupts", "threads", "status_bytes", "internals", "system_limits"),
-    *("cpu_placement", "faults", "faults_data", "faults_death", "faults_errors", "faults_parent"),
+    *("faults", "faults_data", "faults_death", "faults_errors", "faults_parent"),
     *("faults_races", "faults_restart", "faults_time"),
 )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_backends_keep_the_contract_and_survive_faults_without_the_calls_of_linux(
-    tmp_path: Path, record_property: Callable[[str, str], None]
-) -> None:
+def test_all_backends_keep_the_contract_and_survive_faults_without_the_calls_of_linux() -> None:
     files = [f"tests/test_{name}.py" for name in SUITE]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", *files]
-    done = subprocess.run(command, env=portable(tmp_path / "log"), text=True, capture_output=True, cwd=ROOT)
+    done = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-8000:]
-    record_property("summary", f"{done.stdout.splitlines()[-1]}; {taken(tmp_path / 'log')}")
 
 
 def test_a_batch_larger_than_the_free_disk_space_is_refused_where_space_cannot_be_reserved(

@@ -102,11 +102,8 @@ class Constant(torch.nn.Module):
 
 def parts(make: Callable[..., Any], *own: Any) -> dict[str, Any]:
     """Arguments for actors of which each makes its envs of its own argument."""
-    return {
-        "make_venv": lambda own: make(own),
-        "num_actors": len(own),
-        "create_env_kwargs": [{"own": each} for each in own],
-    }
+    kwargs = [{"own": each} for each in own]
+    return {"make_venv": lambda own: make(own), "num_actors": len(own), "create_env_kwargs": kwargs}
 
 
 def by_episode(obs: np.ndarray) -> np.ndarray:
@@ -126,33 +123,29 @@ def assert_accounted(collector: RayCollector, *batches: Rollout) -> None:
 
 
 class TestBatches:
-    def test_they_are_those_of_one_collector_with_all_envs(self) -> None:
-        """Episodes of different lengths, so that ids, ends and last observations differ from env to env."""
-        envs = parts(lambda lengths: DummyVectorEnv(countdowns(*lengths)), (3, 7), (4, 20))
-        with (
-            RayCollector(policy=by_episode, frames_per_batch=40, **envs) as collector,
-            SyncDataCollector(countdowns(3, 7, 4, 20), by_episode, frames_per_batch=40) as local,
-        ):
-            for _ in range(3):
-                assert_same(collector.next(), local.next())
-
     @pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
-    def test_episodes_that_broke_off_are_too(self) -> None:
-        def make(envs: slice) -> DummyVectorEnv:
-            fns = [partial(BreaksOnce, 5, 1, at) for at in (0, 1, 3, 9)]
-            return DummyVectorEnv(fns[envs], on_error="restart")
-
-        broken: list[int] = []
+    @pytest.mark.parametrize(
+        ("env_fns", "frames", "broken"),
+        [
+            (countdowns(3, 7, 4, 20), 40, []),
+            ([partial(BreaksOnce, 5, 1, at) for at in (0, 1, 3, 9)], 28, [4, 5, 6]),
+        ],
+    )
+    def test_they_are_those_of_one_collector_with_all_envs(self, env_fns: Any, frames: int, broken: list[int]) -> None:
+        """Episodes of different lengths, so that ids, ends and last observations differ from env to env."""
+        make, seen = partial(DummyVectorEnv, on_error="restart"), []
         with (
-            RayCollector(policy=by_episode, frames_per_batch=28, **parts(make, slice(2), slice(2, 4))) as collector,
-            SyncDataCollector(make(slice(4)), by_episode, frames_per_batch=28) as local,
+            RayCollector(
+                policy=by_episode, frames_per_batch=frames, **parts(make, env_fns[:2], env_fns[2:])
+            ) as batches,
+            SyncDataCollector(make(env_fns), by_episode, frames_per_batch=frames) as local,
         ):
             for _ in range(3):
-                batch, expected = collector.next(), local.next()
-                assert_same(batch, expected)
-                broken += batch.broken_ids.tolist()
-                assert batch.frames + batch.dropped_rows == 28
-        assert broken == [4, 5, 6]
+                batch = batches.next()
+                assert_same(batch, local.next())
+                seen += batch.broken_ids.tolist()
+                assert batch.frames + batch.dropped_rows == frames
+        assert seen == broken
 
     @pytest.mark.local_ray
     def test_on_ray_with_one_seed_they_are_those_of_a_local_collector_with_all_envs(self) -> None:
@@ -165,8 +158,7 @@ class TestBatches:
                 batch, expected = collector.next(), local.next()
                 assert_same(batch, expected)
                 assert (batch.action == action).all()
-                own = batch.all_obs, batch.action, batch.final_obs, batch.env_ids
-                assert all(rows.flags.writeable for rows in own)
+                assert all(rows.flags.writeable for rows in (batch.all_obs, batch.action, batch.env_ids))
                 for each in (collector, local):
                     each.update_policy_weights_({"value": torch.full((1,), collector.frames // 160)})
             assert (collector.frames, len(collector.stats().actors), collector.stats().weight_puts) == (240, 2, 2)
@@ -334,7 +326,7 @@ class TestFailures:
             ray.late = {2}
             with pytest.raises(WorkerTimeoutError, match=late) as caught:
                 collector.next()
-            assert caught.value.env_ids == (4, 5)
+        assert caught.value.env_ids == (4, 5)
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -391,14 +383,11 @@ class TestEvaluation:
             collector.update_policy_weights_()
             assert collector.evaluate(1, keep=True).batch.action.all()
 
-    @pytest.mark.parametrize(
-        ("wrap", "name"),
-        [(VectorEnvNormObs, "VectorEnvNormObs"), (partial(TransformedVectorEnv, transform=VecNorm()), "VecNorm")],
-    )
-    def test_a_vector_env_that_has_learnt_is_not_made_again(self, wrap: Any, name: str) -> None:
+    @pytest.mark.parametrize("wrap", [VectorEnvNormObs, partial(TransformedVectorEnv, transform=VecNorm())])
+    def test_a_vector_env_that_has_learnt_is_not_made_again(self, wrap: Any) -> None:
         make_venv = lambda: wrap(DummyVectorEnv(cartpoles(2)))  # noqa: E731
         with RayCollector(make_venv, num_actors=1, frames_per_batch=4) as collector:
-            with pytest.raises(ValueError, match=f"what {name} has learned in the training envs"):
+            with pytest.raises(ValueError, match=r"what Vec.*Norm.* has learned in the training envs"):
                 collector.evaluate(2)
             with DummyVectorEnv(cartpoles(1)) as venv:
                 assert len(collector.evaluate(2, eval_env=venv).returns) == 2

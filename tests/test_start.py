@@ -32,7 +32,7 @@ from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.pool import worker_pool
-from vecenv.backends.worker import rng_seeds
+from vecenv.backends.worker import worker_setup
 from vecenv.backends.worker.worker_setup import registered_by_user
 from vecenv.portability import PORTABLE
 
@@ -481,13 +481,13 @@ def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch:
     """One that the program seeds gives the same numbers in every run, one that it does not seed gives new ones."""
 
     def in_a_new_run(numpys: int | None, pythons: int | None) -> tuple[bytes, bytes]:
-        monkeypatch.setattr(rng_seeds, "_launches", itertools.count())
+        monkeypatch.setattr(worker_setup, "_launches", itertools.count())
         np.random.seed(numpys)
         random.seed(pythons)
         states = np.random.get_state()[1].tolist(), random.getstate()
-        seeds = rng_seeds.worker_seeds(0)
+        seeds = worker_setup.worker_seeds(0)
         assert (np.random.get_state()[1].tolist(), random.getstate()) == states, "they are read, not advanced"
-        assert len({seeds, rng_seeds.worker_seeds(0), rng_seeds.worker_seeds(1)}) == 3
+        assert len({seeds, worker_setup.worker_seeds(0), worker_setup.worker_seeds(1)}) == 3
         return seeds
 
     both = in_a_new_run(1, 1)
@@ -497,7 +497,7 @@ def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch:
     assert numpys[1] != both[1]
     assert plain[0] != both[0]
     np.random.set_bit_generator(np.random.PCG64(0))  # the program may have put another one behind numpy
-    assert len({rng_seeds.worker_seeds(0), rng_seeds.worker_seeds(0)}) == 2
+    assert len({worker_setup.worker_seeds(0), worker_setup.worker_seeds(0)}) == 2
 
 
 @FULL

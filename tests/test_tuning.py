@@ -90,7 +90,7 @@ class TestTheChoice:
     )
     def test_the_simplest_that_is_as_fast_as_the_fastest(self, rates: dict[str, list[float]], best: str) -> None:
         """The rates of the slices are given; some are noisy."""
-        loops = [tuning._Loop(name, None if name == "dummy" else 2, None, 2) for name in rates]
+        loops = [tuning._Loop(name, None if name == "dummy" else 2, None, 2, 0.0) for name in rates]
         for loop in loops:
             loop.rates = rates[loop.backend]
         rows, found = tuning._rank(loops)

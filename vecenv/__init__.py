@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from vecenv.transforms.transformed_env import TransformedEnv
     from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
     from vecenv.transforms.vec_norm import VecNorm
-    from vecenv.tuning.tune import tune
-    from vecenv.tuning.tune_result import TuneResult, TuneRow
+    from vecenv.tuning.tune import TuneResult, TuneRow, tune
 
 # `from vecenv import *` loads every name that stands here: AtariVectorEnv and SB3VecEnv are classes of other libraries,
 # which need not be installed.
@@ -136,8 +135,8 @@ _LOADED_WHEN_USED = {
     "TransformedEnv": "vecenv.transforms.transformed_env",
     "TransformedVectorEnv": "vecenv.transforms.transformed_vector_env",
     "TruncatedAsTerminated": "vecenv.envs.tianshou_wrappers",
-    "TuneResult": "vecenv.tuning.tune_result",
-    "TuneRow": "vecenv.tuning.tune_result",
+    "TuneResult": "vecenv.tuning.tune",
+    "TuneRow": "vecenv.tuning.tune",
     "VecNorm": "vecenv.transforms.vec_norm",
     "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
     "from_gymnasium": "vecenv.envs.pools.from_gymnasium",

@@ -11,8 +11,7 @@ import gymnasium
 
 from vecenv.envs.gym_env import find_spec
 from vecenv.errors import VectorEnvError
-from vecenv.tuning.tune import tune
-from vecenv.tuning.tune_result import TuneResult
+from vecenv.tuning.tune import TuneResult, tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ from vecenv.engine.arguments import (
     spread_seeds,
 )
 from vecenv.engine.engine import Engine
-from vecenv.engine.env_calls import env_ids, reported
+from vecenv.engine.env_calls import EngineProperties
 from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.results import Step
 from vecenv.engine.status import INTERRUPTS
 
 
-class BaseVectorEnv:
+class BaseVectorEnv(EngineProperties):
     """Runs many envs as one (contract of tianshou's BaseVectorEnv: ids, no autoreset, `wait_num` and `timeout`).
 
         venv = ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)
@@ -68,7 +67,7 @@ class BaseVectorEnv:
     outermost: Any = None
     """The wrapper through which `seed` is being called, if any: its `reset` begins the episodes in every layer."""
     _warns_unclosed = True
-    """Whether an object that is dropped unclosed warns."""
+    """True if an object that is dropped unclosed warns."""
 
     def __init__(
         self,
@@ -93,29 +92,21 @@ class BaseVectorEnv:
         self.wait_num = n if wait_num is None else check_count("wait_num", wait_num, n)
         self.timeout = check_timeout(timeout)
         self.num_workers = num_workers if num_workers is None else check_count("num_workers", num_workers, n)
-        """How many workers share the envs."""
+        """Number of workers that share the envs."""
         self.is_async = self.wait_num != n or self.timeout is not None
         self._exchanges = not self.is_async and overrides_nothing(self, "send", "recv")
-        """Whether `step` of all envs may do without `send` and `recv`."""
-        new_engine = partial(
-            _new_engine,
-            backend_maker(worker_fn, backend, lazy),
-            fns,
-            wait_num=self.wait_num,
-            timeout=self.timeout,
-            num_workers=self.num_workers,
-            copy=copy,
-            stack_obs=stack_obs,
-            on_error=on_error,
-            max_restarts=max_restarts,
-            strict=strict,
-            check_spaces=check_spaces,
-            check_actions=check_actions,
-            name=type(self).__name__,
-            warns=self._warns_unclosed,
-        )
-        self.engine: Engine = NotStarted(type(self).__name__)  # type: ignore[assignment]
-        """What runs the rounds: for facades and collectors, see `engine_of`."""
+        """True if `step` of all envs may do without `send` and `recv`."""
+        make_backend, name = backend_maker(worker_fn, backend, lazy), type(self).__name__
+        options: dict[str, Any] = {"wait_num": self.wait_num, "timeout": self.timeout, "num_workers": self.num_workers}
+        options |= {"copy": copy, "stack_obs": stack_obs, "on_error": on_error, "max_restarts": max_restarts}
+        options |= {"strict": strict, "check_spaces": check_spaces, "check_actions": check_actions}
+        options |= {"name": name, "warns": self._warns_unclosed}
+
+        def new_engine() -> Engine:
+            return Engine(make_backend(), own_env_fns(fns), **options)
+
+        self.engine: Engine = NotStarted(name)  # type: ignore[assignment]
+        """Runs the rounds; for facades and collectors, see `engine_of`."""
         self.lazy = lazy
         self._restart = new_engine if lazy else None
         if not lazy:
@@ -190,9 +181,9 @@ class BaseVectorEnv:
     ) -> None:
         """The first half of `step`: check everything, start the envs, return at once.
 
-        `kwargs` go to the envs in `reset`. `send(None, reset=ids)` only resets. Nothing is sent if anything is wrong:
-        ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
-        RuntimeError for an env that is still stepping, and the old error of an env that failed.
+        `kwargs` go to the envs in `reset`. `send(None, reset=ids)` only resets. ValueError for a wrong number of
+        actions or no action, IndexError, TypeError and ValueError for ids, RuntimeError for an env that is stepping,
+        and the old error of an env that failed: then nothing is sent.
         """
         self.engine.check_open()
         if action is not None:
@@ -221,8 +212,7 @@ class BaseVectorEnv:
     def rand_step(self, id: Any = None, **kwargs: Any) -> Step:
         """`step` with an action drawn from the action space of each env `id` (default all), which `seed` seeds."""
         spaces = self.action_space
-        ids = self._wrap_id(id)
-        return self.step([spaces[i].sample() for i in ids], id, **kwargs)
+        return self.step([spaces[i].sample() for i in self._wrap_id(id)], id, **kwargs)
 
     # The ids of a call.
 
@@ -242,22 +232,6 @@ class BaseVectorEnv:
         ids = self._as_ids(id)
         return list(self.engine.all_ids) if ids is None else ids.tolist()
 
-    # What is known of the envs, one entry each, from when they were made.
-
-    action_space = reported(
-        "action_space",
-        "The action space of each env (None for an env without): this process's own copies, seeded by `seed`.",
-    )
-    observation_space = reported("observation_space", "The observation space of each env (None for an env without).")
-    metadata = reported("metadata", "The metadata of each env.")
-    spec = reported("spec", "The gymnasium spec of each env, or None.")
-
-    reward_range = reported(
-        "reward_range",
-        "The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away).",
-        missing="no env has a reward_range",
-    )
-
     # Counts and states.
 
     @property
@@ -266,15 +240,13 @@ class BaseVectorEnv:
         self.engine.check_open()
         backend = self.engine.backend
         if not isinstance(backend, EnvWorkerBackend):
-            raise AttributeError(
-                f"{type(self).__name__} has no workers of one env each; reach its envs by get_env_attr, set_env_attr "
-                "and call"
-            )
+            reach = "reach its envs by get_env_attr, set_env_attr and call"
+            raise AttributeError(f"{type(self).__name__} has no workers of one env each; {reach}")
         return backend.env_workers
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, or the envs of one with `lazy` are not made yet."""
+        """True if `close` was called, or the envs of one with `lazy` are not made yet."""
         return self.engine.closed
 
     @property
@@ -282,24 +254,19 @@ class BaseVectorEnv:
         """The number of envs, as gymnasium calls it."""
         return self.env_num
 
-    ready_id = env_ids("readiness.ready_ids", "The envs that can be stepped.")
-    waiting_id = env_ids("status.waiting_ids", "The envs in flight: started by `send` or an async `step`.")
-    failed_id = env_ids("readiness.failed_ids", "The envs that failed and accept nothing but `reset`.")
-
     def alive(self) -> list[bool]:
-        """Whether each env exists: False for those whose worker has ended. Does not wait."""
+        """Return for each env if it exists: False if its worker has ended. Does not wait."""
         return self.engine.alive()
 
     def stats(self) -> dict[str, Any]:
-        """Where time went since the start: counts, seconds, and which envs are slow.
+        """Return counts and seconds since the start, and which envs are slow.
 
         `rounds`, `steps`, `resets`: counts of calls and of envs; `dispatch_s`, `wait_s`: seconds of this process;
         `round_p50_s`, `round_p99_s`: percentiles of the last 1,024 rounds (None before the first); `worker_busy_s`:
         seconds of each worker inside rounds; `slowest_worker`, `slowest_env_ids`: the busiest and its envs; `restarts`:
         of workers; `absorbed`: failures that on_error="restart" turned into truncated rows. With worker processes,
-        unless `wait_num` or `timeout` is set, also whether OpenMP threads of this process are ended before rounds,
-        because they take the workers' CPUs: `openmp_active`, `openmp_rounds` (how many so far); and whether OpenBLAS's
-        were made to sleep sooner: `openblas_shortened`.
+        unless `wait_num` or `timeout` is set, also `openmp_active`, `openmp_rounds` (rounds before which OpenMP threads
+        of this process were ended), `openblas_shortened` (OpenBLAS's sleep sooner): they take the workers' CPUs.
         """
         return self.engine.stats()
 
@@ -397,10 +364,7 @@ class BaseVectorEnv:
         return self
 
     def note_exception(self, error: BaseException) -> None:
-        """Called before `close` where an exception ends the caller's loop: by a `with` block, and by collectors.
-
-        What keeps data of the loop overrides it, as `RecordEpisodes` does; does nothing here.
-        """
+        """Called before `close` where an exception ends the caller's loop; for classes that keep data of the loop."""
 
     def __exit__(self, *exception: Any) -> None:
         try:
@@ -423,7 +387,7 @@ class BaseVectorEnv:
 
 
 def overrides_nothing(venv: Any, *methods: str) -> bool:
-    """Whether these methods are those of BaseVectorEnv: a wrapper or subclass may have its own, which must be used."""
+    """True if these methods are those of BaseVectorEnv: a wrapper or subclass may have its own, which must be used."""
     return all(getattr(type(venv), name, None) is getattr(BaseVectorEnv, name) for name in methods)
 
 
@@ -434,7 +398,3 @@ def engine_of(venv: Any) -> Engine | None:
     their own, which would be bypassed.
     """
     return venv.engine if overrides_nothing(venv, "reset", "step", "send", "recv") else None
-
-
-def _new_engine(make_backend: Callable[[], Backend], env_fns: Sequence[Callable[[], Any]], **options: Any) -> Engine:
-    return Engine(make_backend(), own_env_fns(env_fns), **options)

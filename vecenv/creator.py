@@ -1,4 +1,4 @@
-"""EnvCreator: makes envs whose wrappers and transforms share what they count and average."""
+"""EnvCreator: makes envs whose wrappers and transforms share their counts and statistics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.backends.host.env_access import parts
 from vecenv.backends.host.env_host import EnvReport, check_env, report_of
-from vecenv.backends.host.layers import parts
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
 
@@ -21,7 +21,7 @@ class EnvCreator:
         make_env = EnvCreator(lambda: TransformedEnv(gym.make("Pendulum-v1"), VecNorm()))
         venv = ShmemVectorEnv([make_env] * 8)     # all eight are normalised by the same statistics
 
-    What has state is found in the env's wrappers (`.env`) and in the transforms of a `TransformedEnv`, by the methods
+    Parts with state are the env's wrappers (`.env`) and transforms of a `TransformedEnv` that have the methods
     `shared_state` and `bind_shared_state`; `vecenv.backends.memory.shared_state` describes them.
 
     Arguments:
@@ -151,7 +151,7 @@ class EnvCreator:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the shared state, for all envs at once, to what `state_dict` has returned.
+        """Set the shared state, for all envs at once, to a `state_dict`.
 
         Raises ValueError, with nothing changed, for other names or shapes.
         """
@@ -166,7 +166,7 @@ class EnvCreator:
                 for name in arrays:
                     arrays[name][...] = state_dict[f"{k}.{owner}.{name}"]
 
-    # What is known of the envs.
+    # The envs as they report themselves.
 
     @property
     def create_env_kwargs(self) -> Kwargs | list[Kwargs]:
@@ -191,7 +191,7 @@ class EnvCreator:
         return f"{type(self).__name__}({', '.join(parts)}{'' if self._shares else ', share_memory=False'})"
 
     def _look(self) -> None:
-        """Make an env, note what it is and (the first time) what state it has, and close it."""
+        """Make an env, note its report and (the first time) its state, and close it."""
         first = self._kwargs[0] if isinstance(self._kwargs, list) else self._kwargs
         env = self._fn(**first)
         check_env(env, "create_env_fn(...)")
@@ -243,8 +243,8 @@ class EnvCreator:
 
 
 def stateful_parts(env: Any) -> list[Stateful]:
-    """What has state in an env: its wrappers, outermost first, and itself; of each `TransformedEnv` its transforms in
-    their order (`env.transform`, a transform or an iterable of them).
+    """The parts of an env that have state: its wrappers, outermost first, and itself; of each `TransformedEnv` its
+    transforms in their order (`env.transform`, a transform or an iterable of them).
     """
     found: list[Stateful] = []
     for part in parts(env):

@@ -1,12 +1,12 @@
 """System calls that only Linux has, used in this file alone: None or False means that the caller takes its fallback.
 
 `VECENV_PORTABLE=1` in the environment, set before Python starts, hides them in every process, so that the fallbacks of
-macOS can be tested on Linux. Each fallback that is taken appends a line "name<TAB>pid" to the file that
-`VECENV_PORTABLE_LOG` names; `FALLBACKS` has the names.
+macOS can be tested on Linux; docs/design.md ("Other systems") lists them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -20,36 +20,10 @@ PORTABLE = os.environ.get("VECENV_PORTABLE", "") not in ("", "0")
 _os: Any = os
 _fcntl: Any = fcntl
 
-FALLBACKS = {
-    "eventfd": "wakeups go through a pipe",
-    "memfd_create": "shared memory is an unlinked file in the temporary folder, without seals",
-    "posix_fallocate": "the free space of the file system is checked instead of being reserved",
-    "pidfd_open": "children of a worker close its channel, so that the channel ends when the worker does",
-    "prctl": "a guard process watches the parent for its worker; the forkserver kills its own workers",
-    "poll": "workers detect the parent's end by multiprocessing's pipe: poll cannot wait for a hang-up alone",
-    "sched_getaffinity": "all CPUs count as usable",
-    "sched_setaffinity": "affinity=True warns that it has no effect; placement is left to the system",
-    "/proc": "the machine's memory counts as available",
-    "/sys": "there are no control groups, and none of their limits",
-    "memory order": "fences order what processes write and read",
-}
-
-
-def _note_fallback(name: str) -> None:
-    """Append a line to the file of `VECENV_PORTABLE_LOG`, if there is one."""
-    if log := os.environ.get("VECENV_PORTABLE_LOG"):
-        # One short write to a file opened for appending: lines of several processes do not mix.
-        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.write(file, f"{name}\t{os.getpid()}\n".encode())
-        os.close(file)
-
 
 def _call(name: str) -> Callable[..., Any] | None:
     """The function of `os`, or None; looked up at each use, so that tests can set `PORTABLE`."""
-    found: Callable[..., Any] | None = None if PORTABLE else getattr(os, name, None)
-    if found is None:
-        _note_fallback(name)
-    return found
+    return None if PORTABLE else getattr(os, name, None)
 
 
 def eventfd() -> int | None:
@@ -88,14 +62,13 @@ def pidfd(pid: int) -> int | None:
 
 
 def has_pidfds() -> bool:
-    """Whether the parent of this process watches it by a pidfd."""
+    """True if the parent of this process watches it by a pidfd."""
     return _call("pidfd_open") is not None
 
 
 def signal_at_end_of_starter(number: int) -> bool:
     """Have the kernel signal this process when the thread that started it ends, or return False."""
     if not signals_at_end_of_starter():
-        _note_fallback("prctl")
         return False
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, number)
@@ -103,19 +76,16 @@ def signal_at_end_of_starter(number: int) -> bool:
 
 
 def signals_at_end_of_starter() -> bool:
-    """Whether the kernel can signal a process when the thread that started it ends."""
+    """True if the kernel can signal a process when the thread that started it ends."""
     return not PORTABLE and sys.platform == "linux"
 
 
 def polls_for_hangup() -> bool:
-    """Whether `poll` reports the hang-up of a socket that is polled for nothing else.
+    """True if `poll` reports the hang-up of a socket that is polled for nothing else.
 
     That of macOS never does for the event mask 0, and for POLLHUP it stops doing so once data has arrived.
     """
-    if PORTABLE or sys.platform == "darwin":
-        _note_fallback("poll")
-        return False
-    return True
+    return not PORTABLE and sys.platform != "darwin"
 
 
 def allowed_cpus(pid: int = 0) -> set[int] | None:
@@ -130,18 +100,14 @@ def allow_cpus(pid: int, cpus: set[int]) -> None:
 
 
 def binds_to_cpus() -> bool:
-    """Whether `allow_cpus` works here."""
+    """True if `allow_cpus` works here."""
     return _call("sched_setaffinity") is not None
 
 
 def system_file(path: str) -> str | None:
     """The text of a file of the kernel, in /proc or /sys."""
-    if not PORTABLE:
-        try:
-            return Path(path).read_text(errors="replace")
-        except OSError:
-            pass
-    _note_fallback("/" + path.split("/")[1])
+    with contextlib.suppress(OSError):
+        return None if PORTABLE else Path(path).read_text(errors="replace")
     return None
 
 
@@ -149,7 +115,6 @@ def thread_ids() -> list[int] | None:
     """The ids of the threads of this process, whoever started them."""
     if not PORTABLE and os.path.isdir("/proc/self/task"):
         return [int(name) for name in os.listdir("/proc/self/task")]
-    _note_fallback("/proc")
     return None
 
 
@@ -157,17 +122,9 @@ def path_of_descriptor(fd: int) -> str | None:
     """A path that leads to an open file or folder, whatever has its name by then; it is valid in this process."""
     if not PORTABLE and os.path.isdir("/proc/self/fd"):
         return f"/proc/self/fd/{fd}"
-    _note_fallback("/proc")
     return None
 
 
-def _writes_in_order() -> bool:
-    if PORTABLE or platform.machine() not in ("x86_64", "AMD64"):
-        _note_fallback("memory order")
-        return False
-    return True
-
-
-IN_ORDER = _writes_in_order()
-"""Whether the processor does its writes in program order, and its reads too. Only a write before a read may become
+IN_ORDER = not PORTABLE and platform.machine() in ("x86_64", "AMD64")
+"""True if the processor does its writes in program order, and its reads too. Only a write before a read may become
 visible after it, which a fence prevents."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from collector.arguments import at_least_one
-from collector.batch.info_columns import check_info_keys
+from collector.batch.step_extras import check_info_keys
 from vecenv.engine.arguments import check_count, check_timeout
 from vecenv.ray_cluster import actor_options
 
@@ -22,7 +22,7 @@ OF_RAY = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "pla
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Where the actors of a `RayCollector` run, how long they may take, and what follows a failure.
+    """Options of the actors of a `RayCollector`: their places, their time limits, and what follows a failure.
 
     Args:
         num_cpus, num_gpus: what Ray reserves for each actor; it limits nothing. A policy on "cuda" needs `num_gpus`:

@@ -50,8 +50,8 @@ class Actor:
     restarts_in_a_row: int = 0
     """Since its last rollout."""
     dropped: bool = False
-    stamp: Any = (0, 0)
-    """Of the weights that it was sent last."""
+    weights: Any = None
+    """A reference to those that it was sent last, if any."""
     next_index: int = 0
     """Its envs have begun no episode with this index or a later one, as far as rollouts have come."""
     in_progress: list[int] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Answer(NamedTuple):
 
     actor: Actor
     value: Any
-    """What the method returned. Its arrays are read-only, and lie in Ray's store."""
+    """Result of the method. Its arrays are read-only, and lie in Ray's store."""
     frames: int
 
 
@@ -211,7 +211,7 @@ class ActorPool:
             self._kill(actor)
 
     def _launch(self, actor: Actor) -> None:
-        actor.handle, actor.stamp = make_actor(self._actor_class, self._options, actor.index, len(self.actors)), (0, 0)
+        actor.handle, actor.weights = make_actor(self._actor_class, self._options, actor.index, len(self.actors)), None
         self._call(actor, "placement", "whereabouts", ())
         self._call(actor, "start", "start", self._start_arguments(actor))
 

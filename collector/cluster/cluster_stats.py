@@ -1,4 +1,4 @@
-"""Where the frames of a `RayCollector` went, and what each of its actors does: as numbers, a table and a bar."""
+"""Counts of the frames of a `RayCollector` and the state of its actors: as numbers, a table and a bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ActorFailure:
     reason: str
     frames_lost: int
     answer: str
-    """What was done about it: "restart", "drop" or "raise"."""
+    """The action that followed: "restart", "drop" or "raise"."""
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ class ClusterStats(FrameCounts):
 
     actors: tuple[ActorStats, ...]
     weight_puts: int = 0
-    """How often weights were put into the object store: at most once a version."""
+    """Number of times that weights were put into the object store: at most once a version."""
     failures: tuple[ActorFailure, ...] = ()
     """The last failures of actors, 100 at most."""
 

@@ -18,34 +18,31 @@ class PublishedWeights(PolicyWeights):
 
     def __init__(self, policy: Any, put: Callable[[Any], Any]) -> None:
         self.policy = on_cpu(policy)
-        """What travels to the actors: a copy on the CPU, where the policy is a module."""
+        """The policy as it travels to the actors: a copy on the CPU, where the policy is a module."""
         super().__init__(policy, self.policy if is_module(policy) else None)
         self.puts = 0
-        """How often weights were put into the store."""
+        """Number of times that weights were put into the store."""
         self._put = put
         self._reference: Any = None
-        self._sent = (0, 0)
-        self._loads = 0
+        self._sent: int | None = 0
+        """The version of the weights in the store; None where they have been loaded since."""
 
     def load(self, weights: Any, strict: bool) -> None:
         super().load(weights, strict)
-        self._loads += 1
+        self._sent = None
 
-    def reference(self) -> tuple[tuple[int, int], Any]:
-        """A stamp of the weights, equal for equal ones, whose second number is the version; and a reference to them in
-        the store. It is None for those that actors start with, whose stamp is `(0, 0)`.
-        """
+    def reference(self) -> tuple[int, Any]:
+        """The version of the weights, and a reference to them in the store; None for those that actors start with."""
         with self.kept():  # an update from another thread waits, so that no half of it is put
-            stamp = self._loads, self.version
-            if stamp != self._sent:
+            if self.version != self._sent:
                 self._reference = None  # the store may drop the old ones before it gets the new ones
                 weights = self.policy.state_dict()
                 if is_module(self.policy):  # arrays, which the actors of one node read from the same memory
                     weights = {name: _as_array(value) for name, value in weights.items()}
                 self._reference = self._put(weights)
                 self.puts += 1
-                self._sent = stamp
-            return stamp, self._reference
+                self._sent = self.version
+            return self.version, self._reference
 
 
 def take_over(collector: Any, weights: Any) -> None:

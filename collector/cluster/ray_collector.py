@@ -17,7 +17,6 @@ import cloudpickle
 import numpy as np
 
 from collector.arguments import all_frames, at_least_one, limit, resolve_devices
-from collector.batch.postprocessing import Finishing
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
@@ -28,11 +27,11 @@ from collector.cluster.rollout_batches import RolloutBatches
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
-from collector.loops.batch_iterator import BatchIterator
+from collector.loops.batch_iterator import BatchIterator, Finishing
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.policy_call import Policy
 from collector.sync_collector import SyncDataCollector
-from vecenv.backends.worker.rng_seeds import worker_seeds
+from vecenv.backends.worker.worker_setup import worker_seeds
 from vecenv.engine.arguments import check_seed, seed_chain
 from vecenv.ray_cluster import connect
 
@@ -169,7 +168,7 @@ class RayCollector(BatchIterator):
             self._opened = opened.pop_all()
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
-        """Those of `RolloutActor.start`. A restarted actor has seeds of its own: it would repeat old episodes."""
+        """Return the arguments of `RolloutActor.start`. A restarted actor has other seeds: it would repeat episodes."""
         entropy = self._entropy(actor)
         seed = None
         if self._seed is not None:
@@ -186,7 +185,7 @@ class RayCollector(BatchIterator):
         return max(self._first_id, index * self._count * self._env_num)
 
     def _entropy(self, actor: Actor) -> list[int]:
-        """What the generators of the actor's process begin with; without a seed it follows from the driver's."""
+        """Return the entropy of the generators in the actor's process; without a seed it follows from the driver's."""
         if self._seed is not None:
             return [self._seed[0], actor.stats.restarts]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
@@ -222,7 +221,7 @@ class RayCollector(BatchIterator):
 
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights have been updated by `update_policy_weights_`."""
+        """Number of times that the policy's weights have been updated by `update_policy_weights_`."""
         return self._weights.version
 
     def evaluate(
@@ -339,7 +338,7 @@ class RayCollector(BatchIterator):
         self._weights.update(policy_weights)
 
     def stats(self) -> ClusterStats:
-        """What each actor has done, and the last failures; `print(collector.stats())` is a table."""
+        """Return the figures of each actor, and the last failures; `print(collector.stats())` is a table."""
         actors = tuple(actor.figures() for actor in self._pool.actors)
         return ClusterStats(actors=actors, weight_puts=self._weights.puts, failures=tuple(self._pool.failures))
 

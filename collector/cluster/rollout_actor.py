@@ -21,18 +21,18 @@ import numpy as np
 from collector.cluster.published_weights import take_over
 from collector.sync_collector import SyncDataCollector
 from vecenv import nest
-from vecenv.backends.worker.rng_seeds import seed_generators
+from vecenv.backends.worker.worker_setup import seed_generators
 
 Columns = dict[str, Any]
 STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version"]
 STEPS += ["mask", "broken", "extras"]
 """The entries of a rollout with a row for each env and a column for each step."""
 OTHERS = ["env_ids", "broken_ids", "final_obs", "final_env", "final_time"]
-"""Those that belong to envs, or to ends of episodes."""
+"""Entries that belong to envs, or to ends of episodes."""
 
 
 class Started(NamedTuple):
-    """What an actor reports once its vector env is made."""
+    """Report of an actor once its vector env is made."""
 
     env_num: int
     frames: int
@@ -40,12 +40,12 @@ class Started(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an actor reports with each rollout, beside its arrays."""
+    """Report of an actor with each rollout, beside its arrays."""
 
     seconds: float
-    """How long it took to collect."""
+    """Seconds of collecting."""
     waited: float
-    """How long the actor had nothing to do before."""
+    """Seconds in which the actor had nothing to do before."""
 
 
 class RolloutActor:

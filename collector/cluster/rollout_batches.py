@@ -79,8 +79,7 @@ class RolloutBatches:
 
     def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
         """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""
-        stamp, weights = self._weights.reference()
-        _, version = stamp  # of these weights: an update may come meanwhile
+        version, weights = self._weights.reference()  # an update may come meanwhile
         most = self._depth if self._rollout_bytes else 1  # until it is known what a rollout takes
         for depth in range(1, most + 1):
             for actor in actors:
@@ -88,7 +87,7 @@ class RolloutBatches:
                 if in_flight and (in_flight + 1) * self._rollout_bytes > self._max_bytes:
                     return
                 if actor.rollouts < depth:
-                    new, actor.stamp = None if actor.stamp == stamp else weights, stamp
+                    new, actor.weights = None if actor.weights is weights else weights, weights
                     is_random = self._pool.frames_in_flight < random_frames
                     self._pool.ask(actor, "collect", version, new, is_random, frames=self._frames)
 

@@ -28,6 +28,7 @@ class PolicyWeights:
         self._waiting: dict[str, Any] | None = None
         self._updates = 0
         """How many updates wait; the weights are those of the last."""
+        self._seen = self._counters()
 
     def update(self, source: Any) -> None:
         """Take the weights of `source`: a module, a mapping of names to tensors or arrays, or None for the original
@@ -67,6 +68,7 @@ class PolicyWeights:
         except BaseException:
             policy.load_state_dict(before)  # torch loads what fits before it raises for the rest
             raise
+        self._seen = self._counters()
 
     @property
     def _called(self) -> Any:
@@ -77,6 +79,9 @@ class PolicyWeights:
     def kept(self) -> Iterator[None]:
         """Weights do not change inside the `with` block."""
         with self._lock:
+            if not self._collecting and (counters := self._counters()) != self._seen:
+                # A learner that shares them has stepped; or a lazy module has made them, which is no update.
+                self.version, self._seen = self.version + bool(self._seen), counters
             self._collecting += 1
         try:
             yield
@@ -112,7 +117,16 @@ class PolicyWeights:
             if not _is_extra_state(name):
                 own[name].copy_(value)
         _wait_for([*own.values(), *weights.values()])
-        self.version += updates
+        self.version, self._seen = self.version + updates, self._counters()
+
+    def _counters(self) -> list[tuple[int, int]]:
+        """Memory and torch's version counter of each parameter: one that is changed in place has another counter.
+        Empty where a lazy module has not made its parameters yet.
+        """
+        parameters = [] if self._module is None else list(self._module.parameters())
+        if any(hasattr(each, "materialize") for each in parameters):
+            return []
+        return [(each.data_ptr(), each._version) for each in parameters if not each.is_inference()]
 
 
 def _wait_for(values: Iterable[Any]) -> None:

@@ -1,1 +1,1 @@
-"""Backends: where envs live and how a round reaches them. `base.Backend` is the seam."""
+"""Backends, where envs live; engine and vector envs import `base` (the seam) and the backends themselves."""

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.backends.host.copies import own_copy
+from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.info_rows import InfoColumns
+from vecenv.backends.memory.infos import InfoColumns
 from vecenv.backends.memory.layout import Layout
 
 Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
@@ -60,11 +60,11 @@ class Call(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether all have answered: what `Backend.wait` takes."""
+        """True once all have answered; `Backend.wait` takes it."""
 
     @abstractmethod
     def values(self) -> list[Any]:
-        """What each env returned, or its Failure, in the order of the ids of the call."""
+        """Return the value of each env, or its Failure, in the order of the ids of the call."""
 
 
 class Answered(Call):
@@ -113,13 +113,13 @@ class Backend(ABC):
     """
 
     num_workers: int
-    """How many workers share the envs; set by `start`."""
+    """Number of workers that share the envs; set by `start`."""
     autoresets: bool = False
-    """Whether steps with `opcodes.AUTORESET` are understood."""
+    """True if steps with `opcodes.AUTORESET` are understood."""
     takes_objects: bool = True
-    """Whether an action may be any object; else it is an array of its space's dtype."""
+    """True if an action may be any object; else it is an array of its space's dtype."""
     arena: Arena
-    """What `bind` returned."""
+    """The arena that `bind` returned."""
     codec: Codec
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Backend(ABC):
 
     @property
     def own_stats(self) -> dict[str, Any]:
-        """What it adds to `stats()` of the vector env."""
+        """Entries of `stats()` of the vector env."""
         return {}
 
     @abstractmethod
@@ -210,5 +210,5 @@ class Answers:
         return Taken(extras)
 
     def busy(self, i: int) -> bool:
-        """Whether the env runs an operation and has not answered."""
+        """True if the env runs an operation and has not answered."""
         return bool(opcodes.IDLE < self.status[i] < opcodes.DONE)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
-from vecenv.backends.host.copies import own_copy, plain_copy
+from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc import opcodes

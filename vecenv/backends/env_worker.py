@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
-from vecenv.backends.host.copies import own_copy, plain_copy
+from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
@@ -37,7 +37,7 @@ class EnvWorker(ABC):
     """
 
     result: Any
-    """What `recv` returns, for subclasses whose `send` leaves it here."""
+    """The result of `recv`, for subclasses whose `send` leaves it here."""
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         self._env_fn = env_fn
@@ -91,7 +91,7 @@ class EnvWorker(ABC):
         """A frame of the env."""
 
     def is_alive(self) -> bool:
-        """Whether the env exists: asked when it fails and by `alive()`; here by `self.process`, where there is one."""
+        """True if the env exists: asked when it fails and by `alive()`; here by `self.process`, where there is one."""
         is_alive = getattr(getattr(self, "process", None), "is_alive", None)
         return is_alive is None or bool(is_alive())
 

@@ -26,22 +26,21 @@ from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, E
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.info_reader import InfoReader
+from vecenv.backends.memory.infos import InfoReader
 from vecenv.backends.memory.layout import Layout
-from vecenv.backends.pickle_codec import PickleCodec
-from vecenv.backends.pool.cpu_placement import REVIEW_WAITS, Placement
 from vecenv.backends.pool.spinning_threads import SpinningThreads, is_enabled
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Launcher, WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.process_calls import ProcessCall, Request
-from vecenv.backends.transport import Transport
+from vecenv.backends.transport import PickleCodec, ProcessCall, Request, Transport
 from vecenv.backends.worker.blocking_envs import advice
 from vecenv.errors import ClosedError, ConcurrentCallError, WorkerWarnings
-from vecenv.portability import IN_ORDER, binds_to_cpus
+from vecenv.portability import IN_ORDER
 
+REVIEW_WAITS = 8
+"""Waits between two reviews."""
 IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
-"""What a worker did when it ended, where no single env was in use."""
+"""Activity of a worker when it ended, where no single env was in use."""
 
 
 class ProcessBackend(Backend):
@@ -55,7 +54,6 @@ class ProcessBackend(Backend):
         launcher: Launcher,
         start_timeout: float,
         step_timeout: float | None = None,
-        affinity: bool = False,
         release_openmp: bool = True,
     ) -> None:
         super().__init__()
@@ -64,7 +62,6 @@ class ProcessBackend(Backend):
         self.codec = PickleCodec(launcher.forked)
         self._transport = transport
         self._step_timeout = step_timeout
-        self._spreads = launcher.on_this_machine and not affinity
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
         self._engaged: SpinningThreads | None = None
@@ -75,10 +72,10 @@ class ProcessBackend(Backend):
         """The number of the last request."""
         self._warnings = WorkerWarnings()
         self.sleeps = False
-        """Whether a call sleeps until envs have answered."""
+        """True if a call sleeps until envs have answered."""
         self._waits = REVIEW_WAITS
-        """How many waits there are until the next review."""
-        self._waited = self._last_wait = 0.0
+        """Number of waits until the next review."""
+        self._last_wait = 0.0
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -101,8 +98,6 @@ class ProcessBackend(Backend):
         self._watchdog = Watchdog(
             self.pool.control, lambda worker: worker.stack(stacks), self._step_timeout, self.pool.kill
         )
-        spreads = num_workers > 1 and not eager and self._spreads and binds_to_cpus()
-        self._placement = Placement(self.pool.control) if spreads else None
         if self._ends_spinning and not eager and is_enabled():
             self._spinning = SpinningThreads(num_workers)
         self._transport.open(self.pool, n)
@@ -142,7 +137,6 @@ class ProcessBackend(Backend):
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
         waited = self._last_wait = perf_counter() - begin
-        self._waited += waited
         self._waits -= 1
         if not self._waits:
             self._review()
@@ -182,8 +176,6 @@ class ProcessBackend(Backend):
 
     def _review(self) -> None:
         spinning = self._spinning
-        if self._placement is not None and self._engaged is None:
-            self._placement.review(self._waited, self.pool.workers)
         if spinning is not None:
             if spinning.engaged:
                 spinning.after_round()
@@ -237,7 +229,7 @@ class ProcessBackend(Backend):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
 
     def _in_rows(self, ids: Sequence[int] | None) -> Sequence[int] | None:
-        """Those of the answers `ids` (None: all) whose infos are in their rows; None if that is all of them."""
+        """The ids among `ids` (None: all) whose infos are in their rows; None if that is all of them."""
         status = self._status.tobytes()
         if ids is None and status == self._all_infos:
             return None
@@ -335,7 +327,7 @@ class ProcessBackend(Backend):
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
-        """Whether the env has answered, but for an extra, or the form of its info, that is still on its way."""
+        """True if the env has answered, but for an extra, or the form of its info, that is still on its way."""
         assert self._answers is not None
         if self._status[i] == opcodes.DONE_INFO:
             return self._infos.read([i]) is None

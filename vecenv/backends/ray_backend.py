@@ -62,7 +62,7 @@ class RayTransport(ShmemTransport):
             super().send(ids[~far], all_ops[~far], near)
 
     def _calls_of(self, ids: np.ndarray, places: np.ndarray) -> Sequence[np.ndarray]:
-        """What is sent at once."""
+        """Return the rows that are sent at once."""
         if self.one_by_one:  # by id: of several unanswered envs the first one is in use
             return list(places[np.argsort(ids[places])].reshape(-1, 1))
         return [places] if len(places) else []

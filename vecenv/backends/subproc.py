@@ -140,7 +140,7 @@ class SubprocBackend(ProcessBackend):
     """Workers that share nothing with the parent but a socket."""
 
     def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
-        super().__init__(SubprocTransport(), ProcessLauncher(context, affinity), affinity=affinity, **options)
+        super().__init__(SubprocTransport(), ProcessLauncher(context, affinity), **options)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

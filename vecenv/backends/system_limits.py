@@ -1,4 +1,4 @@
-"""How many CPUs, how much memory and how many file descriptors this process may use."""
+"""Limits of this process: CPUs, memory and file descriptors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def usable_cpus() -> int:
 
 
 def default_num_workers(n: int, eager: bool) -> int:
-    """How many workers `n` envs have by default: one a CPU, or one an env where each is waited for by itself."""
+    """Number of workers of `n` envs by default: one a CPU, or one an env where each is waited for by itself."""
     return n if eager else min(n, usable_cpus())
 
 
@@ -66,7 +66,7 @@ def available_memory() -> int | None:
 
 
 def _free_memory() -> int | None:
-    """What is left of the memory of the machine, or all of it where the kernel does not report what is used."""
+    """Memory of the machine that is left, or all of it where the kernel does not report what is used."""
     lines = (system_file("/proc/meminfo") or "").splitlines()
     available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     return _whole_memory() if available is None else available

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Answers, Backend, Call, Taken, WorkerInfo
-from vecenv.backends.block_rows import BlockRows
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import died_failure
 from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import opcodes
 from vecenv.backends.ipc.control_block import BUSY_NS
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.layout import Layout
@@ -62,7 +62,7 @@ class ThreadBackend(Backend):
         self._calls: list[_ThreadCall] = []
         self._warnings = WorkerWarnings()
         self.sleeps = False
-        """Whether a call waits for envs."""
+        """True if a call waits for envs."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -193,3 +193,23 @@ class ThreadBackend(Backend):
         self.__dict__.pop("arena", None)
         self._answers = None
         return problems
+
+
+class BlockRows:
+    """Copies results from `own`, the arena of a block, into `rows`, the block's part of the caller's arena."""
+
+    def __init__(self, rows: Arena, own: Arena, start: int, answers: Answers) -> None:
+        self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
+        self._finals = list(zip(rows.finals(), own.finals(), strict=True))
+        self._status, self._start, self._answers = rows.status, start, answers
+
+    def take(self, places: list[int] | None, extras: dict[int, Extra]) -> None:
+        """Copy the rows of the envs at these places (None: all). Repeating it, after an interrupt, does no harm."""
+        rows: Any = ... if places is None else places
+        for to, own in self._outputs:
+            to[rows] = own[rows]
+        for j, extra in extras.items():
+            self._answers.extras[self._start + j] = extra
+            for to, own in () if extra.final is None else self._finals:
+                to[j] = own[j]
+        self._status[rows] = opcodes.DONE

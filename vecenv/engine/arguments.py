@@ -124,7 +124,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Whether ids are integers, also those too large for numpy; a list that mixes them with bools is rejected."""
+    """True if ids are integers, also those too large for numpy; a list that mixes them with bools is rejected."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:
@@ -152,7 +152,7 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 
 
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> np.ndarray:
-    """Which rows of a round of the envs `ids` are resets, as a mask; `reset` holds ids or is a mask of all envs."""
+    """Mask of the rows that are resets in a round of the envs `ids`; `reset` holds ids or is a mask of all envs."""
     mask = np.asarray(reset)
     if mask.dtype is BOOL and mask.shape == (n,):
         if ids is None:

@@ -380,7 +380,7 @@ class Engine:
         )
 
     def alive(self) -> list[bool]:
-        """Whether each env exists: False for those whose worker has ended. Does not wait."""
+        """Return for each env if it exists: False if its worker has ended. Does not wait."""
         self.check_open()
         self.backend.wait(None, None)
         return [i not in self.backend.lost for i in self.all_ids]

@@ -109,3 +109,25 @@ def env_ids(path: str, doc: str) -> Any:
         return ids
 
     return property(read, doc=doc)
+
+
+class EngineProperties:
+    """Properties of a vector env that its `engine` has: one entry for each env, from when it was made; and env ids."""
+
+    action_space = reported(
+        "action_space",
+        "The action space of each env (None for an env without): this process's own copies, seeded by `seed`.",
+    )
+    observation_space = reported("observation_space", "The observation space of each env (None for an env without).")
+    metadata = reported("metadata", "The metadata of each env.")
+    spec = reported("spec", "The gymnasium spec of each env, or None.")
+
+    reward_range = reported(
+        "reward_range",
+        "The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away).",
+        missing="no env has a reward_range",
+    )
+
+    ready_id = env_ids("readiness.ready_ids", "The envs that can be stepped.")
+    waiting_id = env_ids("status.waiting_ids", "The envs in flight: started by `send` or an async `step`.")
+    failed_id = env_ids("readiness.failed_ids", "The envs that failed and accept nothing but `reset`.")

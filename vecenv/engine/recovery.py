@@ -24,7 +24,7 @@ logger.addHandler(logging.NullHandler())  # silent unless the program configures
 
 
 def is_repeated(info: Mapping[str, Any]) -> bool:
-    """Whether the info is that of a row which `on_error="restart"` makes of a failure: it repeats an observation."""
+    """True if the info is that of a row which `on_error="restart"` makes of a failure: it repeats an observation."""
     return info.get("restarted") is True and "error" in info
 
 
@@ -201,7 +201,7 @@ class Recovery:
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 
     def _may_absorb(self, i: int) -> bool:
-        """Whether one more failure of the env is absorbed; counts it if so."""
+        """True if one more failure of the env is absorbed; counts it if so."""
         if not self.absorbs or self._is_spent(i):
             return False
         self._times.setdefault(i, deque(maxlen=self._max_restarts)).append(time.monotonic())
@@ -209,7 +209,7 @@ class Recovery:
         return True
 
     def _is_spent(self, i: int) -> bool:
-        """Whether the restarts of env i within the last minute are as many as are allowed."""
+        """True if the restarts of env i within the last minute are as many as are allowed."""
         times = self._times.get(i)
         return times is not None and len(times) == times.maxlen and time.monotonic() - times[0] < WINDOW
 

@@ -39,12 +39,12 @@ class Results:
     ) -> None:
         self._arena = arena
         self.copies = copy
-        """Whether full batches are copies of the arena, not views."""
+        """True if full batches are copies of the arena, not views."""
         self._all = all_ids
         self._empty_infos = [{"env_id": i} for i in self._all]
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        """Whether Dict and Tuple observations are an object array of one dict or tuple an env."""
+        """True if Dict and Tuple observations are an object array of one dict or tuple an env."""
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: Columns | None = None
@@ -59,13 +59,13 @@ class Results:
         """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
-        """What `step` returns for the envs `ids` (None for all), which are those in `asked`."""
+        """Return the result of `step` for the envs `ids` (None for all), which are those in `asked`."""
         if taken.columns is not None and taken.columns[4] is not None:
             return taken.columns
         return *self.columns(ids, taken), self.info(asked, taken)
 
     def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
-        """What `rows` returns, without the infos."""
+        """As `rows`, without the infos."""
         if taken.columns is not None:
             return taken.columns[:4]
         extras = taken.extras
@@ -142,7 +142,7 @@ class Results:
                 extras[i] = Extra(failure=capture(error, i, "step", local=True))
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
-        """What `rows` returns, with infos as the envs returned them, by env id; empty infos are left out."""
+        """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
         if taken.columns is not None and taken.columns[4] is not None:
             *columns, infos = taken.columns
             return *columns, {info.pop("env_id"): info for info in infos}
@@ -247,7 +247,7 @@ KEPT_ROUNDS = 1024
 
 
 class Statistics:
-    """What an engine counts; it writes the attributes directly, to save function calls."""
+    """Counters of an engine; it writes the attributes directly, to save function calls."""
 
     def __init__(self) -> None:
         self.rounds = self.resets = 0
@@ -258,7 +258,7 @@ class Statistics:
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def summary(self, workers: Sequence[WorkerInfo], restarts: int, absorbed: int) -> dict[str, Any]:
-        """What `BaseVectorEnv.stats` returns."""
+        """Return the entries of `BaseVectorEnv.stats`."""
         busy = [worker.busy_seconds for worker in workers]
         slowest = int(np.argmax(busy)) if any(busy) else None
         p50, p99 = np.percentile(self.round_seconds, (50, 99)).tolist() if self.round_seconds else (None, None)

@@ -37,7 +37,7 @@ class EnvStatus:
 
     @property
     def in_flight(self) -> int:
-        """How many envs have an operation whose result is not taken yet."""
+        """Number of envs with an operation whose result is not taken yet."""
         return self._n - self.bytes.tobytes().count(opcodes.IDLE) - len(self.abandoned)
 
     @property
@@ -53,7 +53,7 @@ class EnvStatus:
         return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE]
 
     def has_answered(self, i: int) -> bool:
-        """Whether the result of env i can be taken."""
+        """True if the result of env i can be taken."""
         return bool(self.bytes[i] >= opcodes.DONE)
 
     def enough(self, need: int) -> Callable[[], bool]:
@@ -161,7 +161,7 @@ class Readiness:
 
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""What signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
+"""Exceptions that signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
 DRAIN_TIMEOUT = 5.0
 """Seconds that a reset waits for the envs of an interrupted call before it starts their workers again."""
 

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers
 
-from vecenv.backends.host.env_calls import render_in_turn
+from vecenv.backends.host.env_access import render_in_turn
 from vecenv.engine.arguments import check_count
 
 Env = gymnasium.Env[Any, Any]

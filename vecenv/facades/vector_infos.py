@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.memory.info_rows import InfoColumns
+from vecenv.backends.memory.infos import InfoColumns
 from vecenv.facades.driver import EndedStep
 
 

@@ -1,4 +1,6 @@
-"""What tests of vector envs need: envs that say who they are or misbehave, gates that hold them, the contract.
+"""Tools for tests of vector envs: envs that name themselves or misbehave, gates that hold them, and the contract.
+
+Import all of it from here.
 
     check_vector_env(lambda env_fns, **options: BaseVectorEnv(env_fns, backend=MyBackend(), **options))
 
@@ -18,10 +20,8 @@ from vecenv.testing.envs import (
     CountingEnv,
     ExitsOnReset,
     ExitsOnStep,
-    HangsOnClose,
     HangsOnStep,
     RaisesInConstructor,
-    RaisesOnClose,
     RaisesOnReset,
     RaisesOnStep,
 )
@@ -36,10 +36,8 @@ __all__ = [
     "FakeBackend",
     "GateEnv",
     "Gates",
-    "HangsOnClose",
     "HangsOnStep",
     "RaisesInConstructor",
-    "RaisesOnClose",
     "RaisesOnReset",
     "RaisesOnStep",
     "check_vector_env",

@@ -1,4 +1,4 @@
-"""Checks of batches: what is returned and what is passed on keeps its values and its owner."""
+"""Checks of batches: returned arrays and actions keep their values and their owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
 
 
 def check_returned_arrays_stay(factory: Factory) -> None:
-    """What was returned does not change later, also where the caller or the env writes into its own."""
+    """Returned arrays do not change later, also where the caller or the env writes into its own."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form)
         with factory(twins.env_fns) as venv:
@@ -83,7 +83,7 @@ def check_observations_fit_their_space(factory: Factory) -> None:
 
 
 def check_actions_are_the_envs_own(factory: Factory) -> None:
-    """What an env does to its action reaches neither the caller nor another env, and it may keep it."""
+    """An env may write to its action and keep it: neither the caller nor another env sees that."""
     with factory([_WritesToAction] * 2) as venv:
         venv.reset()
         actions = np.ones((2, 3), np.float32)

@@ -1,4 +1,4 @@
-"""Checks of life: how envs are made and closed, and what a mistake or an error leaves behind."""
+"""Checks of life: envs are made and closed, also after mistakes and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of rounds: what steps and resets do, alone, mixed, and while others are in flight."""
+"""Checks of rounds: steps and resets alone, mixed, and while others are in flight."""
 
 from __future__ import annotations
 

@@ -12,6 +12,14 @@ from collections.abc import Callable, Iterable
 from vecenv.testing import check_access, check_batches, check_life, check_rounds
 from vecenv.testing.model import Factory
 
+CHECKS: dict[str, Callable[[Factory], None]] = {
+    name.removeprefix("check_"): check
+    for module in (check_rounds, check_batches, check_access, check_life)
+    for name, check in vars(module).items()
+    if name.startswith("check_")
+}
+"""The checks by name, in the order in which they stand in the modules."""
+
 
 def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, patience: float = 60.0) -> None:
     """Check that `factory(env_fns, **options) -> BaseVectorEnv` keeps the contract; AssertionError says what broke.
@@ -21,14 +29,13 @@ def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, pati
     """
     for name in CHECKS if checks is None else checks:
         problem = _run(CHECKS[name], factory, patience)
-        if isinstance(problem, AssertionError):
-            raise AssertionError(f"{name}: {problem}") from problem
         if problem is not None:
-            raise AssertionError(f"{name}: unexpected {type(problem).__name__}: {problem}") from problem
+            unexpected = "" if isinstance(problem, AssertionError) else f"unexpected {type(problem).__name__}: "
+            raise AssertionError(f"{name}: {unexpected}{problem}") from problem
 
 
 def _run(check: Callable[[Factory], None], factory: Factory, patience: float) -> BaseException | None:
-    """What the check raised. In a thread, because a backend that loses an answer lets its caller wait for ever."""
+    """The exception of the check. In a thread, because a backend that loses an answer lets its caller wait for ever."""
     raised: list[BaseException | None] = []
 
     def run() -> None:
@@ -42,32 +49,3 @@ def _run(check: Callable[[Factory], None], factory: Factory, patience: float) ->
     thread.start()
     thread.join(patience)
     return raised[0] if raised else AssertionError(f"it did not end within {patience} s; an answer was lost?")
-
-
-CHECKS: dict[str, Callable[[Factory], None]] = {
-    check.__name__.removeprefix("check_"): check
-    for check in (
-        check_rounds.check_rows,
-        check_rounds.check_options_of_reset,
-        check_rounds.check_mixed_rounds,
-        check_rounds.check_autoreset,
-        check_rounds.check_async,
-        check_rounds.check_waiting,
-        check_batches.check_returned_arrays_stay,
-        check_batches.check_infos,
-        check_batches.check_vector_rewards,
-        check_batches.check_observations_fit_their_space,
-        check_batches.check_actions_are_the_envs_own,
-        check_access.check_attributes,
-        check_access.check_reports,
-        check_access.check_frames,
-        check_access.check_seeds,
-        check_access.check_stats,
-        check_life.check_rejected_calls,
-        check_life.check_env_errors,
-        check_life.check_workers_that_end,
-        check_life.check_errors_of_constructors,
-        check_life.check_env_fns_are_called_once,
-        check_life.check_close,
-    )
-}

@@ -32,7 +32,7 @@ class CountingEnv(gymnasium.Env):
         self.episode = self.seeded = self.action = -1
         self.t = 0
         self.calls = 0
-        """How often `reset` and `step` were called."""
+        """The number of calls of `reset` and `step`."""
         self.own_info: dict[str, Any] = {}
         """The info that was returned last: the very object."""
 
@@ -88,72 +88,51 @@ class RaisesInConstructor(CountingEnv):
 class _Misbehaves(CountingEnv):
     """Misbehaves in the step that would be number `at` of an episode, or in the reset that begins episode `at`."""
 
+    where = "step"
+
     def __init__(self, env_id: int = 0, at: int = 1, **options: Any) -> None:
         super().__init__(env_id, **options)
         self.at = at
 
     def misbehave(self) -> None:
-        raise NotImplementedError
+        raise ValueError(f"boom in {self.where}")
 
-
-class _OnStep(_Misbehaves):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self.t + 1 == self.at:
+        if self.where == "step" and self.t + 1 == self.at:
             self.misbehave()
         return super().step(action)
 
-
-class _OnReset(_Misbehaves):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        if self.episode + 1 == self.at:
+        if self.where == "reset" and self.episode + 1 == self.at:
             self.misbehave()
         return super().reset(seed=seed, options=options)
 
 
-class RaisesOnStep(_OnStep):
+class RaisesOnStep(_Misbehaves):
     """ValueError("boom in step") in step `at` of an episode."""
 
-    def misbehave(self) -> None:
-        raise ValueError("boom in step")
 
-
-class RaisesOnReset(_OnReset):
+class RaisesOnReset(_Misbehaves):
     """ValueError("boom in reset") in the reset that begins episode `at`, and in every later one."""
 
-    def misbehave(self) -> None:
-        raise ValueError("boom in reset")
+    where = "reset"
 
 
-class ExitsOnStep(_OnStep):
+class ExitsOnStep(_Misbehaves):
     """Ends its process in step `at` of an episode, as a crash in native code would. Not for the test's own process."""
 
     def misbehave(self) -> None:
         os._exit(7)
 
 
-class ExitsOnReset(_OnReset):
+class ExitsOnReset(ExitsOnStep):
     """Ends its process in the reset that begins episode `at`. Not for the test's own process."""
 
-    def misbehave(self) -> None:
-        os._exit(7)
+    where = "reset"
 
 
-class HangsOnStep(_OnStep):
+class HangsOnStep(_Misbehaves):
     """Never returns from step `at` of an episode."""
 
     def misbehave(self) -> None:
-        threading.Event().wait()
-
-
-class RaisesOnClose(CountingEnv):
-    """ValueError("boom in close") in `close`."""
-
-    def close(self) -> None:
-        raise ValueError("boom in close")
-
-
-class HangsOnClose(CountingEnv):
-    """Never returns from `close`."""
-
-    def close(self) -> None:
         threading.Event().wait()

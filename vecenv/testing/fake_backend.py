@@ -1,4 +1,4 @@
-"""FakeBackend: the seam between engine and envs in its smallest form, to test what stands on it without processes."""
+"""FakeBackend: the seam between engine and envs in its smallest form, to test without processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.base import Answered, Answers, Backend, Taken
-from vecenv.backends.host.copies import own_copy, plain_copy
+from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc.opcodes import DONE

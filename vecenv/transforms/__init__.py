@@ -1,4 +1,5 @@
-"""Transforms of what envs return and take: in a worker, on whole batches in the parent, or on tensors on a device.
+"""Import transforms, TransformedEnv and TransformedVectorEnv from here; `collector` also takes `flat` and
+`HasTransforms` from `compose` and `Freezable` from `transform`.
 
 docs/transforms.md has a table of them, and says where each can be.
 """

@@ -1,4 +1,4 @@
-"""VecNorm: observations and rewards by the mean and deviation of what came so far."""
+"""VecNorm: observations and rewards by the running mean and deviation."""
 
 from __future__ import annotations
 

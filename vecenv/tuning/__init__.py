@@ -1,1 +1,3 @@
-"""Which vector env is the fastest for some envs: `tune` measures it, and backend="auto" predicts it."""
+"""Import `tune`, `TuneResult` and `TuneRow` from `vecenv`, and `auto_vector_env` from `auto_backend`: which vector env
+is the fastest for some envs, measured or (backend="auto") predicted.
+"""

@@ -1,22 +1,29 @@
 """backend="auto": envs in this process or in worker processes, whichever is faster for them.
 
-One env is stepped in a worker for a moment (`env_cost`), and the time of a round is predicted for both. Predictions are
-rough; `vecenv.tune` measures.
+One env is stepped in a worker for a moment, where neither a crash nor a hang of it reaches the program, and the time of
+a round is predicted from its cost. Predictions are rough; `vecenv.tune` measures, where they are not hopeless.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import resource
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
+
+import gymnasium
 
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_env_fns, measured_env_fns
 from vecenv.errors import WorkerDiedError, WorkerTimeoutError
-from vecenv.tuning.env_cost import EnvCost, measure_cost
-from vecenv.venvs import BACKENDS, EnvFns
+from vecenv.venvs import BACKENDS, EnvFns, ShmemVectorEnv
 
 logger = logging.getLogger("vecenv")
 
@@ -33,6 +40,9 @@ ROW = 1e-6
 GAIN = 0.9
 """Workers are taken where they shorten a round to this share: predictions are no better, and one process is simpler."""
 MOST_WORKERS = 64
+LEAST_STEPS = 40
+PARTS = 10
+"""Parts of a measurement, of which the median counts."""
 
 ONLY_PROCESSES: Mapping[str, Any] = {
     "num_workers": None,
@@ -46,6 +56,95 @@ ONLY_PROCESSES: Mapping[str, Any] = {
 }
 """Arguments that ask for worker processes, each with the value that does not. (With `wait_num` and `timeout` envs are
 to run side by side.)"""
+
+
+class EnvCost(NamedTuple):
+    """Seconds of a step of one env, its share of resets included, with random actions."""
+
+    wall: float
+    """On a CPU of its own: without the time that other programs take."""
+    cpu: float
+    """Seconds in which the env computes: less than `wall` where it waits (for a socket, a sleep)."""
+    slow_steps: int
+    """The number of steps until they are as fast as they stay: the first ones may compile or fill caches."""
+
+    @property
+    def waits(self) -> bool:
+        """True if the env waits more than it computes."""
+        return self.cpu < 0.5 * self.wall
+
+    def round_seconds(self, n: int, workers: int | None, cpus: int) -> float:
+        """The predicted seconds of a round of `n` envs: one after the other in this process (None), or in blocks in so
+        many workers, limited by the largest block and by the CPUs.
+        """
+        if workers is None:
+            return DUMMY_ROUND + n * (self.wall + ROW)
+        return SHMEM_ROUND + max(-(-n // workers) * (self.wall + ROW), n * (self.cpu + ROW) / cpus)
+
+
+def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
+    """Make one env in a worker process, step it with random actions for about `seconds`, and close it there.
+
+    Returns the cost, or the reason why the env could be made but not measured. Raises what the constructor raises,
+    TypeError for an env_fn that cannot be sent to a worker, WorkerDiedError, and WorkerTimeoutError where it takes
+    longer than `make_timeout` seconds to make the env, imports included, or than `timeout` to step and close it.
+
+    >>> cost = measure_cost(lambda: gymnasium.make("CartPole-v1"), seconds=0.05, make_timeout=30, timeout=30)
+    >>> 0 < cost.wall < 1, cost.waits
+    (True, False)
+    """
+    make = partial(Measured, pickle_env_fn(0, env_fn), seconds)
+    with ShmemVectorEnv([make], start_timeout=make_timeout, step_timeout=timeout) as venv:
+        result: EnvCost | str = venv.call("measure")[0]
+    return result
+
+
+class Measured(gymnasium.Env[Any, Any]):
+    """An env that does nothing but report what the env of `env_fn` costs."""
+
+    def __init__(self, env_fn: Callable[[], Any], seconds: float) -> None:
+        self._env, self._seconds = env_fn(), seconds
+
+    def measure(self) -> EnvCost | str:
+        """The cost of a step, or why it could not be measured; closes the env."""
+        try:
+            return time_steps(self._env, self._seconds)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            with contextlib.suppress(Exception):
+                self._env.close()
+
+
+def time_steps(env: Any, seconds: float) -> EnvCost:
+    """Step `env` for `seconds`, and until 40 steps are taken but at most for `4 * seconds`."""
+    space, clock = env.action_space, time.perf_counter
+    space.seed(0)
+    actions = [space.sample() for _ in range(64)]  # drawn before, because that may take longer than a step
+    env.reset()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    steps, ends = list[float](), [clock()]
+    while ends[-1] - ends[0] < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
+        start = clock()
+        _, _, terminated, truncated, _ = env.step(actions[len(steps) % len(actions)])
+        steps.append(clock() - start)
+        if terminated or truncated:
+            env.reset()
+        ends.append(clock())
+    after, count = resource.getrusage(resource.RUSAGE_SELF), len(steps)
+    bounds = sorted({round(k * count / PARTS) for k in range(PARTS + 1)})
+    # A median of means: resets and steps that are slow now and then count, a preemption and the first steps do not.
+    wall = median((ends[b] - ends[a]) / (b - a) for a, b in pairwise(bounds))
+    cpu = min(wall, (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count)
+    # An env that is only preempted has used less CPU too, but never gave it up: other programs do not make it slower.
+    waits = after.ru_nvcsw - before.ru_nvcsw >= count / 2
+    return EnvCost(wall if waits else cpu, cpu, slow_steps(steps))
+
+
+def slow_steps(steps: Sequence[float]) -> int:
+    """The number of steps before five in a row that are, in their median, nearly as fast as the last half."""
+    usual = median(steps[len(steps) // 2 :])
+    return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
 
 class Choice(NamedTuple):
@@ -69,7 +168,7 @@ def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
 
 
 VECTOR_ENVS: dict[str, Callable[..., BaseVectorEnv]] = {**BACKENDS, "auto": auto_vector_env}
-"""What `backend` arguments of collectors and of the command line accept, with what makes the vector env of each."""
+"""The names that `backend` arguments of collectors and of the command line accept, and the makers of vector envs."""
 
 
 def choose_backend(
@@ -111,7 +210,7 @@ def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:
         late = f"one env was not made in {MAKE_TIMEOUT} s, or not stepped and closed in {TIMEOUT} s"
         return Choice("shmem", None, late)
     except WorkerDiedError as error:
-        return Choice("shmem", None, f"one env could not be measured: {error}")
+        cost = str(error)
     except Exception as error:
         return Choice("dummy", None, f"an env cannot be made in a worker: {type(error).__name__}: {error}")
     if isinstance(cost, str):
@@ -127,9 +226,8 @@ def predict(cost: EnvCost, n: int, cpus: int) -> Choice:
     >>> predict(EnvCost(5e-3, 1e-5, 0), 8, cpus=1)[:2]  # it sleeps
     ('shmem', 8)
     """
-    here = dummy_round(cost, n)
-    workers = min(n, MOST_WORKERS) if cost.waits else min(n, cpus)
-    there = workers_round(cost, n, workers, cpus)
+    workers = min(n, MOST_WORKERS if cost.waits else cpus)
+    here, there = (cost.round_seconds(n, each, cpus) for each in (None, workers))
     reason = (
         f"a step takes {cost.wall * 1e6:.3g} us{', most of it waiting' if cost.waits else ''}; a round about "
         f"{here * 1e3:.2g} ms in this process and {there * 1e3:.2g} ms in {workers} workers"
@@ -137,13 +235,3 @@ def predict(cost: EnvCost, n: int, cpus: int) -> Choice:
     if there > GAIN * here:
         return Choice("dummy", None, reason)
     return Choice("shmem", None if workers == default_num_workers(n, False) else workers, reason)
-
-
-def dummy_round(cost: EnvCost, n: int) -> float:
-    """Seconds of a round of `n` envs one after the other."""
-    return DUMMY_ROUND + n * (cost.wall + ROW)
-
-
-def workers_round(cost: EnvCost, n: int, workers: int, cpus: int) -> float:
-    """Seconds of a round of `n` envs in blocks, limited by the largest block and by the CPUs."""
-    return SHMEM_ROUND + max(-(-n // workers) * (cost.wall + ROW), n * (cost.cpu + ROW) / cpus)

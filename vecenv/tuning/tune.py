@@ -1,6 +1,6 @@
 """tune: measure which vector env is the fastest for one's envs, in a loop in which the caller computes between rounds.
 
-cost of one env (env_cost)  ->  candidates, without those that cannot win
+cost of one env (auto_backend)  ->  candidates, without those that cannot win
 open all, some rounds each  ->  those that fail become rows with the reason
 slice of each, eight times  ->  the median counts; interleaved, so that a noisy machine is noisy for all
 """
@@ -11,8 +11,9 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +21,7 @@ from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_env_fns, check_timeout, measured_env_fns
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.tuning.auto_backend import MOST_WORKERS, dummy_round, workers_round
-from vecenv.tuning.env_cost import EnvCost, measure_cost
-from vecenv.tuning.tune_result import THREAD_SAFE, TuneResult, TuneRow
+from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
@@ -39,6 +38,81 @@ TIE, TIE_WITH_THREADS = 0.95, 0.9
 NOISE = 0.3
 """So is one that was as fast as the fastest in this share of the slices: on a noisy machine a median proves little."""
 ACTION_ROWS = 16
+BAR = 40
+THREAD_SAFE = "envs must be thread-safe"
+
+
+class TuneRow(NamedTuple):
+    """A candidate with its measured rate, or the reason why it has none."""
+
+    backend: str
+    """"dummy", "shmem" or "thread", as for `vecenv.make_vec`."""
+    num_workers: int | None
+    """The number of workers or threads; None where there are none."""
+    steps_per_second: float | None
+    """Env steps in a second of the caller's loop; None for a candidate that failed or was not measured."""
+    note: str
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments for the vector env besides the env_fns."""
+        return {} if self.num_workers is None else {"num_workers": self.num_workers}
+
+    @property
+    def name(self) -> str:
+        """The class and its arguments, in words."""
+        kind = BACKENDS[self.backend].__name__
+        unit = "thread" if self.backend == "thread" else "worker"
+        workers = "" if self.num_workers is None else f", {self.num_workers} {unit}{'s' * (self.num_workers > 1)}"
+        return kind + workers
+
+    @property
+    def line(self) -> str:
+        """The line to write."""
+        kind = BACKENDS[self.backend].__name__
+        arguments = ["env_fns", *(f"{name}={value}" for name, value in self.kwargs.items())]
+        return f"vecenv.{kind}({', '.join(arguments)})"
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The table of `vecenv.tune`; `print` shows it with a bar a row."""
+
+    env_fns: Sequence[Callable[[], Any]]
+    pause: float
+    """Seconds of the caller's work in each round."""
+    rows: list[TuneRow]
+    """All candidates, the fastest first."""
+    best: TuneRow
+    """The simplest of those that are as fast as the fastest."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments of the best row."""
+        return self.best.kwargs
+
+    def make(self, **options: Any) -> BaseVectorEnv:
+        """A new vector env of the same env_fns with the best arguments; `options` are other arguments for it."""
+        return BACKENDS[self.best.backend](self.env_fns, **{**self.kwargs, **options})
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.env_fns)} envs, {self.pause * 1e3:g} ms of the caller's work in each round, "
+            f"{usable_cpus()} CPUs: env steps a second"
+        ]
+        width = max(len(row.name) for row in self.rows)
+        most = max(row.steps_per_second or 0.0 for row in self.rows)
+        for row in self.rows:
+            rate = row.steps_per_second
+            figure = "-" if rate is None else f"{rate:,.0f}"
+            bar = "#" * round(BAR * (rate or 0.0) / most)
+            note = ", ".join(part for part in ("best" if row is self.best else "", row.note) if part)
+            lines.append(f"  {row.name:{width}}  {figure:>11}  {bar:{BAR}}  {note}".rstrip())
+        lines.append(f"write: venv = {self.best.line}" + (f"  # {self.best.note}" if self.best.note else ""))
+        safe = [row for row in self.rows if row.steps_per_second and row.backend != "thread"]
+        if self.best.backend == "thread" and safe:
+            lines.append(f"   or: venv = {safe[0].line}")
+        return "\n".join(lines)
 
 
 def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> TuneResult:
@@ -75,10 +149,10 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         warnings.filterwarnings("ignore", "a worker spent")  # the advice of envs that wait: it is what is found out
         measured = measured_env_fns(fns)
         cost = _cost(measured[0], duration)
-        loops = [_Loop(*candidate, cost, len(fns)) for candidate in candidates(cost, len(fns))]
-        _drop_hopeless(loops, pause)
+        loops = [_Loop(*candidate, cost, len(fns), pause) for candidate in candidates(cost, len(fns))]
+        _drop_hopeless(loops)
         _open(loops, measured, opened, 3 * duration)
-        _measure(loops, pause, duration)
+        _measure(loops, duration)
     rows, best = _rank(loops)
     if best is None:
         failures = "; ".join(f"{row.name}: {row.note}" for row in rows)
@@ -87,7 +161,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
 
 def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
-    """(backend, num_workers) of what is measured, the simplest first."""
+    """The (backend, num_workers) to measure, the simplest first."""
     cpus = usable_cpus()
     counts = dict.fromkeys(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus))
     each = {min(n, MOST_WORKERS): None} if cost is None or cost.waits else {}
@@ -115,19 +189,14 @@ class _Loop:
     venv: BaseVectorEnv
     actions: list[Any]
 
-    def __init__(self, backend: str, num_workers: int | None, cost: EnvCost | None, n: int) -> None:
-        self.backend, self.num_workers, self.n = backend, num_workers, n
+    def __init__(self, backend: str, num_workers: int | None, cost: EnvCost | None, n: int, pause: float) -> None:
+        self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
         self.failure = ""
         self.rates: list[float] = []
         """Steps a second in each slice."""
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
-        self.predicted: float | None = None
-        """Seconds of a round."""
-        if cost is not None:
-            workers = num_workers or 1
-            self.predicted = (
-                dummy_round(cost, n) if backend == "dummy" else workers_round(cost, n, workers, usable_cpus())
-            )
+        self.predicted = cost and n / (cost.round_seconds(n, num_workers, usable_cpus()) + pause)
+        """Steps a second."""
 
     def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
         """Make the envs and run the first rounds, for so long at most."""
@@ -141,13 +210,13 @@ class _Loop:
             if time.perf_counter() - begin > seconds:
                 break
 
-    def measure(self, seconds: float, pause: float) -> None:
+    def measure(self, seconds: float) -> None:
         """Run rounds for about so long, and note their rate."""
         step, actions, clock = self.venv.step, self.actions, time.perf_counter
         begin = now = clock()
         rounds = 0
         while not rounds or now - begin < seconds:
-            compute(pause)
+            compute(self.pause)
             step(actions[rounds % ACTION_ROWS], autoreset=True)
             rounds += 1
             now = clock()
@@ -163,13 +232,11 @@ class _Loop:
         return TuneRow(self.backend, self.num_workers, rate, note)
 
 
-def _drop_hopeless(loops: Sequence[_Loop], pause: float) -> None:
+def _drop_hopeless(loops: Sequence[_Loop]) -> None:
     """Mark the candidates that need not be opened."""
-    quickest = min(loop.predicted or 0.0 for loop in loops)
     for loop in loops:
-        if loop.predicted is not None and loop.predicted + pause > HOPELESS * (quickest + pause):
-            rate = loop.n / (loop.predicted + pause)
-            loop.failure = f"not measured: about {rate:,.0f} are to be expected"
+        if loop.predicted and HOPELESS * loop.predicted < max(other.predicted or 0.0 for other in loops):
+            loop.failure = f"not measured: about {loop.predicted:,.0f} are to be expected"
 
 
 def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
@@ -189,7 +256,7 @@ def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: 
             loop.fail(error)
 
 
-def _measure(loops: Sequence[_Loop], pause: float, seconds: float) -> None:
+def _measure(loops: Sequence[_Loop], seconds: float) -> None:
     """Slices of all candidates in turn; those that are far behind are left out of the later ones."""
     end = time.perf_counter() + seconds
     active = [loop for loop in loops if not loop.failure]
@@ -197,7 +264,7 @@ def _measure(loops: Sequence[_Loop], pause: float, seconds: float) -> None:
         for loop in active[k % 2 :] + active[: k % 2]:
             left = max(0.0, end - time.perf_counter())
             try:
-                loop.measure(left / ((PASSES - k) * len(active)), pause)
+                loop.measure(left / ((PASSES - k) * len(active)))
             except Exception as error:
                 loop.fail(error)
         active = [loop for loop in active if not loop.failure]

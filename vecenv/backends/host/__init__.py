@@ -1,1 +1,1 @@
-"""Runs a block of envs, wherever it lives: in this process, a thread or a worker."""
+"""Runs a block of envs, wherever it lives; backends and workers may import all of it, and `env_access` envs too."""

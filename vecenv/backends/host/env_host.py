@@ -13,10 +13,8 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_calls import ENV_CALLS
+from vecenv.backends.host.env_access import ENV_CALLS, is_env, learning
 from vecenv.backends.host.failure import Failure, capture
-from vecenv.backends.host.info_writer import InfoWriter
-from vecenv.backends.host.layers import is_env, learning
 from vecenv.backends.host.row_writer import (
     FLAGS,
     IN_INFO_ROW,
@@ -29,6 +27,7 @@ from vecenv.backends.host.row_writer import (
 )
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.layout import Layout
 from vecenv.errors import EnvContractError, VectorEnvError
 
@@ -37,7 +36,7 @@ Payload = Callable[[int, int], Any]
 
 
 class EnvReport(NamedTuple):
-    """What an env reports once it is made; a part that the env does not have is None."""
+    """Report of an env once it is made; a part that the env does not have is None."""
 
     observation_space: Any
     action_space: Any
@@ -49,7 +48,7 @@ class EnvReport(NamedTuple):
 
 
 ATTRIBUTES = EnvReport._fields[:-1]
-"""Those parts of a report that are attributes of the env."""
+"""Parts of a report that are attributes of the env."""
 
 
 class EnvHost:
@@ -166,7 +165,7 @@ class EnvHost:
         return extras
 
     def run_one(self, j: int, op: int, action: Any, payload: Payload) -> Extra | None:
-        """What `run` does, for env j alone."""
+        """As `run`, for env j alone."""
         if op == opcodes.RESET:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
@@ -312,7 +311,7 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
 
 def report_of(env: Any) -> EnvReport:
-    """What the env reports."""
+    """Return the report of an env."""
     *parts, reward_range = (getattr(env, name, None) for name in ATTRIBUTES)
     if reward_range is None:
         reward_range = getattr(getattr(env, "unwrapped", None), "reward_range", None)

@@ -22,7 +22,7 @@ BLOB_LIMIT = 1024 * 1024
 
 @dataclass
 class Failure:
-    """What went wrong in env `env_id` while it ran `op`."""
+    """Failure of env `env_id` in the operation `op`."""
 
     env_id: int
     op: str
@@ -95,7 +95,7 @@ def died_failure(env_id: int, op: str, error: BaseException, began: bool = True)
 
 
 def read_value(blob: bytes, env_id: int, op: str) -> Any:
-    """What an env returned, or a Failure if it cannot be read in this process."""
+    """Unpickle what an env returned; a Failure if it cannot be read in this process."""
     try:
         return pickle.loads(blob)
     except KeyboardInterrupt:

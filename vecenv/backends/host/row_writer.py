@@ -175,7 +175,7 @@ def _odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
 
 
 def _compile(tree: Any, own: Any, rows: Any, keep: Keep | None) -> Put:
-    """What writes an observation of one env, given the tree of the batch, the env's own, and its row of every leaf."""
+    """Writer of an observation of one env, given the tree of the batch, the env's own, and its row of every leaf."""
     if isinstance(tree, Leaf):
         return _array_put(tree, rows.reshape(tree.shape))
     if isinstance(tree, ObjectLeaf):

@@ -1,1 +1,1 @@
-"""Communication between the parent and its workers: opcodes, messages, wakeups."""
+"""Communication between the parent and its workers; backends, workers and pool import it, and all may use `opcodes`."""

@@ -1,1 +1,1 @@
-"""The memory of a batch: its layout, the arena, and memory that processes share."""
+"""The memory of a batch: its layout, the arena, infos, and memory that processes share; all layers may import it."""

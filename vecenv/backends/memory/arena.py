@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.info_rows import INFO_BYTES
+from vecenv.backends.memory.infos import INFO_BYTES
 from vecenv.backends.memory.layout import Layout, Leaf
 from vecenv.backends.memory.shared_memory import PAGE
 
@@ -112,5 +112,5 @@ def arena_bytes(layout: Layout, n: int) -> int:
 
 
 def used_bytes(layout: Layout, n: int) -> int:
-    """How many of them every round uses: behind those are last observations (of autoreset) and infos."""
+    """Bytes of them that every round uses: behind those are last observations (of autoreset) and infos."""
     return _plan(layout, n)[1]

@@ -1,4 +1,4 @@
-"""What a row of the batch looks like: one array leaf for each part of an observation or action with a fixed shape.
+"""Layout of a row of the batch: one array leaf for each part of an observation or action with a fixed shape.
 
 Spaces without a fixed shape (Text, Graph, Sequence, OneOf, custom ones), envs without a space and parts in which the
 envs of a batch differ are object leaves: their values travel pickled, the other leaves of the same observation do

@@ -44,7 +44,7 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
 
 
 def _free_space(fd: int) -> int:
-    """What the file system of `fd` can still take."""
+    """Bytes that the file system of `fd` can still take."""
     system = os.fstatvfs(fd)
     return system.f_bavail * system.f_frsize
 

@@ -7,7 +7,7 @@
 An update copies the current buffer over the other one, changes it there, and makes it the current one by writing that
 byte, last. A process that is killed half-way leaves the byte, and so the arrays, as they were.
 
-Protocol of what has such a state (a wrapper or a transform with running statistics)::
+Protocol of a wrapper or a transform with such a state (running statistics, counters)::
 
     class Counter(gymnasium.Wrapper):
         def __init__(self, env):
@@ -30,10 +30,12 @@ Protocol of what has such a state (a wrapper or a transform with running statist
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,11 +44,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vecenv.backends.ipc.descriptor import Descriptor, may_travel
-from vecenv.backends.memory.record_lock import RecordLock
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 
 LOCK_TIMEOUT = 60.0
 """Seconds after which an update gives up because another one, in a process that is stopped or hangs, does not end."""
+TRIES, PAUSE = 50, 1e-4
+"""The tries of a lock that is held with the CPU given away between, and the seconds between later tries."""
 ALIGNMENT = 64
 PID_AT = 8
 
@@ -56,7 +59,7 @@ Form = tuple[tuple[str, tuple[int, ...], str], ...]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has state that envs may share: an env, a wrapper or a transform (see the text of the module)."""
+    """An env, a wrapper or a transform with state that envs may share (see the text of the module)."""
 
     def shared_state(self) -> Mapping[str, np.ndarray]:
         """The arrays of the state, by name; always of the same names, shapes and dtypes (not object)."""
@@ -66,6 +69,71 @@ class Stateful(Protocol):
 
         `state` may have been updated by other envs already: it is not to be overwritten.
         """
+
+
+class ProcessLock:
+    """The lock of the file `fd`, which it owns from now on, or (None) a lock of this process alone.
+
+    A record lock (`fcntl.lockf`) belongs to a process: the system releases it when the process ends, however it ends,
+    and as soon as the process closes *any* descriptor of the file: hold one descriptor a process. It does not exclude
+    threads of one process from each other, which a lock of `threading` in front of it does.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self.fd = fd
+        self.renew()
+        _locks.add(self)
+        if fd is not None:
+            weakref.finalize(self, os.close, fd).atexit = False
+
+    def renew(self) -> None:
+        """In a forked process: no thread of the original is here to release it."""
+        self._threads, self._owner = threading.Lock(), 0
+
+    def acquire(self, timeout: float) -> bool:
+        """Take the lock; False if it is held for `timeout` seconds, RuntimeError in the thread that has it."""
+        if self._owner == threading.get_ident():
+            raise RuntimeError("this thread is in an update of the shared state already: make one after the other")
+        deadline = time.monotonic() + timeout
+        if not self._threads.acquire(timeout=timeout):
+            return False
+        obtained, tries = False, 0
+        try:
+            while not (obtained := self.fd is None or _lock_at_once(self.fd)) and time.monotonic() < deadline:
+                tries += 1  # an update takes microseconds, and the system's own wait has no timeout
+                os.sched_yield() if tries < TRIES else time.sleep(PAUSE)
+        finally:
+            if obtained:
+                self._owner = threading.get_ident()
+            else:
+                self._threads.release()
+        return obtained
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._owner = 0
+        if self.fd is not None:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        self._threads.release()
+
+
+def _lock_at_once(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # the two answers that POSIX allows
+        return False
+    return True
+
+
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for lock in list(_locks):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class SharedState:
@@ -108,7 +176,7 @@ class SharedState:
         self.form = form
         """The name, shape and dtype of each array."""
         self._token = token
-        self._lock = RecordLock(fd)
+        self._lock = ProcessLock(fd)
         self._current = np.ndarray((1,), np.uint8, memory)
         self._holder = np.ndarray((1,), np.int64, memory, PID_AT)
         starts = ALIGNMENT, ALIGNMENT + size
@@ -119,7 +187,7 @@ class SharedState:
 
     @property
     def shared(self) -> bool:
-        """Whether it lies in memory that processes can share."""
+        """True if it lies in memory that processes can share."""
         return self._lock.fd is not None
 
     @contextmanager
@@ -241,7 +309,7 @@ def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mappi
 
 
 def _plan(form: Form) -> tuple[list[int], int]:
-    """Where each array begins in a buffer, and the size of the buffer."""
+    """The offset of each array in a buffer, and the size of the buffer."""
     offsets, end = [], 0
     for _, shape, dtype in form:
         offsets.append(end)

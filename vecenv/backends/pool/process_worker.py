@@ -16,7 +16,7 @@ from vecenv.backends.pool.watchdog import stack_of_process
 from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
 from vecenv.backends.system_limits import check_descriptors, default_num_workers
 from vecenv.backends.worker.main import main as worker_main
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import warn_caller
 from vecenv.portability import allowed_cpus, binds_to_cpus, pidfd
 
@@ -159,7 +159,7 @@ def enlarge_buffers(*ends: socket.socket) -> None:
 
 
 def cause_of(exitcode: int | None) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if exitcode is None:
         return "ended (its exit status was collected outside of vecenv)"
     if exitcode == 255:

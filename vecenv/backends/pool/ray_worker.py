@@ -23,7 +23,7 @@ from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.watchdog import stack_of_process
 from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
 from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, peer_of
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs
 
 HELLO_TIMEOUT = 1.0
 """Seconds that an actor which has connected may take to send its token."""
@@ -51,7 +51,7 @@ class RayWorker(WorkerHandle):
 
     @property
     def placed(self) -> bool:
-        """Whether Ray has started the actor."""
+        """Return whether Ray has started the actor."""
         return self._where_it_is() is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
@@ -104,7 +104,7 @@ class RayWorker(WorkerHandle):
             self._is_gone(END_TIMEOUT)
 
     def _is_gone(self, timeout: float) -> bool:
-        """Whether the other end of the socket closes within `timeout` seconds, as it does when its process ends."""
+        """Return whether the other end of the socket closes within `timeout` seconds, as when its process ends."""
         poller = select.poll()
         poller.register(self.channel.fileno(), 0)  # nothing but the hang-up
         return bool(poller.poll(timeout * 1000))
@@ -129,8 +129,6 @@ class RayWorker(WorkerHandle):
 
 class RayLauncher(Launcher):
     """`options` are those of each actor (`ray_cluster.actor_options`)."""
-
-    on_this_machine = False
 
     def __init__(self, **options: Any) -> None:
         self._arguments = options

@@ -44,7 +44,7 @@ _warned = False
 
 
 def _was_forked() -> bool:
-    """Whether this process was forked and still runs the same program, or the system does not say."""
+    """True if this process was forked and still runs the same program, or the system does not say."""
     stat = system_file("/proc/self/stat")
     return stat is None or bool(int(stat.rpartition(")")[2].split()[6]) & FORKED_NOT_EXECUTED)
 
@@ -62,14 +62,14 @@ os.register_at_fork(after_in_child=_disable)
 
 
 def is_enabled() -> bool:
-    """Whether vector envs of this process may look at its threads: False in forked children and where that cannot be
+    """True if vector envs of this process may look at its threads: False in forked children and where that cannot be
     done, and with `VECENV_RELEASE_OPENMP=0` in the environment.
     """
     return _usable and thread_ids() is not None
 
 
 def can_release() -> bool:
-    """Whether a libgomp that offers the call is loaded, and no torch.profiler records.
+    """True if a libgomp that offers the call is loaded, and no torch.profiler records.
 
     The runtimes of LLVM and Intel would act on the pools of all threads, so they are left alone.
     """
@@ -113,7 +113,7 @@ def shorten_openblas_spin() -> bool:
 
 
 def _has_threads(library: Any) -> bool:
-    """Whether an OpenBLAS has threads of its own (not OpenMP's) and the functions to end them."""
+    """True if an OpenBLAS has threads of its own (not OpenMP's) and the functions to end them."""
     names = [f"{prefix}openblas_get_parallel{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
     kind = next((found for name in names if (found := getattr(library, name, None))), None)
     complete = hasattr(library, "openblas_read_env") and hasattr(library, "blas_thread_shutdown_")

@@ -112,7 +112,7 @@ def search_path() -> list[str]:
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    """What `multiprocessing.spawn.prepare` needs, without what concerns `__main__` and the default start method."""
+    """Arguments of `multiprocessing.spawn.prepare` but those that concern `__main__` and the default start method."""
     return {
         "name": name,
         "authkey": process.current_process().authkey,

@@ -35,7 +35,7 @@ class ThreadPool:
         self._inbox: deque[tuple[BlockThread, Callable[..., None], tuple[Any, ...]]] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._needs_wakeup = False
-        """Whether the caller's thread sleeps or is about to."""
+        """True if the caller's thread sleeps or is about to."""
         self._closing = False
 
     def line(self, worker: int) -> Any:

@@ -28,7 +28,7 @@ class Watched(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the worker is still to be watched."""
+        """True if the worker is still to be watched."""
 
     @property
     def title(self) -> str:
@@ -36,7 +36,7 @@ class Watched(Protocol):
 
     @property
     def ending(self) -> str:
-        """What was done with the worker because an env hung, as part of an error text."""
+        """The measure taken because an env hung, as part of an error text."""
 
 
 class Lines(Protocol):
@@ -52,7 +52,7 @@ Unanswered = Mapping[Any, Sequence[int]]
 
 @dataclass
 class _Seen:
-    """What a worker was doing at the last check, and for how long."""
+    """Activity of a worker at the last check, and its duration."""
 
     progress: int
     doing: int
@@ -86,7 +86,7 @@ class Watchdog:
         self._seen: dict[int, _Seen] = {}
 
     def is_due(self) -> bool:
-        """Whether it is time for the next check."""
+        """True if it is time for the next check."""
         return time.monotonic() >= self._next
 
     def discard(self, worker: Watched) -> None:

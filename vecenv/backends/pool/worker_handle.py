@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 
 
@@ -33,7 +33,7 @@ class ParentChannel(Protocol):
 
 
 class WorkerHandle(ABC):
-    """What hosts the envs `start` .. `stop - 1`, its channel, and what it has reported.
+    """Host of the envs `start` .. `stop - 1`, its channel, and what it has reported.
 
     When a worker ends, a new one takes its place in the same object. Subclasses know what a worker is: a process, an
     actor.
@@ -43,25 +43,25 @@ class WorkerHandle(ABC):
     line: Any
     """Its line of the control page."""
     on_this_node = True
-    """Whether it shares memory with this process."""
+    """True if it shares memory with this process."""
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids
         self.start, self.stop = ids.start, ids.stop
         self.alive = False
         self.ready: list[EnvReport] | Failure | None = None
-        """What the worker reported when its envs were made; None until then."""
+        """The report of the worker on its envs; None until they are made."""
         self.served = False
-        """Whether any of the workers was ever ready."""
+        """True if any of the workers was ever ready."""
         self.problems: list[str] | None = None
-        """What went wrong in closing its envs; None until it has closed them."""
+        """Problems in closing its envs; None until it has closed them."""
         self.reason: Hung | Torn | None = None
         """Why the parent killed it, if it did."""
 
     @property
     @abstractmethod
     def launched(self) -> bool:
-        """Whether there ever was a worker."""
+        """True if there ever was a worker."""
 
     @property
     @abstractmethod
@@ -70,7 +70,7 @@ class WorkerHandle(ABC):
 
     @property
     def where(self) -> str:
-        """Where its envs run, as part of an error text."""
+        """The place of its envs, as part of an error text."""
         return f"pid {self.pid}"
 
     @property
@@ -80,7 +80,7 @@ class WorkerHandle(ABC):
 
     @property
     def ending(self) -> str:
-        """What was done with the worker because an env hung, as part of an error text."""
+        """The measure taken because an env hung, as part of an error text."""
         return f"the worker ({self.where}, envs {list(self.ids)}) was killed"
 
     @abstractmethod
@@ -93,7 +93,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def has_ended(self, timeout: float) -> bool:
-        """Whether the worker has ended; waits up to `timeout` seconds for that."""
+        """True if the worker has ended; waits up to `timeout` seconds for that."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -112,7 +112,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def cause(self) -> str:
-        """How the worker has ended, in words that follow "the worker"."""
+        """The end of the worker, in words that follow "the worker"."""
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
         """The entries of `by_id` for the envs of this worker, by their place in its block."""
@@ -147,16 +147,14 @@ Watched = WorkerHandle | Callable[[], None]
 
 
 class Launcher(ABC):
-    """How a pool launches workers, and of what kind they are."""
+    """Launches the workers of a pool; each kind of worker has its own."""
 
     forked = False
-    """Whether workers inherit the program's objects, so that env_fns need not be pickled."""
-    on_this_machine = True
-    """Whether `pid` names a process that this one may move to another CPU."""
+    """True if workers inherit the program's objects, so that env_fns need not be pickled."""
 
     @abstractmethod
     def default_num_workers(self, n: int, eager: bool) -> int:
-        """How many workers `n` envs have if the user asks for no number."""
+        """Number of workers of `n` envs if the user asks for no number."""
 
     @abstractmethod
     def open(self, num_workers: int, watch: Callable[[int, Watched], None]) -> None:

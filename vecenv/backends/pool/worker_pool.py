@@ -32,10 +32,8 @@ from vecenv.backends.memory.shared_memory import anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import Hung, Launcher, Torn, Watched, WorkerHandle
 from vecenv.backends.system_limits import blocks_of
-from vecenv.backends.worker.rng_seeds import worker_seeds
 from vecenv.backends.worker.round_server import RoundServer
-from vecenv.backends.worker.worker_args import WorkerArgs
-from vecenv.backends.worker.worker_setup import WorkerSetup, pickle_env_fn, registered_by_user
+from vecenv.backends.worker.worker_setup import WorkerArgs, WorkerSetup, pickle_env_fn, registered_by_user, worker_seeds
 from vecenv.errors import WorkerTimeoutError
 
 LONGEST_POLL = 3600.0

@@ -1,1 +1,1 @@
-"""The child's side: the life of a worker process."""
+"""The child's side: the life of a worker; backends and the pool import it to start workers and to serve them."""

@@ -9,7 +9,7 @@ from threading import Thread
 from time import perf_counter_ns
 from typing import Any
 
-from vecenv.backends.host.copies import plain_copy
+from vecenv.backends.host.env_access import plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.host.row_writer import Extra
@@ -46,9 +46,9 @@ class BlockThread:
         self.reports: list[EnvReport] | Failure | None = None
         """The reports of the envs or the failure of a constructor; None until the caller's thread has them."""
         self.problems: list[str] = []
-        """What went wrong in closing the envs."""
+        """Problems in closing the envs."""
         self.alive = True
-        """Whether its answers are used: it was not abandoned."""
+        """True if its answers are used: it was not abandoned."""
         self.line = [NOTHING] * LINE
         """The numbers that the watchdog reads (see `control_block`). Each use of an env writes one first."""
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -71,7 +71,7 @@ class BlockThread:
 
     @property
     def ending(self) -> str:
-        """What was done with the thread because an env hung, as part of an error text."""
+        """The measure taken because an env hung, as part of an error text."""
         return (
             f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
             "that env returns"

@@ -7,7 +7,7 @@ import time
 
 
 def _waits() -> int:
-    """How often this thread has waited; where the system counts no threads, this process."""
+    """Number of times that this thread has waited; where the system counts no threads, this process."""
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
 

@@ -1,4 +1,4 @@
-"""What our forkserver imports: the worker's code, so that workers have it loaded, and what to do when the server ends.
+"""Imported by our forkserver: the worker's code, so that workers have it loaded, and what to do when the server ends.
 
 The server ends with the parent. It answers even while a worker is stuck in native code, so it is the one to kill the
 workers' process groups, with all that their envs have started. Imported nowhere else.

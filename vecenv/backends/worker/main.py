@@ -7,19 +7,27 @@ forkserver or a guard process does. The worker leads a process group, so that wh
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import gc
+import os
 import pickle
+import select
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing import forkserver, parent_process
 from typing import Any
 
+from vecenv import portability
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.control_block import PROGRESS, Control
 from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
-from vecenv.backends.worker.bootstrap import bootstrap, end_children
 from vecenv.backends.worker.round_server import RoundServer
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
 
 def main(args: WorkerArgs) -> None:
@@ -79,3 +87,103 @@ def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[
             )
             blobs.append(dumps(capture(reason, first_id + j, "__init__", local=False)))
     return blobs
+
+
+MOST_FDS = 1 << 16
+
+
+def bootstrap(args: WorkerArgs) -> None:
+    """Set up the process group, the signals, the watch for the parent's end, and the random generators."""
+    for fd in args.parent_fds:
+        os.close(fd)
+    if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
+        # Held open by a worker, it would keep the forkserver running after the parent is gone.
+        os.close(alive)
+        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    if args.method == "fork":
+        atexit._clear()  # the parent's exit functions are not ours
+    faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
+    threading.Thread(target=_watch_parent, args=(args.socket,), name="vecenv-parent-watch", daemon=True).start()
+    _end_with_starter(args)
+    seed_generators(args.seeds)
+
+
+def _end_with_starter(args: WorkerArgs) -> None:
+    """See to it that this process ends with what started it also while an env holds the interpreter lock.
+
+    The forkserver ends with the parent, after it has killed its workers. Where the parent itself starts workers, it is
+    the end of the starting *thread* that counts for the kernel, so that its signal is for the main thread only.
+    """
+    signalled = (args.method == "forkserver" or args.starter) and portability.signal_at_end_of_starter(signal.SIGKILL)
+    if args.method == "forkserver":
+        return
+    if args.starter and os.getppid() != args.starter:  # it ended before the request
+        os.killpg(0, signal.SIGKILL)
+    if signalled:
+        _start_guard(_await_end_of_starter)
+    elif not portability.signals_at_end_of_starter():
+        _start_guard(_await_end_of_parent)
+    if not portability.has_pidfds():
+        # Held open by what the env forks, it would hide the end of the worker.
+        os.register_at_fork(after_in_child=args.socket.close)
+
+
+def _watch_parent(sock: Any) -> None:
+    """Wait for the end of the parent: only the parent holds the other end of our channel."""
+    poller = select.poll()
+    if portability.polls_for_hangup():
+        poller.register(sock, 0)  # nothing but the hang-up
+    else:
+        poller.register(_lifeline(), select.POLLIN)
+    poller.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _lifeline() -> int:
+    """A pipe of which the parent holds the other end, and through which nothing is sent any more."""
+    parent = parent_process()
+    assert parent is not None
+    return parent.sentinel
+
+
+def _start_guard(wait: Callable[[int], None]) -> None:
+    """Start a process that outlives this one for a moment, to kill what the envs have started.
+
+    The forkserver does that; without it no other process remains to do so when this one is killed.
+    """
+    worker = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if os.fork() == 0:
+        wait(worker)
+        os.killpg(0, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _await_end_of_starter(worker: int) -> None:
+    """Wait until the kernel reports that the worker has ended, or the worker reports that it ends."""
+    os.closerange(3, MOST_FDS)  # held open here, they would hide the end of the worker
+    portability.signal_at_end_of_starter(signal.SIGTERM)
+    if os.getppid() == worker:
+        signal.sigwait({signal.SIGTERM})
+
+
+def _await_end_of_parent(worker: int) -> None:
+    """Wait until the parent has ended, or the worker reports that it ends. After a crash the parent kills the group."""
+    lifeline = _lifeline()
+    os.closerange(3, lifeline)
+    os.closerange(lifeline + 1, MOST_FDS)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    poller = select.poll()
+    poller.register(lifeline, select.POLLIN)
+    poller.poll()
+
+
+def end_children() -> None:
+    """End what the envs started and left running in our process group."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)

@@ -27,9 +27,8 @@ from vecenv.backends.ipc.control_block import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.ipc.descriptor import loads_apart
 from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
 from vecenv.backends.worker.main import construct, live
-from vecenv.backends.worker.rng_seeds import seed_generators
 from vecenv.backends.worker.subproc_server import SubprocServer
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0
 """Seconds. The same node need not be the same container: where the socket cannot be reached, calls carry the rounds."""
@@ -41,7 +40,7 @@ HELLO = struct.Struct("<I32s")
 
 
 class Address(NamedTuple):
-    """Where the driver listens for the actors on its node."""
+    """The place where the driver listens for the actors on its node."""
 
     node: str
     socket: str
@@ -49,7 +48,7 @@ class Address(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """What a call returns: frames, and the worker's numbers, which its line of the control page takes."""
+    """Result of a call: frames, and the worker's numbers, which its line of the control page takes."""
 
     frames: list[tuple[int, int, bytes]]
     progress: int

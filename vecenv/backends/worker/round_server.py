@@ -10,15 +10,15 @@ from typing import Any
 
 from vecenv.backends.host.env_host import EnvHost, Payload
 from vecenv.backends.host.failure import Failure, capture, describe
-from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import IN_INFO_ROW, RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps, loads_by_value
+from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.blocking_envs import BlockingMeter
-from vecenv.backends.worker.worker_args import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs
 
 Answer = Callable[[Sequence[int], dict[int, Extra]], None]
 """Announces that these envs of the block are done, with their extras."""
@@ -69,7 +69,7 @@ class RoundServer(ABC):
             answer([j], {} if extra is None else {j: extra})
 
     def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
-        """What `run` returns; in the first rounds its time in the envs is measured, without that of sending."""
+        """Return the result of `run`; in the first rounds its time in the envs is measured, without that of sending."""
         self.line[DOING] = A_ROUND
         if not self._blocking.measuring:
             return run(*args)

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.host.info_writer import InfoWriter
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.control_block import DOING, SENDING
 from vecenv.backends.ipc.messages import Channel, Frame
 from vecenv.backends.ipc.waiting import SpinWait
 from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.layout import Layout
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 

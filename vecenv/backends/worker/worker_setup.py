@@ -1,15 +1,21 @@
-"""WorkerSetup: what a worker gets from the program. A forked worker inherits it, to others it travels pickled."""
+"""Everything that a worker is started with: its arguments, its surroundings, the seeds of its random generators."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import pickle
+import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 
+from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
@@ -24,11 +30,11 @@ class WorkerSetup:
     registered: list[bytes]
     """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
     paths: Sequence[str] = ()
-    """Where else modules are looked for."""
+    """Further folders of modules."""
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
     states: Sequence[SharedState] = ()
-    """What the pickled env_fns refer to by name. Each start of a worker brings its descriptors anew."""
+    """States that the pickled env_fns refer to by name. Each start of a worker brings its descriptors anew."""
 
     def apply(self) -> None:
         """Give this process the environment variables, the affinity and the registry of the program."""
@@ -76,3 +82,50 @@ def registered_by_user() -> list[bytes]:
         except Exception:
             continue
     return blobs
+
+
+@dataclass
+class WorkerArgs:
+    """The arguments of `main`; they travel once, before there is a channel."""
+
+    index: int
+    num_workers: int
+    first_id: int
+    count: int
+    """Number of envs that it hosts."""
+    eager: bool
+    """True if each env is announced as it finishes."""
+    control: Descriptor
+    stacks: Descriptor
+    setup: WorkerSetup
+    seeds: tuple[bytes, bytes]
+    """Of the global random generators, numpy's and Python's."""
+    server: Any
+    """The `RoundServer` class of the transport."""
+    transport: Any
+    """Further arguments of the transport."""
+    method: str = ""
+    """The start method of a process."""
+    starter: int = 0
+    """The parent, if its main thread starts the process; else 0."""
+    socket: Any = None
+    parent_fds: Collection[int] = ()
+    """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
+
+
+_launches = itertools.count()
+"""Of all vector envs of this process: neither a second one nor a replaced worker repeats what was drawn."""
+
+
+def worker_seeds(index: int) -> tuple[bytes, bytes]:
+    """Seeds of numpy's and of Python's generator in the worker that is launched next; ours are read, not advanced."""
+    states = np.random.get_state(legacy=False), random.getstate()
+    where = index, next(_launches)
+    of_numpy, of_python = (hashlib.sha256(pickle.dumps((state, where))).digest() for state in states)
+    return of_numpy, of_python
+
+
+def seed_generators(seeds: tuple[bytes, bytes]) -> None:
+    of_numpy, of_python = seeds
+    np.random.seed(np.frombuffer(of_numpy, np.uint32))
+    random.seed(of_python)

@@ -1,0 +1,200 @@
+"""The names in a job, and what each stands for: a closed list by kind, and beside it `module:name`, which is code.
+
+    kind       in the list                                             else
+    env        a registered id without a module: "CartPole-v1"         "module:Id-v0", "module:function"
+    wrapper    a class of gymnasium.wrappers: "FlattenObservation"     "module:Class"
+    transform  a class of vecenv.transforms: "VecNorm"                 "module:Class"
+    policy     "random", "mlp"                                         "module:name"
+
+The job of a file or a program may name any code. A job that is stored in a folder may come from anybody, so
+`check_names` refuses the right column unless the caller trusts its modules. The list has classes that neither write
+files, nor call or import what they are given: their keyword arguments are JSON.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import gymnasium
+
+from collector.jobs.job import POLICIES, Call, Job, JobError
+from vecenv.envs.gym_env import find_spec
+
+ATARI_MODULE = "ale_py:"
+"""What registers the envs whose ids begin with "ALE/"; in front of these it says no more."""
+ENV_ID = re.compile(r"([\w-]+/)?[\w.-]+", re.ASCII)
+ENVS_BY_KWARGS = re.compile(r"GymV2[16]Environment(-v\d+)?")
+"""Registered envs that make, and import, what their kwargs name."""
+CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:(?!__)[^\W\d]\w*")
+WRAPPERS = frozenset(
+    """AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward DelayObservation
+    DiscretizeAction DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation
+    GrayscaleObservation HumanRendering JaxToNumpy JaxToTorch MaxAndSkipObservation NormalizeObservation NormalizeReward
+    NumpyToTorch ObstructView OrderEnforcing PassiveEnvChecker RecordEpisodeStatistics RenderCollection RepeatAction
+    RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction TimeAwareObservation
+    TimeLimit""".split()  # noqa: SIM905
+)
+TRANSFORMS = frozenset(
+    """ActionScaling CatFrames CatTensors CenterCrop DTypeCast DoubleToFloat Flatten FrameSkip GrayScale NoopReset
+    NormalizeReward ObservationNorm PixelObservation RenameTransform Resize RewardClipping RewardScaling RewardSum
+    SqueezeTransform StepCounter TimeLimit ToTensorImage UnsqueezeTransform VecNorm""".split()  # noqa: SIM905
+)
+
+
+class Kind(NamedTuple):
+    """A kind of name: the word for it, and the module and names of the classes in the list."""
+
+    word: str
+    module: str
+    names: frozenset[str]
+
+
+ENV = Kind("env", "", frozenset())
+WRAPPER = Kind("wrapper", "gymnasium.wrappers", WRAPPERS)
+TRANSFORM = Kind("transform", "vecenv.transforms", TRANSFORMS)
+POLICY = Kind("policy", "", frozenset(POLICIES))
+
+
+def as_call(each: str | Call) -> Call:
+    """An entry of `wrappers` or `transforms`, whose name alone will do."""
+    return Call(each) if isinstance(each, str) else each
+
+
+def is_listed(kind: Kind, name: str) -> bool:
+    """Whether the list has this name; classes also with their module in front.
+
+    >>> is_listed(ENV, "CartPole-v1"), is_listed(ENV, "this:CartPole-v1")
+    (True, False)
+    >>> is_listed(WRAPPER, "gymnasium.wrappers:ClipAction"), is_listed(WRAPPER, "RecordVideo")
+    (True, False)
+    """
+    if kind is ENV:
+        env_id = name.removeprefix(ATARI_MODULE) if name.startswith(f"{ATARI_MODULE}ALE/") else name
+        return bool(ENV_ID.fullmatch(env_id)) and not ENVS_BY_KWARGS.fullmatch(env_id)
+    return _short(kind, name) in kind.names
+
+
+def find_class(kind: Kind, name: str) -> Any:
+    """The class, or whatever else can be called, that a job names as a wrapper or transform. Raises `JobError`."""
+    if is_listed(kind, name):
+        return getattr(importlib.import_module(kind.module), _short(kind, name))
+    if ":" in name:
+        return load_attr(name)
+    close = difflib.get_close_matches(name, kind.names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "any other is module:name"
+    raise JobError(f"there is no {kind.word} {name!r} in {kind.module} that goes by its name alone; {hint}")
+
+
+def load_attr(name: str) -> Any:
+    """The object of `module:attr`, whose attr may have dots. Raises `JobError` where there is nothing of that name."""
+    module, _, attr = name.partition(":")
+    found = _import(module, name)
+    for part in attr.split("."):
+        if not hasattr(found, part):
+            here = " (here that is another program than the one that made the job: put it into a module)"
+            raise JobError(
+                f"there is no {part!r} in {name.rpartition(part)[0].rstrip('.:')}, which the job names"
+                + here * (module == "__main__")
+            )
+        found = getattr(found, part)
+    return found
+
+
+def code_of(job: Job) -> list[str]:
+    """The names in a job that stand for code of a module: `module:attr`, and env ids with a module."""
+    return [name for kind, name in _names(job) if not is_listed(kind, name)]
+
+
+def flags_of(job: Job, where: Any) -> list[str] | None:
+    """The modules that `allow_import` needs for a job that has run here; None where it cannot be allowed."""
+    modules = {name.partition(":")[0] for name in code_of(job)}
+    for name in code_of(job):
+        with suppress(JobError):
+            modules.add(getattr(load_attr(name), "__module__", name.partition(":")[0]))
+    try:
+        check_names(job, modules, where)
+    except JobError:
+        return None
+    return sorted(modules)
+
+
+def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
+    """Raise `JobError` where the job that is stored in `where` names anything but the list and what its reader trusts.
+
+    `allow_import`: modules that are trusted. Of these it may name classes and functions that are defined there, and
+    registered envs. All names are checked before the first of these modules is imported.
+    """
+    allowed, named = {*allow_import}, f"the job that is stored in {where} names"
+    code = [(kind, name) for kind, name in _names(job) if not is_listed(kind, name)]
+    for kind, name in code:
+        if not (CODE.fullmatch(name) or (kind is ENV and _is_id_with_module(name))):
+            known = f"one of {kind.module} that takes data alone" if kind.module else "one that is known by its name"
+            raise JobError(
+                f"{named} {name!r} as a {kind.word}, which no --allow-import allows: it is neither {known}, nor a "
+                "class or function of a module (module:name, without dots behind the colon). Where you have it, go on "
+                f"with the job file that made it: run JOB --out {where} --resume"
+            )
+    modules = dict.fromkeys(name.partition(":")[0] for _, name in code)
+    if missing := [module for module in modules if module not in allowed]:
+        unknown = ", ".join(repr(name) for _, name in code if name.partition(":")[0] in missing)
+        flags = " ".join(f"--allow-import {module}" for module in missing)
+        raise JobError(
+            f"{named} {unknown}, which is code: where you trust the folder, pass {flags} (in a program: "
+            f"allow_import={missing})"
+        )
+    homes = {name: _home(kind, name, allowed, named) for kind, name in code}
+    if elsewhere := {name: home for name, home in homes.items() if home not in allowed}:
+        defined = ", ".join(f"{name!r}, which is defined in {home}" for name, home in elsewhere.items())
+        flags = " ".join(f"--allow-import {home}" for home in dict.fromkeys(elsewhere.values()))
+        raise JobError(f"{named} {defined}: where you trust that, pass {flags} too")
+
+
+def _names(job: Job) -> list[tuple[Kind, str]]:
+    calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
+    return [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
+
+
+def _short(kind: Kind, name: str) -> str:
+    return name.removeprefix(f"{kind.module}:") if kind.module else name
+
+
+def _is_id_with_module(name: str) -> bool:
+    module, _, env_id = name.partition(":")
+    return bool(CODE.fullmatch(f"{module}:x")) and is_listed(ENV, env_id)
+
+
+def _home(kind: Kind, name: str, allowed: set[str], named: str) -> str:
+    """Import the module of a name, which is trusted, and return the one that defines the object, or registers the env.
+
+    An object of another module is one of that module by its own name: naming it there would be the same.
+    """
+    module, _, attr = name.partition(":")
+    imported = _import(module, name)
+    if kind is ENV and not (attr.isidentifier() and hasattr(imported, attr)):
+        try:
+            find_spec(attr)
+        except gymnasium.error.Error as error:
+            raise JobError(f"{named} {name!r}, and there is no env {attr} in {module}: {error}") from None
+        return module
+    found = load_attr(name)
+    home: str = getattr(found, "__module__", "")
+    is_elsewhere = home != module and home in allowed
+    if not isinstance(found, (type, FunctionType)) or (
+        is_elsewhere and getattr(sys.modules.get(home), found.__qualname__, None) is not found
+    ):
+        raise JobError(f"{named} {name!r}, which is {found!r}, and no class or function that a module defines")
+    return home
+
+
+def _import(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, ValueError, TypeError) as error:  # the last two: a name that no module has, such as ".x"
+        raise JobError(f"{name} cannot be imported: {error}") from None

@@ -1,0 +1,176 @@
+"""The output of a job: progress while it runs, tables when it ends and for `info`.
+
+On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and then, without control characters.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+from collector.jobs.job import Job, as_record
+from collector.jobs.names import flags_of
+from collector.jobs.run import JobState
+
+try:
+    from rich.console import Console, Group
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as error:
+    raise ImportError("the command line needs rich: pip install 'vecenv[job]'") from error
+
+
+POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+NOTHING: dict[str, Any] = dict.fromkeys(("steps_per_second", "returns", "lengths", "cpu", "device"))
+NOTHING |= {"status": "not begun", "statistics": (), "failed": {}, "episodes": 0, "steps": 0, "shards": 0, "bytes": 0}
+"""Of a folder that a job has not begun."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys."""
+
+
+def make_console(stderr: bool = False) -> Console:
+    """Standard output, or standard error where output is for a program."""
+    return Console(stderr=stderr)
+
+
+def wanted(job: Job) -> str:
+    """How much a job is to collect, in words."""
+    return f"{job.episodes:,} episodes" if job.episodes is not None else f"{job.steps:,} steps"
+
+
+class Report:
+    """Shows the progress of one job: pass it to `run_job` as `on_progress`, inside `with`."""
+
+    def __init__(self, console: Console, job: Job, heading: str) -> None:
+        self._console, self._job, self._heading = console, job, heading
+        self._next_line = 1.0
+        self._warned = False
+        self._bar = Progress(
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Report:
+        self._say(self._heading)
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, state: JobState) -> None:
+        """Show the progress of the job."""
+        self._bar.update(self._task, completed=state.done, description=_figures(state))
+        if not self._console.is_terminal and state.seconds >= self._next_line:
+            # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.
+            self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
+            self._say(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
+        if not state.returns and not self._warned and state.frames >= (self._job.steps or 100_000):
+            self._warned = True
+            self._say(
+                f"note: no episode has ended in {state.frames:,} steps, and only whole episodes are stored; "
+                "--max-episode-steps ends them"
+            )
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _figures(state: JobState) -> str:
+    mean = f"mean return {state.recent_return:,.1f}" if state.returns else "no episode ended yet"
+    figures = f"{state.steps_per_second:,.0f} steps/s  {state.episodes:,} episodes  {mean}"
+    if state.retried or state.skipped:
+        figures += f"  {state.retried} played again, {len(state.skipped)} skipped"
+    return f"{figures}  {state.bottleneck}" if state.bottleneck else figures
+
+
+def summary(state: JobState, info: dict[str, Any] | None) -> Group:
+    """The last output of a job: a line on how it ended, and a table: of what its folder holds, as `dataset_info`
+    returns it (None where there is no folder yet), and of this run.
+    """
+    job = state.job
+    where = f"{state.workers} workers" if state.workers else "this process"
+    where = f"each of {state.actors} tasks" if state.actors else where
+    rows = [
+        *rows_of(info or {**NOTHING, "folder": str(state.out), "job": as_record(job), "repeatable": state.repeatable}),
+        ("this run", f"{job.num_envs} envs in {where} ({job.backend}), {describe(job)}, on {state.device}"),
+        ("", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s"),
+        *((f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]),
+        *(("note", note) for note in state.notes),
+    ]
+    ways = {"complete": "Collected:", "interrupted": "Interrupted; collected until then, and kept:"}
+    return Group(ways[state.status], table_of(rows), *([_how_to_resume(state)] if state.status != "complete" else []))
+
+
+def describe(job: Job) -> str:
+    """The policy in words."""
+    return f"{job.policy}, weights of {job.checkpoint}" if job.checkpoint else POLICIES.get(job.policy, job.policy)
+
+
+def _how_to_resume(state: JobState) -> str:
+    modules = flags_of(state.job, state.out)
+    folder = shlex.quote(str(state.out))
+    if modules is None:
+        return f"Go on, with the job file or program that began it, by: run JOB --out {folder} --resume"
+    return " ".join([f"Go on with: python -m collector resume {folder}", *(f"--allow-import {m}" for m in modules)])
+
+
+def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
+    """What `dataset_info` returns, as names and texts."""
+    job, speed = info["job"] or {}, info["steps_per_second"]
+    how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
+    asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
+    return [
+        ("folder", info["folder"]),
+        ("status", info["status"]),
+        ("env", str(job.get("env", "written by a program, not a job"))),
+        ("policy", f"{job.get('policy', '?')}; seed {job.get('seed', '?')}"),
+        *(("transform", text) for text in info["statistics"]),
+        ("repeatable", {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?")),
+        ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
+        ("steps", f"{info['steps']:,}"),
+        ("return", spread_of(info["returns"])),
+        ("length", spread_of(info["lengths"])),
+        ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
+        ("speed", "?" if speed is None else f"{speed:,.0f} steps/s in the last run"),
+        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {as_size(info['bytes'])}"),
+        ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
+    ]
+
+
+def table_of(rows: list[tuple[str, str]]) -> Table:
+    """A table of names and values, which may be of any text."""
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", value)))
+    return table
+
+
+def spread_of(values: dict[str, float] | None) -> str:
+    """Mean, deviation, min and max in words."""
+    if values is None:
+        return "-"
+    mean, std, low, high = (values[name] for name in ("mean", "std", "min", "max"))
+    return f"mean {mean:,.1f}, deviation {std:,.1f}, from {low:g} to {high:g}"
+
+
+def as_size(nbytes: float) -> str:
+    """Bytes in the unit that fits.
+
+    >>> as_size(17.0), as_size(2048)
+    ('17 bytes', '2.0 KiB')
+    """
+    unit = 0
+    while nbytes >= 1024 and unit < len(UNITS) - 1:
+        nbytes, unit = nbytes / 1024, unit + 1
+    return f"{nbytes:,.0f} bytes" if unit == 0 else f"{nbytes:,.1f} {UNITS[unit]}"

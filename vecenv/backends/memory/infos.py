@@ -1,0 +1,239 @@
+"""Infos of numbers and small arrays as bytes in rows of the arena, one value after the other, without gaps.
+
+    number of the form u8 | value | value | ...
+
+A form is what infos that travel so have in common: their keys in order, and the type of each value. The worker that
+writes the rows numbers the forms, and sends each of them once; all other infos travel pickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+INFO_BYTES = 512
+"""The bytes of a row: sixty numbers. An info that takes more travels pickled."""
+
+Kind = Any
+"""The type of a value: a type of numbers, or the dtype and shape of an array."""
+
+FORMATS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"} | {
+    f"{sign}{1 << power}": (letter.upper() if sign == "u" else letter)
+    for sign in "iu"
+    for power, letter in enumerate("bhiq")
+}
+PYTHON = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+SCALARS = PYTHON | {
+    kind: np.dtype(kind)
+    for kind in (
+        *(np.bool_, np.float16, np.float32, np.float64),
+        *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+    )
+}
+"""The types of numbers, with the dtype that holds each exactly; an int that has more than 64 bits does not fit."""
+
+
+class InfoForm:
+    """Layout of infos with these keys and kinds of values in a row.
+
+    >>> form = InfoForm(("x", "at"), (float, ("<i8", (2,))))
+    >>> row = bytearray(INFO_BYTES)
+    >>> form.struct.pack_into(row, 0, 3, 0.5, np.array([7, 8]).tobytes())
+    >>> InfoColumns(form, [4], form.read(np.frombuffer(row, np.uint8).reshape(1, -1)))[4]
+    {'x': 0.5, 'at': array([7, 8])}
+    """
+
+    def __init__(self, keys: tuple[str, ...], kinds: tuple[Kind, ...]) -> None:
+        self.keys, self.kinds = keys, kinds
+        self.parts = [
+            (SCALARS[kind], ()) if isinstance(kind, type) else (np.dtype(kind[0]), tuple(kind[1])) for kind in kinds
+        ]
+        """The dtype and shape of each value."""
+        sizes = [dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in self.parts]
+        self.size = 1 + sum(sizes)
+        """Bytes."""
+        self.struct = struct.Struct(
+            "=B"
+            + "".join(
+                FORMATS[dtype.str[1:]] if isinstance(kind, type) else f"{size}s"
+                for kind, (dtype, _), size in zip(kinds, self.parts, sizes, strict=True)
+            )
+        )
+        self.has_arrays = not all(isinstance(kind, type) for kind in kinds)
+        self._names = [str(place) for place in range(len(kinds))]
+        self._dtype = np.dtype(
+            {
+                "names": self._names,
+                "formats": self.parts,
+                "offsets": [1 + sum(sizes[:place]) for place in range(len(sizes))],
+                "itemsize": self.size,
+            }
+        )
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The values of `rows` (k, at least `size`): an array (k, *shape) for each key, apart from the memory."""
+        structured = np.array(rows[:, : self.size], order="C").view(self._dtype)[:, 0]
+        return [structured[name] for name in self._names]
+
+
+class InfoColumns(Mapping[int, dict[str, Any]]):
+    """The infos of the envs `ids` in one round, by env id, all of one form: made when they are asked for.
+
+    `columns` are the values, an array (k, *shape) for each key of the form.
+    """
+
+    __slots__ = ("columns", "form", "ids")
+
+    def __init__(self, form: InfoForm, ids: Sequence[int], columns: list[np.ndarray]) -> None:
+        self.form, self.ids, self.columns = form, ids, columns
+
+    def dicts(self, env_id: bool = False) -> list[dict[str, Any]]:
+        """The infos as the envs returned them, in the order of `ids`: new dicts, with arrays of their own.
+
+        `env_id` adds the env id under this key.
+        """
+        keys, values = self.form.keys, [*map(_values, self.form.kinds, self.columns)]
+        if env_id:
+            keys, values = (*keys, "env_id"), [*values, self.ids]
+        return list(map(dict, map(zip, repeat(keys), zip(*values, strict=True))))  # without a Python loop over envs
+
+    def of(self, ids: Sequence[int]) -> InfoColumns:
+        """The infos of these envs."""
+        rows = [row for row, i in enumerate(self.ids) if i in ids]
+        return InfoColumns(self.form, [self.ids[row] for row in rows], [column[rows] for column in self.columns])
+
+    def items(self) -> Any:
+        """(env id, info) of each."""
+        return list(zip(self.ids, self.dicts(), strict=True))
+
+    def __getitem__(self, env_id: int) -> dict[str, Any]:
+        if env_id not in self.ids:
+            raise KeyError(env_id)
+        return self.of([env_id]).dicts()[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
+    """The values of a column as the envs returned them; arrays have memory of their own each."""
+    if kind in PYTHON:
+        values: list[Any] = column.tolist()
+        return values
+    return list(column) if isinstance(kind, type) else [column[row, ...].copy() for row in range(len(column))]
+
+
+class InfoReader:
+    """Reads `rows` (n, INFO_BYTES); `worker_of` (n,) is the worker of each env, which numbers its forms itself.
+
+    Forms that are equal are one object, so that the infos of all workers are usually read together.
+    """
+
+    def __init__(self, rows: np.ndarray, worker_of: np.ndarray) -> None:
+        self._rows, self._worker_of = rows, worker_of.tolist()
+        self._all = list(range(len(rows)))
+        self._forms: dict[Any, InfoForm] = {}
+        self._sent: dict[tuple[int, int], InfoForm] = {}
+        """By the worker that has sent it, and its number there."""
+        self._form_of_all: dict[bytes, InfoForm] = {}
+        """The form of the infos of all envs, by the numbers that their rows have then."""
+
+    def learn(self, worker: int, number: int, keys: tuple[str, ...], kinds: tuple[Any, ...]) -> None:
+        """Note a form that a worker has sent."""
+        self._sent[worker, number] = self._forms.setdefault((keys, kinds), InfoForm(keys, kinds))
+
+    def forget(self, worker: int) -> None:
+        """The worker has ended: the next one in its place has other forms."""
+        self._sent = {key: form for key, form in self._sent.items() if key[0] != worker}
+        self._form_of_all = {}
+
+    def read(self, ids: Sequence[int] | None) -> list[InfoColumns] | None:
+        """The infos of these envs (None: all), grouped by their form; None if the form of one has not arrived."""
+        numbers = self._rows[:, 0].tobytes()
+        if ids is None and (form := self._form_of_all.get(numbers)) is not None:
+            return [InfoColumns(form, self._all, form.read(self._rows))]
+        groups: dict[InfoForm, list[int]] = {}
+        for i in self._all if ids is None else ids:
+            sent = self._sent.get((self._worker_of[i], numbers[i]))
+            if sent is None:
+                return None
+            groups.setdefault(sent, []).append(i)
+        if ids is None and len(groups) == 1:
+            self._form_of_all[numbers] = next(iter(groups))
+        return [InfoColumns(form, group, form.read(self._rows[group])) for form, group in groups.items()]
+
+
+MOST_FORMS = 8
+"""Number of forms that the infos of a block may have which travel in rows: of steps, of resets, of some of its envs."""
+MOST_KNOWN = 64
+"""Number of signatures that are remembered; after that nothing is learned any more."""
+NUMBERS = "biufc"
+TEXT = frozenset({str})
+
+
+class InfoWriter:
+    """Writes into the info rows `rows` (k, INFO_BYTES) of a block; the parent has yet to get `forms[sent:]`."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._memory = rows.reshape(-1).data
+        self._known: dict[Any, tuple[int, InfoForm] | None] = {}
+        self.forms: list[InfoForm] = []
+        """By their number."""
+        self.sent = 0
+        """Number of forms that the parent has."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of a row that are used."""
+        return max((form.size for form in self.forms), default=0)
+
+    def write(self, j: int, info: Mapping[Any, Any]) -> bool:
+        """Write the info of env j into its row; returns False if it has to travel pickled."""
+        if not TEXT.issuperset(map(type, info)):
+            return False
+        values = info.values()
+        kinds = tuple(map(type, values))
+        signature: Any = tuple(info), kinds
+        if np.ndarray in kinds:
+            signature = *signature, *[(v.dtype, v.shape) for v in values if v.__class__ is np.ndarray]
+        try:
+            known = self._known[signature]
+        except KeyError:
+            known = self._learn(signature, info)
+        if known is None:
+            return False
+        number, form = known
+        if form.has_arrays:
+            values = [v.tobytes() if v.__class__ is np.ndarray else v for v in values]  # type: ignore[assignment]
+        try:
+            form.struct.pack_into(self._memory, j * INFO_BYTES, number, *values)
+        except struct.error:  # an int of more than 64 bits
+            return False
+        return True
+
+    def _learn(self, signature: Any, info: Mapping[str, Any]) -> tuple[int, InfoForm] | None:
+        if len(self._known) == MOST_KNOWN:
+            return None
+        known = None
+        kinds = tuple(map(_kind, info.values()))
+        if len(self.forms) < MOST_FORMS and None not in kinds:
+            form = InfoForm(tuple(info), kinds)
+            if form.size <= INFO_BYTES:
+                known = len(self.forms), form
+                self.forms.append(form)
+        self._known[signature] = known
+        return known
+
+
+def _kind(value: Any) -> Any:
+    """The kind of a value (see `InfoForm`), None for one that is no number and no array of numbers."""
+    if value.__class__ is not np.ndarray:
+        return value.__class__ if value.__class__ in SCALARS else None
+    return (value.dtype.str, value.shape) if value.dtype.kind in NUMBERS else None
