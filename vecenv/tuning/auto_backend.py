@@ -62,6 +62,7 @@ class EnvCost(NamedTuple):
     """Seconds of a step of one env, its share of resets included, with random actions."""
 
     wall: float
+    """On a CPU of its own: without the time that other programs take."""
     cpu: float
     """Seconds in which the env computes: less than `wall` where it waits (for a socket, a sleep)."""
     slow_steps: int
@@ -134,10 +135,10 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     bounds = sorted({round(k * count / PARTS) for k in range(PARTS + 1)})
     # A median of means: resets and steps that are slow now and then count, a preemption and the first steps do not.
     wall = median((ends[b] - ends[a]) / (b - a) for a, b in pairwise(bounds))
-    cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / (ends[-1] - ends[0]) * wall
-    # An env that is only preempted has used less CPU too, but never gave it up.
+    cpu = min(wall, (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count)
+    # An env that is only preempted has used less CPU too, but never gave it up: other programs do not make it slower.
     waits = after.ru_nvcsw - before.ru_nvcsw >= count / 2
-    return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
+    return EnvCost(wall if waits else cpu, cpu, slow_steps(steps))
 
 
 def slow_steps(steps: Sequence[float]) -> int:
