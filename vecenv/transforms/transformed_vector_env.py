@@ -123,6 +123,8 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """The rows, transformed."""
+        if self._observation_space is None:  # no transforms
+            return obs, rew, terminated, truncated, info
         rows = Rows(obs, info, rew, terminated, truncated)
         self.transform.step(rows)
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
