@@ -286,7 +286,7 @@ class TestOnRay:
     ) -> None:
         monkeypatch.setattr(cluster_player, "MOST_DEATHS", 2)
         failing = job(**counting(every=episode_seed(0, 30), how="kill"), episodes=EPISODES)
-        with pytest.raises(JobFailedError, match=r"2 actors have died while they had .*\b30\b.*died while it worked"):
+        with pytest.raises(JobFailedError, match=r"2 actors have died while they had .*\b30\b.*died during its work:"):
             run_job(failing, tmp_path / "a", cluster="auto", cluster_actors=2)
         data = Dataset(tmp_path / "a")
         assert 30 not in data.numbers
