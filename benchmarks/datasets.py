@@ -4,7 +4,7 @@
 
 - open: a manifest of 10^6 episodes, in a process of its own: seconds until `Dataset(DIR)` is there, and the most memory
   that the process has had, imports included. The target is 2 s and 300 MB.
-- batches: random batches of 256 transitions from `--gigabytes` of plain shards (episodes of 1000 steps with
+- batches: random batches of 256 transitions, from `--gigabytes` of plain shards (episodes of 1000 steps with
   observations of 84 x 84 bytes), in a process of its own, after each shard was opened once and its hash checked: with
   what the page cache has left of them ("warm"), and after it was asked to drop them ("cold"). Printed are transitions a
   second, and the most memory of the process. The target is 20,000 a second within 1 GB. With `--compressed` also of
@@ -68,9 +68,9 @@ print(f"from {data.nbytes / 2**30:.1f} GB in {len(data.shard_files)} shards; the
 print(f"hashes: {checked:.1f} s")
 for name in sys.argv[3:]:
     if name == "cold":
-        data._shards.forget_pages()
-        for file in data.shard_files:
-            fd = os.open(data.folder / file, os.O_RDONLY)
+        data._shards._open.clear()
+        for file in data.folder.glob("shards/*/*"):
+            fd = os.open(file, os.O_RDONLY)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
     batches, count, anon = data.batches(256, seed=0), 0, 0
@@ -103,11 +103,13 @@ def measure_open(folder: Path) -> None:
     columns |= {"terminated": ["|b1", []], "truncated": ["|b1", []]}
     rng = np.random.default_rng(0)
     with open(folder / "manifest.jsonl", "w") as file:
-        file.write(json.dumps({"layout": {"obs": "obs", "action": "action", "arrays": columns}}) + "\n")
+        file.write(json.dumps({"line": "layout", "obs": "obs", "action": "action", "arrays": columns}) + "\n")
         for shard, first in enumerate(range(0, EPISODES, A_LINE)):
             lengths = rng.integers(8, 60, A_LINE)
             numbers = first + rng.permutation(A_LINE)  # they end in another order than they begin
-            line = {"file": f"shards/w000/{shard:06d}.npz", "bytes": 60 * int(lengths.sum()), "sha256": "0" * 64}
+            names = [*columns, "offsets", "episode", "seed", "env_id"]
+            files = {f"{name}.npy": [60 * int(lengths.sum()), "0" * 64] for name in names}
+            line = {"line": "shard", "shard": f"shards/{shard:06d}", "files": files}
             line |= {"compressed": False, "steps": int(lengths.sum()), "episodes": numbers.tolist()}
             line |= {"lengths": lengths.tolist(), "returns": lengths.astype(float).tolist()}
             file.write(json.dumps(line) + "\n")

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector import Job, run_job
-from collector.job.plan import Plan
-from collector.job.playing import Player
-from collector.job.stopping import Stopping
+from collector.jobs.playing import Plan, Player
+from collector.jobs.stopping import Stopping
 
 CARTPOLE = {"env": "CartPole-v1", "num_envs": 8, "backend": "dummy"}
 PIXELS = {

@@ -82,7 +82,7 @@ def kill_an_actor(orders: Path, rng: random.Random) -> int:
     pids = [int(line) for line in file.read_text().split()] if file.exists() else []  # all may be there already
     for pid in rng.sample(pids, len(pids)):
         with suppress(OSError):
-            if b"EpisodeActor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"play_range" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
                 return 1
     return 0

@@ -25,17 +25,15 @@ if TYPE_CHECKING:
     from collector.cluster.ray_collector import RayCollector
     from collector.device.to_torchrl import to_torchrl as to_torchrl
     from collector.device.torch_vector_env import TorchVectorEnv
-    from collector.job.job import Job, JobError
-    from collector.job.job_files import load_job
-    from collector.job.run import resume_job, run_job
-    from collector.job.statistics.frozen import save_statistics
+    from collector.jobs.job import Job, JobError, load_job
+    from collector.jobs.run import resume_job, run_job
+    from collector.jobs.statistics import save_statistics
     from collector.policy.mlp import MLPPolicy
-    from collector.store.dataset import Dataset, load_episodes
+    from collector.store.dataset import Dataset, Transitions, load_episodes
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
     from collector.store.head import make_head
     from collector.store.record.record_episodes import RecordEpisodes
-    from collector.store.sampling import Transitions
     from collector.store.writer import StoreWriter
 
 Collector = SyncDataCollector
@@ -91,22 +89,22 @@ __all__ = [
 _LOADED_WHEN_USED = {
     "ActorConfig": "collector.cluster.actor_config",
     "ClusterStats": "collector.cluster.cluster_stats",
-    "Job": "collector.job.job",
-    "JobError": "collector.job.job",
+    "Job": "collector.jobs.job",
+    "JobError": "collector.jobs.job",
     "MLPPolicy": "collector.policy.mlp",
     "Dataset": "collector.store.dataset",
     "RecordEpisodes": "collector.store.record.record_episodes",
     "StoreWriter": "collector.store.writer",
-    "Transitions": "collector.store.sampling",
+    "Transitions": "collector.store.dataset",
     "load_episodes": "collector.store.dataset",
     "make_head": "collector.store.head",
     "export": "collector.store.export.targets",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
-    "load_job": "collector.job.job_files",
-    "resume_job": "collector.job.run",
-    "run_job": "collector.job.run",
-    "save_statistics": "collector.job.statistics.frozen",
+    "load_job": "collector.jobs.job",
+    "resume_job": "collector.jobs.run",
+    "run_job": "collector.jobs.run",
+    "save_statistics": "collector.jobs.statistics",
     "TorchVectorEnv": "collector.device.torch_vector_env",
     "to_torchrl": "collector.device.to_torchrl",
 }

@@ -1,8 +1,8 @@
-"""`python -m collector`: see `collector.job.cli`."""
+"""`python -m collector`: see `collector.jobs.cli`."""
 
 import sys
 
-from collector.job.cli import main
+from collector.jobs.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,18 +13,16 @@ from gymnasium.vector import VectorEnv
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.concatenate import concatenate
-from collector.batch.info_columns import InfoColumns, check_info_keys
-from collector.batch.postprocessing import Finishing, truncate_last
-from collector.batch.request import BatchRequest
-from collector.batch.step_extras import CheckedHook, RowLayout, StepHook
+from collector.batch.rollout import truncate_last
+from collector.batch.step_extras import CheckedHook, InfoColumns, RowLayout, StepHook, check_info_keys
 from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.episodes.episode import Ended
 from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
-from collector.loops.batch_iterator import BatchIterator
-from collector.loops.collection_loop import CollectionLoop
+from collector.loops.batch_iterator import BatchIterator, Finishing
+from collector.loops.collection_loop import BatchRequest, CollectionLoop
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
 from vecenv.transforms.compose import flat

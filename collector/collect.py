@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from collector.arguments import at_least_one
-from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_extras import StepBatch, StepHook
 from collector.episodes.episode import Ended, Episode, EpisodeCutter
 from collector.interruptor import Interruptor
+from collector.loops.collection_loop import BatchRequest
 
 CHUNK = 64
 """Steps of each env between two checks which episodes have ended."""

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from collector.arguments import at_least_one
-from collector.batch.postprocessing import truncate_last
-from collector.batch.request import BatchRequest
-from collector.batch.rollout import Rollout
+from collector.batch.rollout import Rollout, truncate_last
 from collector.batch.step_extras import CheckedHook, StepBatch
 from collector.interruptor import Interruptor
+from collector.loops.collection_loop import BatchRequest
 from collector.policy.action_trees import common_layout
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw_legal, masks_of

@@ -16,7 +16,8 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
-from collector.job.cli import main
+from collector.jobs.cli import main
+from collector.store.packed import arrays_of
 from tests.backends import FULL
 from tests.stored import OBS, assert_same, episode, tree_episode, write
 from vecenv import nest
@@ -36,7 +37,7 @@ def minari() -> Any:
 def expected_arrays(data: Dataset) -> dict[str, np.ndarray]:
     """All episodes as the arrays of one shard."""
     (block,) = data.blocks(2**40)
-    return block.arrays()
+    return arrays_of(block)
 
 
 def array_of(column: Any, field: Any) -> np.ndarray:

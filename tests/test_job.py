@@ -17,14 +17,11 @@ import pytest
 
 from collector import Dataset, DatasetError, episode_seed
 from collector.interruptor import StopSignals
-from collector.job.committing import Committer
-from collector.job.job import JobError
-from collector.job.look.metrics import Metrics
-from collector.job.playing import JobFailedError
-from collector.job.run import resume_job, run_job
+from collector.jobs.job import JobError
+from collector.jobs.look import Metrics
+from collector.jobs.playing import JobFailedError
+from collector.jobs.run import resume_job, run_job
 from collector.store import system_calls
-from collector.store.head import make_head
-from collector.store.writer import StoreWriter
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
 
@@ -120,25 +117,13 @@ class TestWhatAJobWrites:
         with pytest.raises(JobError, match="cannot be read with weights_only=True"):
             run_job(job(policy="mlp", checkpoint=str(tmp_path / "object.pt"), device="cpu"), tmp_path / "b")
 
-    def test_a_commit_is_due_when_more_comes_than_may_wait(self, uninterrupted: Path, tmp_path: Path) -> None:
-        first, *others = Dataset(uninterrupted)
-        with (
-            StoreWriter(tmp_path / "a", make_head()) as writer,
-            Committer(writer, 2 * first.nbytes, seconds=3600.0) as committer,
-        ):
-            committer.add([first])
-            committer.add(others)
+    @pytest.mark.parametrize("due", [{"shard_bytes": 1}, {"shard_seconds": 1e-9}], ids=str)
+    def test_a_commit_is_due_by_size_and_by_time(self, due: Any, uninterrupted: Path, tmp_path: Path) -> None:
+        seen: list[int] = []
+        on_progress = lambda state: seen.append(state.episodes - len(Dataset(tmp_path / "a")))  # noqa: E731
+        run_job(job(**counting(), episodes=40, **due), tmp_path / "a", on_progress=on_progress)
+        assert {*seen} == {0}, "each batch is committed before the next one"
         assert_same(tmp_path / "a", uninterrupted)
-
-    def test_a_commit_is_due_by_time_though_nothing_is_added(self, uninterrupted: Path, tmp_path: Path) -> None:
-        with (
-            StoreWriter(tmp_path / "a", make_head()) as writer,
-            Committer(writer, 2**30, seconds=0.05) as committer,
-        ):
-            for number, episode in enumerate(Dataset(uninterrupted)[:2]):
-                committer.add([episode])
-                while len(Dataset(tmp_path / "a")) <= number:
-                    time.sleep(0.01)
 
     def test_observations_that_are_no_arrays_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"object"):

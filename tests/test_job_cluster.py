@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import random
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,11 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.cluster.actor_pool import Actor as Place
-from collector.cluster.actor_pool import Answer
-from collector.job import run
-from collector.job.job import JobError
-from collector.job.on_cluster import cluster_player, episode_actor
-from collector.job.on_cluster.episode_actor import ActorReport, EpisodeActor
-from collector.job.playing import JobFailedError
-from collector.job.run import resume_job, run_job
-from collector.store.head import HEAD
-from collector.store.writer import StoreWriter
+from collector.jobs import on_ray, run
+from collector.jobs.job import JobError
+from collector.jobs.on_ray import Played, Range, play_range
+from collector.jobs.playing import JobFailedError
+from collector.jobs.run import resume_job, run_job
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
 
@@ -42,107 +35,45 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# The actor, in this process.
+# The task, in this process.
 
 
-class Actor(EpisodeActor):
-    """The first of two actors, as a driver uses it."""
-
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        super().__init__(0, 2)
-        self.folder = folder
-        self.start(job(**{**counting(), "episodes": EPISODES, **changes}), str(folder), "cpu", 0)
-        self.reports: list[ActorReport] = []
-
-    def __enter__(self) -> Actor:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.flush()
-        self.close()
-
-    def play_all(self, numbers: range) -> None:
-        """Play these, and none of others."""
-        before = len(self.over)
-        self.reports.append(self.play(numbers, False))
-        while len(self.over) < before + len(numbers):
-            self.reports.append(self.play([], False))
-
-    def open_folder(self, recorded: tuple[str, ...] = ()) -> None:
-        """Open the folder, which has a head."""
-        self.reports.append(self.open(hashlib.sha256((self.folder / HEAD).read_bytes()).hexdigest(), recorded))
-
-    @property
-    def over(self) -> list[int]:
-        """The numbers of the episodes that have ended or are skipped."""
-        ended = [number for report in self.reports for number, _, _ in report.ended]
-        return ended + [number for report in self.reports for number in report.skipped]
+def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> Played:
+    """Play these episodes; without a head it is only found out."""
+    wanted = job(**{**counting(), "episodes": EPISODES, **changes})
+    return play_range(Range(wanted, str(part), head, "cpu", [*numbers]))
 
 
-def test_an_actor_reports_what_has_ended_and_the_lines_of_its_shards(uninterrupted: Path, tmp_path: Path) -> None:
-    with Actor(tmp_path, shard_bytes=1500) as actor:
-        actor.play_all(range(5))
-        head = actor.reports[0].head
-        assert head is not None
-        assert head["repeatable"]
-        with StoreWriter(tmp_path, head) as writer:
-            actor.open_folder()
-            actor.play_all(range(5, EPISODES))
-            actor.reports.append(actor.flush())
-            for report in actor.reports:
-                writer.record(report.lines)
-            writer.end()
-    ended = {number: (length, total) for report in actor.reports for number, length, total in report.ended}
-    data = Dataset(tmp_path)
-    assert [ended[number] for number in range(EPISODES)] == list(zip(data.lengths, data.returns, strict=True))
-    assert len(data.shard_files) > 2
-    assert {Path(name).parent.name for name in data.shard_files} == {"w001"}
+def test_a_task_returns_its_head_and_fills_a_data_set_of_its_own(uninterrupted: Path, tmp_path: Path) -> None:
+    first = play(tmp_path, None, range(5))
+    assert first.head is not None
+    assert (first.head["repeatable"], first.episodes, [*tmp_path.iterdir()]) == (True, 0, [])
+    played = play(tmp_path, first.head, range(EPISODES), shard_bytes=1500)
+    assert (played.error, played.episodes) == (None, EPISODES)
+    assert len(Dataset(tmp_path).shard_files) > 1
     assert_same(tmp_path, uninterrupted)
 
 
-def test_what_an_actor_has_not_reported_is_removed_by_the_next_one_in_its_folder(tmp_path: Path) -> None:
-    run_job(job(**counting(), episodes=3), tmp_path)
-    own = tmp_path / "shards" / "w001"
-    with Actor(tmp_path) as actor:
-        actor.open_folder()
-        for numbers in (range(3, 6), range(6, 9)):
-            actor.play_all(numbers)
-            actor.flush()
-        with Actor(tmp_path) as other:
-            other.open_folder()
-            assert (tmp_path / "shards" / "w003").is_dir(), "the first one still has its folder"
-    assert sorted(path.name for path in own.glob("0*")) == ["000000", "000001"]
-    with Actor(tmp_path) as actor:
-        actor.open_folder(("shards/w001/000000",))
-        assert [path.name for path in own.glob("0*")] == ["000000"]
+def test_a_task_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "SEES_WITHIN", 0.0)
+    text = rf"the job has made {tmp_path / 'a'}, and a task on the node .* sees no such folder: the folder of a"
+    with pytest.raises(DatasetError, match=text):
+        play(tmp_path / "a", {}, [0])
 
 
-def test_an_actor_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode_actor, "SEES_WITHIN", 0.0)
-    text = rf"the job has written {tmp_path / HEAD}, and actor 0 on the node .* sees {{}}: the folder of a job on a"
-    with Actor(tmp_path) as actor:
-        with pytest.raises(DatasetError, match=text.format("no such file")):
-            actor.open("", ())
-        run_job(job(**counting(), episodes=3), tmp_path)
-        with pytest.raises(DatasetError, match=text.format("another file there")):
-            actor.open("", ())
-
-
-def test_an_actor_skips_what_fails_and_goes_on_afterwards(uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_task_skips_what_fails(uninterrupted: Path, tmp_path: Path) -> None:
     failing = [episode.number for episode in Dataset(uninterrupted) if episode.seed % 13 == 0]
-    with Actor(tmp_path, **counting(every=13)) as actor:
-        actor.play_all(range(20))
-        actor.play_all(range(20, EPISODES))
-    assert sorted(number for report in actor.reports for number in report.skipped) == failing
-    assert sum(report.retried for report in actor.reports) == len(failing)
-    assert sorted(actor.over) == list(range(EPISODES))
+    played = play(tmp_path, Dataset(uninterrupted).head, range(EPISODES), **counting(every=13))
+    assert sorted(played.skipped) == failing
+    assert played.retried == len(failing)
+    assert {*Dataset(tmp_path).numbers.tolist()} == {*range(EPISODES)} - {*failing}
 
 
 def test_jobs_that_are_not_for_actors_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
         ({"transforms": ("VecNorm",)}, {}, "the statistics of VecNorm go from one episode to the next"),
-        ({"backend": "ray"}, {}, "leave it out, or name the backend of each actor"),
-        ({"device": "cuda:1"}, {}, "an actor sees its own GPU only"),
+        ({"backend": "ray"}, {}, "leave it out, or name the backend of each task"),
+        ({"device": "cuda:1"}, {}, "a task sees its own GPU only"),
         ({}, {"cluster_actors": 0}, "must be at least 1, got 0"),
         ({}, {"cluster": None, "cluster_actors": 2}, "--cluster auto"),
     )
@@ -152,53 +83,37 @@ def test_jobs_that_are_not_for_actors_are_refused_before_anything_is_done(tmp_pa
     assert not (tmp_path / "a").exists()
 
 
-class ActorsHere:
-    """In the place of an `ActorPool`: the actors live in this process, answer in any order, and die at any moment.
+class RayHere:
+    """In the place of Ray: tasks run in this process, end in any order, and die at any moment."""
 
-    One that has died keeps its folder, as a process does that is still ending.
-    """
+    class exceptions:
+        TaskCancelledError = type("TaskCancelledError", (Exception,), {})
 
-    def __init__(self, deadly: float, seed: int, *pool: Any) -> None:
-        _, count, _, self._start_arguments, _ = pool
+    def __init__(self, deadly: float, seed: int) -> None:
+        self.ray = self
         self._rng, self._deadly = random.Random(seed), deadly
-        self.actors = [Place(index) for index in range(count)]
-        self.failures: list[Any] = []
-        self._made: list[EpisodeActor] = []
+        self._calls: dict[int, bytes] = {}
 
-    @property
-    def alive(self) -> list[Place]:
-        return self.actors
+    def start_task(self, function: Any, options: Any, task: Range) -> int:
+        assert function is play_range
+        self._calls[len(self._calls)] = pickle.dumps(task)
+        return len(self._calls) - 1
 
-    def start(self) -> None:
-        for actor in self.actors:
-            self._launch(actor)
+    def wait(self, tasks: list[int], num_returns: int, timeout: float) -> Any:
+        return [self._rng.choice(tasks)], []
 
-    def ask(self, actor: Place, *call: Any) -> None:
-        actor.calls.append(pickle.loads(pickle.dumps(call)))
-
-    def next_answer(self, timeout: float) -> Any:
-        actor = self._rng.choice([actor for actor in self.actors if actor.calls])
-        name, *arguments = actor.calls.popleft()
+    def get(self, task: int) -> Played:
         moment = self._rng.random()
-        if moment > self._deadly / 2:
-            report = getattr(actor.handle, name)(*arguments)
-        if moment > self._deadly:
-            return Answer(actor, pickle.loads(pickle.dumps(report)), 0)
-        self.failures.append(name)
-        actor.calls.clear()
-        actor.stats.restarts += 1
-        self._launch(actor)
-        return None
+        if moment < self._deadly / 2:
+            raise ConnectionError("it died before it had done anything")
+        played = play_range(pickle.loads(self._calls[task]))
+        if moment < self._deadly:
+            raise ConnectionError("it died when it had committed everything")  # which is not lost
+        found: Played = pickle.loads(pickle.dumps(played))
+        return found
 
-    def close(self) -> None:
-        for made in self._made:
-            made.flush()
-            made.close()
-
-    def _launch(self, actor: Place) -> None:
-        actor.handle = EpisodeActor(actor.index, len(self.actors))
-        actor.handle.start(*self._start_arguments(actor))
-        self._made.append(actor.handle)
+    def cancel(self, task: int, force: bool) -> None:
+        assert force, "an overshoot is not needed"
 
 
 @pytest.mark.parametrize(
@@ -209,21 +124,21 @@ class ActorsHere:
         *(pytest.param(seed, {"episodes": EPISODES}, marks=FULL) for seed in (0, 2, 3)),
     ],
 )
-def test_whenever_actors_die_each_episode_is_there_once(
+def test_whenever_tasks_die_each_episode_is_there_once(
     seed: int, much: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_actor, "SLICE", 0.002)
-    monkeypatch.setattr(cluster_player, "MOST_DEATHS", 100)
-    monkeypatch.setattr(run, "connect_to", nullcontext)
-    monkeypatch.setattr(cluster_player, "ActorPool", partial(ActorsHere, 0.2 * (seed > 0), seed))
+    here = RayHere(0.5 * (seed > 0), seed)
+    monkeypatch.setattr(on_ray, "MOST_DEATHS", 100)
+    monkeypatch.setattr(on_ray, "start_task", here.start_task)
+    monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
+    monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(here))
     wanted = job(**counting(), **much, shard_bytes=1000)
     run_job(wanted, tmp_path / "whole")
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=1 + seed % 3)
     data, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
     assert (state.status, state.episodes, state.steps) == ("complete", len(whole), whole.steps)
-    assert [note.split(" ", 1)[1] for note in state.notes] == ["actors failed, and what they had was played again"] * (
-        seed > 0
-    )
+    lost = [note.split(" ", 1)[1] for note in state.notes]
+    assert lost == ["tasks failed, and what they had was played again"] * (seed > 0)
     assert data.verify() == []
     assert_same(tmp_path / "a", tmp_path / "whole")
 
@@ -231,15 +146,10 @@ def test_whenever_actors_die_each_episode_is_there_once(
 # On Ray.
 
 
-def actors_of(folder: Path) -> list[int]:
-    """The pids of the actors that play for a folder, on this machine."""
-    found = []
-    for path in sorted((folder / "shards").glob("w*/writer.lock")):
-        pid = int(path.read_text().split()[1])
-        with suppress(psutil.Error):
-            if "EpisodeActor" in " ".join(psutil.Process(pid).cmdline()):
-                found.append(pid)
-    return found
+def tasks_of(folder: Path) -> list[int]:
+    """The pids of the tasks that play for a folder, on this machine."""
+    locks = (path.read_text().split() for path in (folder / "shards").glob("w*/writer.lock"))
+    return sorted(int(words[1]) for words in locks if len(words) > 1 and psutil.pid_exists(int(words[1])))
 
 
 @FULL
@@ -262,7 +172,7 @@ def test_actors_write_the_episodes_of_a_local_job(uninterrupted: Path, tmp_path:
     assert state.frames >= state.steps
     assert data.head["job"] == Dataset(uninterrupted).head["job"] | {"shard_bytes": 2000}
     assert data.head["ran_on"]["actors"] == 2
-    assert {Path(name).parent.name for name in data.shard_files} <= {"w001", "w002"}
+    assert [path.name for path in (tmp_path / "a" / "shards").iterdir() if path.name.startswith("w")] == []
     assert not state.notes
     assert_same(tmp_path / "a", uninterrupted)
 
@@ -284,9 +194,9 @@ class TestOnRay:
     def test_an_env_that_ends_its_actor_again_and_again_ends_the_job(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cluster_player, "MOST_DEATHS", 2)
+        monkeypatch.setattr(on_ray, "MOST_DEATHS", 2)
         failing = job(**counting(every=episode_seed(0, 30), how="kill"), episodes=EPISODES)
-        with pytest.raises(JobFailedError, match=r"2 actors have died while they had .*\b30\b.*died during its work:"):
+        with pytest.raises(JobFailedError, match=r"2 tasks have died while they had .*\b30\b"):
             run_job(failing, tmp_path / "a", cluster="auto", cluster_actors=2)
         data = Dataset(tmp_path / "a")
         assert 30 not in data.numbers
@@ -337,14 +247,14 @@ def running(ray_address: str, tmp_path: Path) -> Iterator[Any]:
         while not (folder / "manifest.jsonl").exists() or len(Dataset(folder)) < 100:
             assert started.poll() is None
             time.sleep(0.05)
-        assert len(actors_of(folder)) == 2
+        assert len(tasks_of(folder)) == 2
         yield started
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_command_and_its_actors_cleanly(signum: int, running: Any, tmp_path: Path) -> None:
-    actors = actors_of(tmp_path / "a")
+    actors = tasks_of(tmp_path / "a")
     before, began = len(Dataset(tmp_path / "a")), time.monotonic()
     running.send_signal(signum)
     out, error = running.communicate(timeout=60)
@@ -359,7 +269,7 @@ def test_a_signal_ends_the_command_and_its_actors_cleanly(signum: int, running: 
 
 @pytest.mark.ray
 def test_actors_end_with_a_driver_that_is_killed_and_the_job_goes_on_at_once(running: Any, tmp_path: Path) -> None:
-    actors = actors_of(tmp_path / "a")
+    actors = tasks_of(tmp_path / "a")
     running.kill()
     running.communicate()
     before = Dataset(tmp_path / "a").numbers.tolist()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +11,9 @@ import numpy as np
 import pytest
 
 from collector import Dataset
-from collector.job.cli import main
+from collector.jobs.cli import main
 from tests.backends import FULL
-from tests.job_envs import HERE, ROOT
+from tests.job_envs import ROOT
 
 PONG = ["--env", "ALE/Pong-v5", "--num-envs", "2", "--max-episode-steps", "30"]
 
@@ -62,61 +60,27 @@ class TestAtari:
             np.testing.assert_array_equal(one.obs, other.obs)
 
 
-class TestSize:
-    @FULL
-    def test_a_dry_run_says_how_much_would_be_written(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        arguments = ["--env", "CartPole-v1", "--num-envs", "2", "--backend", "dummy"]
-        assert main(["run", *arguments, "--steps", "5000", "--dry-run"]) == 0
-        assert list(tmp_path.iterdir()) == [], "and nothing is"
-        size = json.loads(capsys.readouterr().out)["size"]
-        data = collect(tmp_path / "a", *arguments, "--steps", "5000")
-        assert data.nbytes == pytest.approx(size["bytes"], rel=0.25)  # heads of shards are left out
-        assert size["bytes_per_step"] == size["plain_bytes_per_step"] > size["compressed_bytes_per_step"]
-        assert size["bytes_per_hour"] == pytest.approx(
-            size["steps_per_second"] * size["bytes_per_step"] * 3600, rel=0.01
-        )
-        assert re.fullmatch(
-            r"about 1\d\d\.\d KiB for the job: \d\d bytes a step, .* an hour at .* steps/s", size["in_words"]
-        )
-        arguments = ["--env", "Pendulum-v1", "--backend", "dummy", "--max-episode-steps", "50", "--episodes", "40"]
-        assert "note: about" not in capsys.readouterr().out, "it is small"
-        assert main(["run", *arguments, "--dry-run", "--compress", "true"]) == 0
-        size = json.loads(capsys.readouterr().out)["size"]
-        assert size["bytes"] == pytest.approx(40 * 50 * size["compressed_bytes_per_step"], rel=0.01)
-        data = collect(tmp_path / "b", *arguments, "--compress", "true")
-        assert data.nbytes == pytest.approx(size["bytes"], rel=0.3)
-
-    def test_an_env_that_cannot_be_made_is_found(self, capsys: Any) -> None:
-        failing = ["--env", f"{HERE}:Counting", "--env-kwargs", '{"every": 1}']
-        for env, message in (
-            (["--env", "CartPoll-v1"], "there is no env CartPoll-v1"),
-            (failing, "fails in its first steps: OverflowError"),
+class TestHelp:
+    def test_it_names_the_command_and_flags_of_no_other(self, capsys: Any) -> None:
+        with pytest.raises(SystemExit):
+            main(["run", "--help"])
+        out = capsys.readouterr().out
+        assert out.startswith("usage: python -m collector run [-h] ")
+        for text in (
+            "--num-envs N     Envs side by side. [8]",
+            "--wrapper JSON",
+            "auto|dummy|ray|shmem|subproc|thread",
         ):
-            assert main(["run", *env, "--steps", "9", "--backend", "dummy", "--on-error", "raise", "--dry-run"]) == 2
-            assert message in capsys.readouterr().err
-
-    @FULL
-    def test_a_large_job_says_so_when_it_begins(self, tmp_path: Path, capsys: Any) -> None:
-        large = ["--env", f"{HERE}:Large", "--num-envs", "1", "--backend", "dummy", "--on-error", "raise"]
-        with pytest.raises(OverflowError, match="enough"):  # the env itself ends the job
-            main(["run", *large, "--episodes", str(20_000), "--no-plot", "--out", str(tmp_path / "a")])
-        [note] = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
-        assert note.startswith("note: about 1.5 GiB for 20,000 episodes, 78.1 KiB a step; ")
-        assert "compress = true makes it smaller" in note
-
-    def test_a_disk_without_room_is_said(self) -> None:
-        from collector import Job
-        from collector.job.look.progress_report import size_note
-        from collector.job.run import JobState
-
-        state = JobState(Job(env="CartPole-v1", steps=1000, compress=True), Path("a"), bytes_of_step=1024.0)
-        assert size_note(state, free=2e6) == ""
-        assert size_note(state, free=2**19) == (
-            "note: about 1,000.0 KiB for 1,000 steps, 1.0 KiB a step; only 512.0 KiB are free there"
-        )
+            assert text in out
+        assert "{None}" not in out
+        assert "(default: True)" not in out
+        with pytest.raises(SystemExit):
+            main(["run", "--episode", "3"])
+        error = capsys.readouterr().err
+        assert error.count("--episodes N") == 1
+        assert "run python -m collector run --help" in error
+        assert main([]) == main(["--help"]) == 0
+        assert "  resume   Go on with the job of a folder where it was." in capsys.readouterr().out
 
 
 class TestOwnCode:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import msgspec
+import numpy as np
 import pytest
+from gymnasium.wrappers import FlattenObservation
 
-from collector import Dataset, Job, load_job
-from collector.job.cli import main
-from collector.job.job import JobError
-from collector.job.job_files import with_settings
+from collector import Dataset, Job, load_job, run_job
+from collector.jobs.cli import main
+from collector.jobs.job import JobError, with_settings
 from tests.backends import FULL
 from tests.job_envs import HERE, ROOT
+from vecenv.transforms import StepCounter
 
 TOML = """
 env = "CartPole-v1"
@@ -61,12 +66,15 @@ class TestFiles:
         for line, message in (
             ("episods = 3", "a job has no 'episods'; did you mean 'episodes'?"),
             ("colour = 3", "a job has no 'colour'; it has env, episodes, steps, "),
-            ("num_workers = 'two'", "num_workers: Expected `int | null`, got `str`"),
-            ("max_failed = 1.5", "max_failed: Expected `int`, got `float`"),
-            ("retries = -1", "retries must be at least 0, got -1"),
+            ("num_workers = 'two'", "num_workers: Expected `int | null`, got `str`: 'two'"),
+            ("max_failed = 1.5", "max_failed: Expected `int`, got `float`: 1.5"),
+            ("retries = -1", "retries: Expected `int` >= 0, got -1"),
+            ("policy_threads = 65537", "policy_threads: Expected `int` <= 65536, got 65537"),
+            ("transforms = [{call = 'VecNorm', kwarg = {}}]", "transforms[0]: Object contains unknown field `kwarg`"),
             ("steps = 3", "a job has either episodes = N or steps = N, not both"),
             ("num_workers = 1", "the dummy backend has none; use backend = "),
-            ("step_timeout = nan", "step_timeout must be a positive number of seconds, got nan"),
+            ("step_timeout = nan", "step_timeout: Expected `float` > 0.0, got nan"),
+            ("shard_seconds = inf", "shard_seconds: Expected `float` <= 1000000000.0, got inf"),
             ("policy = 'clever'", 'policy must be "random", "mlp" or "module:attr", got \'clever\''),
             ("checkpoint = 'w.pt'", "random actions have no checkpoint"),
             ("device = 'tpu'", 'device must be "auto", "cpu", "cuda" or "cuda:N", got \'tpu\''),
@@ -107,6 +115,75 @@ class TestFiles:
         for text in ("1.5", "1e-3", "nan", "inf", "1e999", "0x10", "many", "0", "-1"):
             with pytest.raises(JobError, match="steps"):
                 with_settings(job, [f"steps={text}"])
+
+
+class Cell(gymnasium.Env):
+    """An env that a program passes as it is."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 9, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        return np.ones(1, np.float32), 1.0, True, False, {}
+
+
+def policy(obs: Any) -> Any:
+    return np.zeros(len(obs["step_count"]), int)
+
+
+class TestPrograms:
+    def test_classes_and_functions_are_named(self, tmp_path: Path) -> None:
+        job = Job(env=Cell, policy=policy, wrappers=FlattenObservation, transforms=[StepCounter], episodes=3.0)  # type: ignore[arg-type]
+        assert (job.env, job.policy, job.episodes) == (f"{__name__}:Cell", f"{__name__}:policy", 3)
+        assert (job.wrappers, job.transforms) == (
+            ("gymnasium.wrappers:FlattenObservation",),
+            ("vecenv.transforms:StepCounter",),
+        )
+        state = run_job(msgspec.structs.replace(job, backend="dummy", num_envs=1), tmp_path)
+        assert state.status == "complete"
+        text = repr(state)
+        assert len(text) < 500
+        assert "return in this run  mean 1.0" in text
+        assert "<td>mean 1.0, from 1 to 1</td>" in state._repr_html_()
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"backend": "shm"}, "backend: Invalid enum value 'shm'; it is one of auto, dummy, ray, shmem,"),
+            (
+                {"env": lambda: Cell()},
+                "env: <function .* has no name by which workers, and a job that is resumed, find it",
+            ),
+            ({"policy": 3}, "policy: 3 has no name by which"),
+            ({"wrappers": [{"call": "ClipAction", "frozen": "a.json"}]}, "wrappers: `frozen` is for transforms"),
+        ],
+    )
+    def test_values_are_checked_when_a_job_is_made(self, settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(JobError, match=message):
+            Job(**{"env": "CartPole-v1", "episodes": 3, **settings})
+
+    def test_help_describes_each_field(self) -> None:
+        text = str(Job.__doc__).partition("Args:")[2]
+        assert re.findall(r"^        (\w+): ", text, re.M) == list(Job.__struct_fields__)
+
+    @FULL
+    @pytest.mark.parametrize("backend", ["dummy", "shmem"])
+    def test_what_a_program_defines_itself_works_on_every_backend(self, backend: str, tmp_path: Path) -> None:
+        code = f"""
+import gymnasium
+from collector import Job, run_job
+
+class Cell(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 9, (1,)), gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None): return self.observation_space.sample(), {{}}
+    def step(self, action): return self.observation_space.sample(), 1.0, True, False, {{}}
+
+print(run_job(Job(env=Cell, backend="{backend}", num_envs=2, episodes=3), {str(tmp_path / "a")!r}).status)
+"""
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("complete\n", "")
 
 
 class TestCommandLine:
@@ -172,7 +249,10 @@ class TestCommandLine:
             ("run --episodes 3", "a job has an env"),
             ("run --env CartPole-v1", "a job has either episodes = N or steps = N"),
             ("run --env CartPoll-v1 --steps 3", "there is no env CartPoll-v1: "),
-            ("run --env CartPole-v1 --steps 0", "steps must be at least 1, got 0"),
+            ("run --env CartPole-v1 --steps 0", "steps: Expected `int` >= 1, got 0"),
+            ("run --env CartPole-v1 --steps 3 --wrapper {call:x}", "wrappers: {call:x} is no JSON: "),
+            (f"run --env {HERE}:Wlak --steps 3 --backend dummy", f"there is no 'Wlak' in {HERE}, which the job names"),
+            (f"tune {HERE}:Counting", f"is no job file; an env is named by a flag: --env {HERE}:Counting"),
             ("run --env CartPole-v1 --steps 3 --backend ship", "backend: Invalid enum value 'ship'"),
             ("run --env none:X-v0 --steps 3 --backend dummy", "No module named 'none'"),
             (f'run --env CartPole-v1 --steps 3 --policy {HERE}:Mean --policy-kwargs {{"size":3}}', "argument 'size'"),
@@ -218,7 +298,7 @@ class TestCommandLine:
         code = (
             "import os, sys\n"
             "if not os.fork():\n"
-            "    from collector.job.cli import main\n"
+            "    from collector.jobs.cli import main\n"
             "    try: main(['run', '--help'])\n"
             "    finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])\n"
             "print('help:', os.wait()[1])\n"
@@ -226,7 +306,7 @@ class TestCommandLine:
             "    sys.stdout.flush()\n"
             "    if not os.fork():\n"
             "        sys.modules[library] = None\n"
-            "        from collector.job.cli import main\n"
+            "        from collector.jobs.cli import main\n"
             f"        sys.exit(main({command}))\n"
             "    print(library, os.waitstatus_to_exitcode(os.wait()[1]))\n"
         )

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from collector import Dataset
-from collector.job.cli import main
-from collector.job.job import JobError
-from collector.job.look.info import dataset_info
-from collector.job.look.metrics import read_metrics
-from collector.job.look.replay import replay_episodes
-from collector.job.look.video import make_videos
-from collector.job.playing import JobFailedError
-from collector.job.run import run_job
+from collector.jobs.cli import main
+from collector.jobs.job import JobError
+from collector.jobs.look import dataset_info, read_metrics
+from collector.jobs.playing import JobFailedError
+from collector.jobs.replay import make_videos, replay_episodes
+from collector.jobs.run import run_job
 from tests.backends import FULL
 from tests.job_envs import HERE, counting, job, stop_at
 
@@ -108,7 +106,7 @@ class TestPictures:
     def test_the_picture_shows_something(self, tmp_path: Path) -> None:
         from matplotlib.image import imread
 
-        from collector.job.look.plot import plot_dataset
+        from collector.jobs.look import plot_dataset
 
         run_job(job(episodes=60), tmp_path)
         pixels = imread(plot_dataset(tmp_path))[..., :3]

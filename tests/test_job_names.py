@@ -15,14 +15,12 @@ import gymnasium
 import pytest
 
 from collector import Dataset, import_minari
-from collector.job.cli import main, script
-from collector.job.job import JobError
-from collector.job.job_files import load_job
-from collector.job.look.info import dataset_info
-from collector.job.look.replay import replay_episodes
-from collector.job.look.video import make_videos
-from collector.job.names import TRANSFORMS, WRAPPERS, check_names
-from collector.job.run import resume_job, run_job
+from collector.jobs.cli import main, script
+from collector.jobs.job import JobError, load_job
+from collector.jobs.look import dataset_info
+from collector.jobs.names import TRANSFORMS, WRAPPERS, check_names
+from collector.jobs.replay import make_videos, replay_episodes
+from collector.jobs.run import resume_job, run_job
 from collector.store.export.targets import export
 from tests.backends import FULL
 from tests.hostile import Canary
@@ -75,7 +73,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "the_same_by_its_module": env("vecenv.envs.gym_env:GymEnv", env_name=f"{MODULE}:X-v0"),
     "an_env_that_its_kwargs_name": env("GymV26Environment-v0", env_id=f"{MODULE}:X-v0"),
     "the_same_of_any_version": env("GymV21Environment", env_id=f"{MODULE}:X-v0"),
-    "a_loader_of_jobs": transform("collector.job.names:load_attr", name=f"{MODULE}:x", what="x"),
+    "a_loader_of_jobs": transform("collector.jobs.names:load_attr", name=f"{MODULE}:x", what="x"),
     # Python's own.
     "partial": transform("functools:partial", **CALLED),
     "mkdir": transform("os:mkdir", **CALLED),

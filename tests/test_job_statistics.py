@@ -17,17 +17,17 @@ import pytest
 
 from benchmarks import kills
 from collector import Dataset, DatasetError, Job, load_job, resume_job, run_job, save_statistics
-from collector.job.cli import main
-from collector.job.job import JobError, TransformCall
-from collector.job.look.info import dataset_info
-from collector.job.look.replay import replay_episodes
-from collector.job.statistics.kept import KEPT, read_statistics
+from collector.jobs.cli import main
+from collector.jobs.job import Call, JobError
+from collector.jobs.look import dataset_info
+from collector.jobs.replay import replay_episodes
+from collector.jobs.statistics import KEPT, read_statistics
 from tests.backends import FULL
 from tests.job_envs import assert_same, counting, job, stop_at
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv
 from vecenv.transforms import NormalizeReward, TransformedVectorEnv, VecNorm
 
-LEARNING = TransformCall("VecNorm", {"decay": 1.0})
+LEARNING = Call("VecNorm", {"decay": 1.0})
 TOML = """
 env = "CartPole-v1"
 num_envs = 4
@@ -88,7 +88,7 @@ class TestLearning:
 
     @FULL
     def test_an_episode_that_is_played_again_has_them_as_well(self, tmp_path: Path) -> None:
-        chain = (TransformCall("VecNorm", {"in_keys": ["count"], "decay": 1.0}),)
+        chain = (Call("VecNorm", {"in_keys": ["count"], "decay": 1.0}),)
         state = run_job(learning(**counting(every=13, how="raise"), transforms=chain), tmp_path / "a")
         assert state.skipped
         assert state.status == "complete"
@@ -222,12 +222,12 @@ class TestFrozen:
 
     @FULL
     def test_what_one_job_has_learnt_another_takes_over(self, file: Path, tmp_path: Path) -> None:
-        chain = (LEARNING, TransformCall("NormalizeReward"))
+        chain = (LEARNING, Call("NormalizeReward"))
         stopped = run_job(learning(transforms=chain), tmp_path / "a", on_progress=stop_at(8))
         resumed = resume_job(tmp_path / "a")
         assert seen(tmp_path / "a", "count", "1.NormalizeReward") == stopped.frames + resumed.frames
         known = str(tmp_path / "a" / KEPT)
-        frozen = tuple(TransformCall(each.call, each.kwargs, known) for each in chain)
+        frozen = tuple(Call(each.call, each.kwargs, known) for each in chain)
         assert run_job(learning(transforms=frozen), tmp_path / "b").repeatable
         [one, two] = Dataset(tmp_path / "b").head["job"]["transforms"]
         assert one["frozen"]["state"]["reward_count"] == seen(tmp_path / "a")
@@ -256,7 +256,7 @@ class TestFrozen:
         assert run_job(load_job(file), tmp_path / "a").repeatable
 
     def test_what_has_no_statistics_cannot_be_frozen(self, file: Path, tmp_path: Path) -> None:
-        entry = TransformCall("StepCounter", {}, str(tmp_path / "stats/cartpole.json"))
+        entry = Call("StepCounter", {}, str(tmp_path / "stats/cartpole.json"))
         with pytest.raises(JobError, match="StepCounter cannot be frozen: it has no statistics; remove `frozen`"):
             run_job(job(transforms=(entry,)), tmp_path / "a")
         with pytest.raises(ValueError, match="has no statistics to save"):

@@ -44,7 +44,7 @@ LAYERS = """
     collector.loops
     collector.env_source collector.collect collector.evaluation collector.base_collector
     collector.sync_collector collector.async_collector collector.rollouts
-    collector.job collector.cluster
+    collector.jobs collector.cluster
     collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.strip().splitlines()) for entry in entries.split()}
@@ -60,13 +60,13 @@ OPTIONAL = """
     torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/facades/sb3_agents.py
-    matplotlib: collector/*
+    matplotlib: collector/jobs/look.py
     threadpoolctl: vecenv/backends/pool/spinning_threads.py
-    msgspec: collector/job/** collector/store/schema.py
-    tyro: collector/job/cli.py collector/job/commands.py collector/job/job_flags.py
-    yaml tomli: collector/job/job_files.py
-    imageio imageio_ffmpeg: collector/job/look/video.py
-    rich: collector/job/look/progress_report.py collector/cluster/cluster_stats.py
+    msgspec: collector/jobs/** collector/store/schema.py
+    tyro: collector/jobs/cli.py collector/jobs/commands.py
+    yaml tomli: collector/jobs/job.py
+    imageio imageio_ffmpeg: collector/jobs/replay.py
+    rich: collector/jobs/report.py collector/cluster/cluster_stats.py
     cv2: vecenv/transforms/*
     minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**
@@ -223,7 +223,7 @@ def test_a_project_that_keeps_the_rules_passes_them_all():
         ("vecenv/venvs.py", ["import vecenv.testing", "import collector.sync_collector"], "a higher layer"),
         ("vecenv/base.py", ["import vecenv", "from . import WorkerDiedError"], "own package"),
         ("vecenv/backends/shmem.py", ["from vecenv.backends import Backend"], "own package"),
-        ("collector/job/run.py", ["from collector import Rollout"], "own package"),
+        ("collector/jobs/run.py", ["from collector import Rollout"], "own package"),
         ("vecenv/errors.py", ["import vecenv.nest"], "cycle: vecenv.errors, vecenv.nest"),
         ("vecenv/errors.py", [TRIED], "cycle: vecenv.backends.base, vecenv.base, vecenv.errors"),
         ("vecenv/nest.py", ["import torch", "def f():\n    import torch"], "only in collector/"),

@@ -18,9 +18,9 @@ from collector_envs import cartpoles, kinds
 from ctrl_c import interrupt_at_random
 
 from collector import SyncDataCollector
-from collector.job.cli import main
-from collector.job.job import Job
-from collector.job.run import run_job
+from collector.jobs.cli import main
+from collector.jobs.job import Job
+from collector.jobs.run import run_job
 from tests.backends import FULL
 from vecenv import DummyVectorEnv
 
@@ -206,7 +206,7 @@ class TestArguments:
 
     def test_the_command_line_refuses_what_is_no_count(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--env", "CartPole-v1", "--steps", "9", "--policy-threads", "0"]) == 2
-        assert "policy_threads must be at least 1, got 0" in capsys.readouterr().err
+        assert "policy_threads: Expected `int` >= 1, got 0" in capsys.readouterr().err
 
 
 def tasks() -> set[str]:

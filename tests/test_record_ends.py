@@ -246,21 +246,21 @@ def test_episodes_beyond_an_end_are_not_taken_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_fsync")
-def test_one_episode_that_cannot_be_stored_loses_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [DummyVectorEnv, partial(SyncVectorEnv, autoreset_mode=AutoresetMode.SAME_STEP)])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_one_episode_that_cannot_be_stored_loses_no_other(kind: Any, number: float, tmp_path: Path) -> None:
     class Broken(Numbered):
         def step(self, action: Any) -> Any:
             obs, reward, *rest = super().step(action)
-            return obs, float("nan") if self.episode == 5 else reward, *rest
+            return obs, number if self.episode == 5 else reward, *rest
 
     for name, left in (("a", None), ("b", ZeroDivisionError())):
         with pytest.raises(DatasetError if left is None else ZeroDivisionError) as error:
-            leave_raising(RecordEpisodes(DummyVectorEnv([partial(Broken, 0), *env_fns()[1:]]), tmp_path / name), left)
+            leave_raising(RecordEpisodes(kind([partial(Broken, 0), *env_fns()[1:]]), tmp_path / name), left)
         text = str(error.value) if left is None else error.value.__notes__[0]
-        assert "of env 0 has the reward nan in step 0" in text
+        assert f"of env 0 has the reward {number} in step 0; NaN and infinity are not stored" in text
         found = assert_whole(Dataset(tmp_path / name), complete=False)
-        assert (0, 5) not in found
-        assert (0, 4) in found
-        assert (0, 6) in found
+        assert [each in found for each in ((0, 4), (0, 5), (0, 6))] == [True, False, True]
 
 
 def leave_raising(envs: Any, error: BaseException | None) -> None:

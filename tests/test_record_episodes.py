@@ -14,11 +14,10 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 
-from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, SyncDataCollector, make_head
-from collector.store.record.recorder import EpisodeRecorder
+from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, make_head
+from collector.store.record.recorder import EpisodeRecorder, row_layout
 from tests.backends import FULL
 from tests.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
-from tests.stored import assert_same
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest
 from vecenv.testing import Gates
 
@@ -58,80 +57,6 @@ def test_every_whole_episode_is_stored(maker: str, mode: AutoresetMode, tree: bo
         assert found[env, 1].seed is None
 
 
-def test_the_modes_give_the_same_episodes(tmp_path: Path) -> None:
-    """Of envs whose steps do not depend on the actions before; the actions of NEXT_STEP's reset rows are no steps."""
-    found = {}
-    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-        with RecordEpisodes(SyncVectorEnv(env_fns(), autoreset_mode=mode), tmp_path / mode.name) as envs:
-            play(envs, mode)
-        found[mode] = list(Dataset(tmp_path / mode.name))
-    for ours, theirs in zip(*found.values(), strict=True):
-        assert_same(ours, theirs)
-
-
-def test_a_loop_on_the_engine(tmp_path: Path) -> None:
-    with RecordEpisodes(ShmemVectorEnv(env_fns(), num_workers=1), tmp_path) as venv:
-        venv.reset(seed=[7, 8, 9])
-        for step in range(STEPS):
-            _, _, terminated, truncated, _ = venv.step(actions(step))
-            if (terminated | truncated).any():
-                venv.reset(np.flatnonzero(terminated | truncated))
-    found = assert_whole(Dataset(tmp_path))
-    assert sum(map(len, found.values())) > N * STEPS - 4 * N
-    assert [found[env, 0].seed for env in range(N)] == [7, 8, 9]
-
-
-@pytest.mark.parametrize("kind", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL)])
-def test_rounds_with_autoreset_and_mixed_rounds(kind: Any, tmp_path: Path) -> None:
-    for name in ("autoreset", "reset", "send"):
-        with RecordEpisodes(kind(env_fns()), tmp_path / name) as venv:
-            venv.reset()
-            done = np.zeros(N, np.bool_)
-            for step in range(STEPS):
-                if name == "autoreset":
-                    venv.step(actions(step), autoreset=True)
-                elif name == "reset":
-                    _, _, terminated, truncated, _ = venv.step(actions(step), reset=done if done.any() else None)
-                    done = terminated | truncated
-                else:
-                    venv.send(actions(step), autoreset=True)
-                    venv.recv()
-        found = assert_whole(Dataset(tmp_path / name))
-        assert sum(map(len, found.values())) > N * STEPS * (0.6 if name == "reset" else 1) - 4 * N
-
-
-@FULL
-def test_rounds_of_some_envs(tmp_path: Path) -> None:
-    with RecordEpisodes(ShmemVectorEnv(env_fns(), wait_num=1), tmp_path) as venv:
-        venv.reset()
-        rng, taken = np.random.default_rng(0), 0
-        ids = np.arange(N)
-        for _ in range(3 * STEPS):
-            venv.send(rng.integers(0, 50, len(ids)), ids)
-            _, _, terminated, truncated, info = venv.recv()
-            ids = np.array([row["env_id"] for row in info])
-            taken += len(ids)
-            over = ids[terminated | truncated]
-            if over.size:
-                venv.reset(over)
-    found = assert_whole(Dataset(tmp_path))
-    assert sum(map(len, found.values())) > taken - 5 * N
-
-
-@FULL
-def test_a_collector_and_a_facade_on_a_recorded_vector_env(tmp_path: Path) -> None:
-    venv = RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path / "a")
-    with SyncDataCollector(venv, None, frames_per_batch=30, total_frames=120) as batches:
-        frames = sum(batch.frames for batch in batches)
-    venv.close()
-    found = assert_whole(Dataset(tmp_path / "a"))
-    assert sum(map(len, found.values())) > frames - 5 * N
-    envs = GymnasiumVectorEnv(RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path / "b"))
-    play(envs, AutoresetMode.NEXT_STEP)
-    envs.close()
-    assert len(assert_whole(Dataset(tmp_path / "b"))) > 20
-
-
 @pytest.mark.slow
 def test_sb3_on_a_recorded_vector_env(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
@@ -143,15 +68,6 @@ def test_sb3_on_a_recorded_vector_env(tmp_path: Path) -> None:
         envs.step(actions(step))
     envs.close()
     assert sum(map(len, assert_whole(Dataset(tmp_path)).values())) > N * STEPS - 4 * N
-
-
-def test_step_async_and_step_wait(tmp_path: Path) -> None:
-    with RecordEpisodes(AsyncVectorEnv(env_fns()), tmp_path) as envs:
-        envs.reset()
-        for step in range(STEPS):
-            envs.step_async(actions(step))
-            envs.step_wait()
-    assert len(assert_whole(Dataset(tmp_path))) > 20
 
 
 def test_halves_of_calls_that_are_refused_or_time_out(tmp_path: Path) -> None:
@@ -231,22 +147,6 @@ def test_an_env_that_fails_loses_its_episode_only(tmp_path: Path) -> None:
     assert_whole(Dataset(tmp_path / "b"))
 
 
-def test_a_loop_that_ends_by_an_exception_leaves_a_data_set_to_resume(tmp_path: Path) -> None:
-    def play_and_fail() -> None:
-        with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path) as envs:
-            play(envs, AutoresetMode.NEXT_STEP)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        play_and_fail()
-    before = len(assert_whole(Dataset(tmp_path), complete=False))
-    with pytest.raises(DatasetError, match="already holds"):
-        RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path)
-    with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path, resume=True) as envs:
-        play(envs, AutoresetMode.NEXT_STEP)
-    assert len(Dataset(tmp_path)) == 2 * before
-
-
 @FULL
 def test_shards_are_committed_by_size_and_by_time_while_the_loop_runs(tmp_path: Path) -> None:
     for name, options in (("size", {"shard_bytes": 1}), ("time", {"shard_seconds": 0.0})):
@@ -314,7 +214,8 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
     rng, n = np.random.default_rng(seed), 5
     obs = rng.random((n, 2), np.float32)
     with StoreWriter(tmp_path, make_head()) as writer:
-        recorder = EpisodeRecorder(n, writer, obs, np.zeros(n, np.int64), 2**40, 1e9)
+        layout = row_layout([spaces.Box(0, 1, (2,))], [spaces.Discrete(9)])
+        recorder = EpisodeRecorder(n, writer, layout, 2**40, 1e9)
         playing: list[list[Any] | None] = [None] * n
         latest, expected = obs.copy(), []
 
@@ -357,27 +258,6 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
         np.testing.assert_array_equal(episode.obs, rows)
         np.testing.assert_array_equal(np.stack([episode.action, episode.reward], 1), steps)
     assert len(expected) > 50
-
-
-@pytest.mark.parametrize("kind", [gymnasium.vector.SyncVectorEnv, DummyVectorEnv])
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_an_error_and_never_stored(kind: Any, reward: float, tmp_path: Path) -> None:
-    class Broken(Numbered):
-        def step(self, action: Any) -> Any:
-            obs, number, *rest = super().step(action)
-            return obs, reward if self.episode == 3 else number, *rest
-
-    def play_all() -> None:
-        with RecordEpisodes(kind([partial(Broken, 0)]), tmp_path, shard_seconds=0.0) as envs:
-            envs.reset()
-            for step in range(STEPS):
-                _, _, terminated, truncated, _ = envs.step(actions(step)[:1])
-                if kind is DummyVectorEnv and (terminated | truncated).any():
-                    envs.reset()
-
-    with pytest.raises(DatasetError, match=f"has the reward {reward} in step 0; NaN and infinity are not stored"):
-        play_all()
-    assert [int(episode.obs[0, 1]) for episode in Dataset(tmp_path)] == [0, 1, 2]
 
 
 def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:

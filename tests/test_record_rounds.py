@@ -114,16 +114,6 @@ def test_any_rounds_store_what_the_envs_got(kind: Any, options: Any, seed: int, 
     assert assert_logged(Dataset(tmp_path), logs) > 20
 
 
-def test_rows_that_come_in_the_order_of_a_send(tmp_path: Path) -> None:
-    with RecordEpisodes(DummyVectorEnv(logged(3)), tmp_path) as venv:
-        venv.reset()
-        for _ in range(3):
-            venv.send([12, 10, 11], [2, 0, 1])
-            venv.step(None)
-        logs = venv.get_env_attr("log")
-    assert assert_logged(Dataset(tmp_path), logs) == 3
-
-
 def test_a_round_that_is_refused_leaves_what_is_in_flight(tmp_path: Path) -> None:
     gates = Gates(2, ops=["step"], length=1)
     with gates, RecordEpisodes(ShmemVectorEnv(gates.env_fns), tmp_path) as venv:

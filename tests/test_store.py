@@ -32,12 +32,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def picture_episode(number: int, /) -> Episode:
-    """Observations that are large, and nothing else."""
-    rng = np.random.default_rng(number)
-    return episode(number, obs=rng.integers(0, 256, (len(episode(number)) + 1, 48, 64), np.uint8))
-
-
 def long_episode(number: int, /) -> Episode:
     """An episode whose observations fill a file that is mapped."""
     return episode(number, length=2 * 1024 * 8)
@@ -254,22 +248,6 @@ class TestTransitions:
             np.testing.assert_array_equal(found.obs, expected.obs[::-1])
             np.testing.assert_array_equal(found.next_obs, expected.next_obs[::-1])
 
-    @FULL
-    def test_workers_of_a_loader_read_at_once(self, tmp_path: Path) -> None:
-        torch = pytest.importorskip("torch")
-        data = Dataset(write(tmp_path / "a", [range(n, n + 5) for n in range(0, 40, 5)], picture_episode))
-        expected = {(b.episode.tobytes(), b.step.tobytes()): b for b in data.batches(16, 3, 1)}  # all shards are open
-        view = data.as_torch("batches", batch_size=16, seed=3)
-        loader = torch.utils.data.DataLoader(
-            view, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
-        )
-        found = list(loader)
-        assert len(found) == len(expected)
-        for batch in found:
-            theirs = expected[batch["episode"].numpy().tobytes(), batch["step"].numpy().tobytes()]
-            np.testing.assert_array_equal(batch["obs"], theirs.obs)
-            np.testing.assert_array_equal(batch["next_obs"], theirs.next_obs)
-
 
 class TestWriting:
     def test_one_writer_at_a_time_and_a_refused_one_harms_nothing(self, tmp_path: Path) -> None:
@@ -366,21 +344,6 @@ class TestWriting:
             writer.end()
         assert Dataset(tmp_path).numbers.tolist() == [7, 8, 9]
 
-    def test_several_writers_share_one_manifest(self, tmp_path: Path) -> None:
-        with StoreWriter(tmp_path, head()) as driver:
-            others = [StoreWriter(tmp_path, None, writer=i, commit_line=driver.record) for i in (1, 2)]
-            with pytest.raises(DatasetError, match="is being written by"):
-                StoreWriter(tmp_path, None, writer=1, commit_line=driver.record)
-            for i, other in enumerate(others):
-                other.add([episode(i), episode(i + 2)])
-                other.commit()
-                other.close()
-            driver.end()
-        data = Dataset(tmp_path)
-        assert data.shard_files == ["shards/w001/000000", "shards/w002/000000"]
-        for number, found in enumerate(data):
-            assert_same(found, episode(number))
-
     def test_shards_of_other_folders_are_adopted_while_they_are_written(self, tmp_path: Path) -> None:
         players = [StoreWriter(tmp_path / name, head()) for name in ("b", "c")]
         with StoreWriter(tmp_path / "a", head()) as driver:
@@ -398,7 +361,7 @@ class TestWriting:
             with pytest.raises(DatasetError, match=r"in .*a already: \[8\]"):
                 driver.adopt(players[0].folder)
             players[1].close()
-            with StoreWriter(tmp_path / "d", make_head(), commit_line=None) as other:
+            with StoreWriter(tmp_path / "d", make_head()) as other:
                 other.add(tree_episode(9))
                 other.commit()
             with pytest.raises(DatasetError, match="another layout"):

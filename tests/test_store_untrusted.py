@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,16 +15,12 @@ from typing import Any
 import pytest
 
 from collector import Dataset, DatasetError, Job, StoreWriter
-from collector.job.job import JobError
-from collector.job.look.info import dataset_info
-from collector.job.look.metrics import Metrics, read_metrics
-from collector.job.look.plot import plot_dataset
-from collector.job.look.progress_report import info_table, make_console
-from collector.job.look.replay import Replayed
-from collector.job.look.video import make_videos
-from collector.job.on_cluster.episode_actor import EpisodeActor
-from collector.job.plan import Plan
-from collector.job.run import JobState, resume_job, run_job
+from collector.jobs.job import JobError
+from collector.jobs.look import Metrics, dataset_info, plot_dataset, read_metrics
+from collector.jobs.playing import Plan
+from collector.jobs.replay import make_videos
+from collector.jobs.report import make_console, rows_of, table_of
+from collector.jobs.run import JobState, resume_job, run_job
 from collector.store import system_calls
 from tests.backends import FULL
 from tests.hostile import lines_of, put_lines
@@ -58,7 +53,7 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is resumed opens its folder, and plays nothing."""
-    monkeypatch.setattr("collector.job.run._Run._run", lambda run, open_writer: run.state)
+    monkeypatch.setattr("collector.jobs.run._Run._run", lambda run, open_writer: run.state)
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -158,22 +153,6 @@ class TestLinks:
             writer.end()
         assert Dataset(tmp_path / "d").numbers.tolist() == [0, 1, 2]
 
-    def test_actors_follow_none_either(self, stopped: Path, tmp_path: Path) -> None:
-        for i, name in enumerate(("shards", "shards/w001", "shards/w001/000001")):
-            folder = Path(shutil.copytree(stopped, tmp_path / str(i) / "a"))
-            before = link(folder / name, folder.parent / "elsewhere")
-            with pytest.raises(DatasetError, match=f"{name} is a link"):
-                StoreWriter(folder, None, writer=1, commit_line=print, recorded=[])
-            assert contents(folder.parent) == before
-
-    def test_an_actor_sees_the_head_itself(self, folder: Path, tmp_path: Path) -> None:
-        link(folder / "dataset.json", tmp_path / "head")
-        actor = EpisodeActor(0, 1)
-        actor.start(JOB, str(folder), "cpu", 0)
-        with pytest.raises(DatasetError, match=r"dataset\.json is a link"):
-            actor.open(hashlib.sha256((tmp_path / "head").read_bytes()).hexdigest(), [])
-        actor.close()
-
     @FULL
     @pytest.mark.usefixtures("fonts")
     def test_what_looks_at_a_data_set_follows_none(self, stopped: Path, tmp_path: Path) -> None:
@@ -241,7 +220,7 @@ class TestMemory:
         plan = Plan(0, episodes=2**60)
         plan.finished(2**59, 3)
         assert (plan.steps, plan.end, next(plan)[0]) == (3, 0, 0)
-        replayed = Replayed(0, [3, 2**50])
+        replayed = Plan(0, numbers=[3, 2**50])
         assert [number for number, _ in replayed] == [3, 2**50]
         replayed.finished(2**50, 1)
         assert not replayed.is_complete
@@ -292,7 +271,7 @@ class TestChecks:
             for value in ([[]], "[/x]\x1b[2J", 2**70):
                 edit_head(folder, keys, value, head)
                 with suppress(DatasetError):
-                    make_console().print(info_table(dataset_info(folder)))
+                    make_console().print(table_of(rows_of(dataset_info(folder))))
         assert "[/x]\N{REPLACEMENT CHARACTER}[2J" in (out := capsys.readouterr().out)
         assert "\x1b" not in out
 

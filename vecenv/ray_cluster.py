@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 NICENESS = "RAY_worker_niceness"
@@ -220,13 +220,20 @@ def own_node() -> tuple[str, str]:
 
 def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
     """An actor `cls(*arguments)`; Ray starts it when it finds a place."""
-    return _actor_class(cls).options(**options).remote(*arguments)
+    return _remote(cls).options(**options).remote(*arguments)
+
+
+def start_task(function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Any:
+    """The reference of what `function(*arguments)` returns, as a task that Ray starts when it finds a place, and never
+    repeats.
+    """
+    return _remote(function).options(**options, max_retries=0, scheduling_strategy="SPREAD").remote(*arguments)
 
 
 @functools.cache
-def _actor_class(cls: type) -> Any:
-    """Made once, because Ray sends the code of each that is made to the cluster."""
-    return import_ray().remote(cls)
+def _remote(code: Callable[..., Any]) -> Any:
+    """A class of actors or a function, made once: Ray sends the code of each that is made to the cluster."""
+    return import_ray().remote(code)
 
 
 def end_actor(actor: Any) -> None:

@@ -34,3 +34,15 @@ def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
     return FlatRollout(
         **columns, tail_rows=tails, tail_obs=nest.take(next_obs, tails), broken_ids=np.unique(broken_ids)
     )
+
+
+def without_failures(columns: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
+    """Columns of steps in the order in which they came, without the rows that their column `failed` marks; and the ids
+    of the episodes that broke off there. Those end with their last row.
+    """
+    columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
+    failed, ids = columns.pop("failed"), columns["traj_ids"]
+    rows = failed.nonzero()[0]
+    before = rows[rows > 0] - 1
+    columns["truncated"][before[ids[before] == ids[before + 1]]] = True
+    return nest.take(columns, ~failed), np.unique(ids[failed])

@@ -268,3 +268,13 @@ class Rollout(Steps):
         from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
 
         return as_tensordict(self, [*self.shape], [None, "time"])
+
+
+def truncate_last(batch: Rollout | FlatRollout) -> None:
+    """Mark the last step of each env as truncated; ends that are there stay, and no episode is reset."""
+    if isinstance(batch, Rollout):
+        count = (batch.mask | batch.broken).sum(1)
+        rows = np.flatnonzero(count)
+        batch.truncated[rows, count[rows] - 1] = True
+    else:
+        batch.truncated[np.flatnonzero(np.diff(batch.env_ids, append=-1))] = True

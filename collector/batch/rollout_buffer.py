@@ -8,20 +8,31 @@ env first, `(N, T, ...)`, as views of that memory::
 
 An env that has all its episodes is not stepped any more. So a row is addressed by `time * N + env`, with one index
 array (or one slice, while all step).
+
+The step in which an env fails (a vector env with `on_error="restart"`) is not taken. Those before it are, so the last
+of them ends the episode::
+
+    row          0    1    2    3     4    5
+    env 1        s0   s1   s2#  fails s0   s1     # = truncated; next.obs[2] is what the policy saw before row 3
+    mask         T    T    T    F     T    T
+    broken       T    T    T    T     F    F
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from collector.batch.arrays import join, pick
 from collector.batch.rollout import Rollout
 from collector.batch.step_extras import EPISODE_SEED, check_policy_names
-from collector.episodes.env_episodes import EnvEpisodes
 from vecenv import nest
 
 Where = slice | np.ndarray
+Numbers = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
 
 
 class RolloutBuffer:
@@ -101,11 +112,12 @@ class RolloutBuffer:
         """Note that the envs failed in these rows: the steps were not taken, and their episodes break off."""
         self._failed.append(rows)
 
-    def finish(self, count: np.ndarray, episodes: EnvEpisodes, policy_version: int) -> Rollout:
+    def finish(self, count: np.ndarray, numbers: Numbers, policy_version: int) -> Rollout:
         """The batch, as views of this buffer. Episodes that broke off end with the row in which their env failed; see
-        `end_before_failures`.
+        `_end_before_failures`.
 
-        `count` `(N,)` are the steps recorded of each env.
+        `count` `(N,)` are the steps recorded of each env; `numbers` gives ids of episodes, step counts and seeds (None:
+        not known) of the rows `(N, T)`, of which a mask ended their episodes.
         """
         n, steps = self._env_num, int(count.max())
         recorded = np.arange(steps) < count[:, None]
@@ -121,13 +133,13 @@ class RolloutBuffer:
                 rows[~recorded] = 0
         known = {name: columns.pop(name) for name in ("action", "reward", "terminated", "truncated")}
         done = known["terminated"] | known["truncated"]
-        traj_ids, step_count, seeds = episodes.columns(done)
+        traj_ids, step_count, seeds = numbers(done)
         if seeds is not None:
             columns[EPISODE_SEED] = seeds
         failed = self._failed_rows(recorded.shape)
         broken_ids = np.unique(traj_ids[failed])
         final_env, final_time, final_obs = self._join_finals(all_obs)
-        return Rollout(
+        batch = Rollout(
             all_obs=all_obs,
             **known,
             traj_ids=traj_ids,
@@ -142,6 +154,7 @@ class RolloutBuffer:
             broken_ids=broken_ids,
             extras=columns,
         )
+        return _end_before_failures(batch) if self._failed else batch
 
     def _failed_rows(self, shape: tuple[int, ...]) -> np.ndarray:
         """In which rows `(N, T)` the env failed."""
@@ -173,3 +186,18 @@ class RolloutBuffer:
         order = np.argsort(ended)
         time, env = np.divmod(ended[order], self._env_num)
         return env, time, nest.take(obs, order)
+
+
+def _end_before_failures(batch: Rollout) -> Rollout:
+    """The numpy batch in which each episode that broke off ends with its last real step, where that is in the batch."""
+    failed = batch.broken & ~batch.mask
+    ends = np.zeros_like(failed)
+    ends[:, :-1] = failed[:, 1:] & batch.mask[:, :-1] & (batch.traj_ids[:, 1:] == batch.traj_ids[:, :-1])
+    env, time = ends.nonzero()
+    if not len(env):
+        return batch
+    batch.truncated[env, time] = True
+    final_obs = join([batch.final_obs, pick(batch.all_obs, env, time + 1)])
+    env, time = np.concatenate([batch.final_env, env]), np.concatenate([batch.final_time, time])
+    order = np.lexsort((env, time))
+    return replace(batch, final_env=env[order], final_time=time[order], final_obs=nest.take(final_obs, order))

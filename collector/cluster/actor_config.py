@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from collector.arguments import at_least_one
-from collector.batch.info_columns import check_info_keys
+from collector.batch.step_extras import check_info_keys
 from vecenv.engine.arguments import check_count, check_timeout
 from vecenv.ray_cluster import actor_options
 

@@ -17,7 +17,6 @@ import cloudpickle
 import numpy as np
 
 from collector.arguments import all_frames, at_least_one, limit, resolve_devices
-from collector.batch.postprocessing import Finishing
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
@@ -28,7 +27,7 @@ from collector.cluster.rollout_batches import RolloutBatches
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
-from collector.loops.batch_iterator import BatchIterator
+from collector.loops.batch_iterator import BatchIterator, Finishing
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.policy_call import Policy
 from collector.sync_collector import SyncDataCollector

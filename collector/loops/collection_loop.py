@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.request import BatchRequest
 from collector.batch.rewards import RewardShape, check_rewards
+from collector.batch.step_extras import CheckedHook
 from collector.episodes.env_episodes import EnvEpisodes
 from collector.episodes.episode import Ended, EpisodeCutter
 from collector.interruptor import Interruptor
@@ -23,6 +23,20 @@ from vecenv import nest
 from vecenv.backends.host.failure import add_note
 from vecenv.engine.arguments import as_ids
 from vecenv.errors import warn_caller
+
+
+class BatchRequest(NamedTuple):
+    """One batch that a loop is to collect."""
+
+    frames: int
+    """The largest number of steps."""
+    random: bool
+    """Whether random actions take the place of the policy's."""
+    quota: np.ndarray | None = None
+    """int `(N,)`: the episodes that are to end in each env; the loop counts them down. None: any number."""
+    on_step: CheckedHook | None = None
+    reuse: bool = False
+    """Whether to record into the memory of the last such batch, where a loop can."""
 
 
 class CollectionLoop(ABC):

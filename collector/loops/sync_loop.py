@@ -28,12 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.broken import end_before_failures
-from collector.batch.request import BatchRequest
 from collector.batch.rollout import Rollout
 from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.batch.step_extras import StepBatch
-from collector.loops.collection_loop import CollectionLoop
+from collector.loops.collection_loop import BatchRequest, CollectionLoop
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
@@ -69,7 +67,7 @@ class SyncLoop(CollectionLoop):
         self._record()
         self._obs = buffer.read("obs", self._rows * self._env_num + self._all_ids)
         version = -1 if request.random else self._weights.version
-        batch = end_before_failures(buffer.finish(self._rows, episodes, version))
+        batch = buffer.finish(self._rows, episodes.columns, version)
         if request.random:
             self._add_zeros(batch)
         return batch

@@ -4,22 +4,55 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.errors import DatasetError
 from collector.store.head import read_head
 from collector.store.manifest import Index, read_manifest
-from collector.store.packed import Layout, PackedEpisodes, concatenate, cut_episode, pack
-from collector.store.sampling import Transitions, gather, random_orders, transitions_of
+from collector.store.packed import Layout, pack
 from collector.store.shard import Shards
 from collector.store.space_forms import space_from_json
 from vecenv import nest
 
 MEMORY = 2**28
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Transitions:
+    """K steps, each with the observation before and after it."""
+
+    obs: Any
+    """`(K, ...)`, or a dict or tuple of such: the observation for which the action was chosen."""
+    action: Any
+    """`(K, ...)`, or a tree of such."""
+    reward: np.ndarray
+    """float64 `(K,)` or `(K, m)`."""
+    next_obs: Any
+    """As `obs`; of the last step of an episode its last observation."""
+    terminated: np.ndarray
+    """bool `(K,)`."""
+    truncated: np.ndarray
+    """bool `(K,)`."""
+    episode: np.ndarray
+    """int64 `(K,)`: number of the episode."""
+    step: np.ndarray
+    """int64 `(K,)`: steps of it before this one."""
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def __repr__(self) -> str:
+        return f"Transitions({len(self)} steps of {len(np.unique(self.episode))} episodes)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name."""
+        return dict(vars(self))
 
 
 class Dataset:
@@ -144,19 +177,14 @@ class Dataset:
             part._set_index(self._index.take(which).by_number())
             return part
         place = range(len(self))[which]
-        index = self._index
-        shard, position, first, length = (
-            int(column[place]) for column in (index.shard, index.position, index.first, index.length)
-        )
-        view = cut_episode(self._shards[shard], first, length, position)
+        view = self._shards[int(self._index.shard[place])][int(self._index.position[place])]
         names = ("obs", "action", "reward", "terminated", "truncated")
-        copies = {name: nest.map(np.array, getattr(view, name)) for name in names}
-        return Episode(**copies, env_id=view.env_id, number=view.number, seed=view.seed)
+        return replace(view, **{name: nest.map(np.array, getattr(view, name)) for name in names})
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))
 
-    def blocks(self, nbytes: int = 2**26) -> Iterator[PackedEpisodes]:
+    def blocks(self, nbytes: int = 2**26) -> Iterator[EpisodeBatch]:
         """All episodes in order, several at a time as one set of arrays of about `nbytes` (at least one episode)."""
         waiting: list[Episode] = []
         size = 0
@@ -178,14 +206,40 @@ class Dataset:
         """
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
-        return transitions_of(concatenate(list(self.blocks())))
+        return self.take(np.arange(self.steps))
 
     def take(self, steps: Any) -> Transitions:
         """The transitions with these numbers, of `0..self.steps - 1` in the order of `transitions()`: int array `(k,)`.
 
         Raises IndexError.
         """
-        return gather(self._shards, self._index, self._starts, np.asarray(steps))
+        steps = np.asarray(steps)
+        if not steps.size:
+            raise IndexError("no transitions were asked for")
+        if not (steps.min() >= 0 and steps.max() < self.steps):
+            raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
+        index = self._index
+        episode = np.searchsorted(self._starts, steps, side="right") - 1
+        step = steps - self._starts[episode]
+        shard, row = index.shard[episode], index.first[episode] + step
+        # By shard, and within it by place: each is opened once, and read in the order of the disk.
+        order = np.lexsort((row, shard))
+        found: list[np.ndarray] = []
+        trees: tuple[Any, ...] = ()
+        for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
+            part, rows = self._shards[int(shard[into[0]])], row[into]
+            obs_rows = rows + index.position[episode[into]]
+            trees = part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated
+            places = obs_rows, rows, rows, obs_rows + 1, rows, rows
+            leaves = [(leaf, at) for tree, at in zip(trees, places, strict=True) for leaf in nest.leaves(tree)]
+            found = found or [np.empty((len(steps), *leaf.shape[1:]), leaf.dtype) for leaf, _ in leaves]
+            for array, (leaf, at) in zip(found, leaves, strict=True):
+                array[into] = leaf[at]
+        arrays = iter(found)
+        obs, action, reward, next_obs, terminated, truncated = (
+            nest.map(lambda _: next(arrays), tree) for tree in trees
+        )
+        return Transitions(obs, action, reward, next_obs, terminated, truncated, index.number[episode], step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
@@ -205,7 +259,33 @@ class Dataset:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
-        return random_orders(self._shards, self._index, self._starts, batch_size, seed, passes)
+        return self._orders(batch_size, seed, passes)
+
+    def _orders(self, batch_size: int, seed: int, passes: int | None) -> Iterator[np.ndarray]:
+        for done in count() if passes is None else range(passes):
+            rest = np.zeros(0, np.int64)
+            for window in self._windows(np.random.default_rng([seed, done])):
+                rest = np.concatenate([rest, window])
+                whole = len(rest) // batch_size * batch_size
+                yield from rest[:whole].reshape(-1, batch_size)
+                rest = rest[whole:]
+            if len(rest):
+                yield rest
+
+    def _windows(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Shards in random order, as many at a time as memory holds, and their transitions in random order."""
+        shards, windows, number, size = rng.permutation(np.unique(self._index.shard)), [], 0, 0
+        for which in shards.tolist():
+            nbytes = self._shards.nbytes(which)
+            if size and size + nbytes > self._shards.memory:
+                number, size = number + 1, 0
+            size += nbytes
+            windows.append(number)
+        for each in range(number + 1):
+            episodes = np.flatnonzero(np.isin(self._index.shard, shards[np.array(windows) == each]))
+            lengths = self._index.length[episodes]
+            first = self._starts[episodes] - (np.cumsum(lengths) - lengths)
+            yield rng.permutation(np.arange(int(lengths.sum())) + np.repeat(first, lengths))
 
     def as_torch(self, of: str = "transitions", *, batch_size: int = 256, seed: int = 0, passes: int | None = 1) -> Any:
         """A `torch.utils.data` view, which works with the workers of a DataLoader.

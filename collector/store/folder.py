@@ -21,7 +21,8 @@ OURS = re.compile(
 )
 """Names in the folder of a data set; a folder with other names is never written to."""
 SHARDS = "shards"
-_WRITER = re.compile(r"w\d{3,9}", re.ASCII)
+PART = re.compile(r"w\d{3,9}", re.ASCII)
+"""Folders among the shards in which other writers begin data sets, whose shards are then adopted."""
 _SHARD = re.compile(r"(\d{6,12})(\.partial)?", re.ASCII)
 
 
@@ -91,7 +92,7 @@ def resume(
             )
         manifest.end, manifest.good_bytes = None, manifest.end_at
     _cut_off(folder, MANIFEST, manifest.good_bytes)
-    remove_uncommitted(folder, SHARDS, {shard.path for shard in manifest.shards})
+    remove_uncommitted(folder, {shard.path for shard in manifest.shards})
     for name in (HEAD, MANIFEST):
         with suppress(FileNotFoundError):
             folder.remove(name + PARTIAL)
@@ -126,24 +127,18 @@ def remove_data(folder: SafeFolder) -> None:
     folder.sync()
 
 
-def remove_uncommitted(folder: SafeFolder, own: str, committed: Collection[str] | None) -> None:
-    """Remove half-written shards from `own`, the folder of a writer, and those that are not among the `committed`.
-
-    None: only those that are half-written.
-    """
-    with suppress(FileNotFoundError), folder.inside(own) as shards:
+def remove_uncommitted(folder: SafeFolder, committed: Collection[str]) -> None:
+    """Remove half-written shards, those that are not among the `committed`, and the parts of other writers."""
+    with suppress(FileNotFoundError), folder.inside(SHARDS) as shards:
         for name, _ in shards.entries():
-            found = _SHARD.fullmatch(name)
-            if found and (found[2] or (committed is not None and f"{own}/{name}" not in committed)):
+            if (PART.fullmatch(name) or _SHARD.fullmatch(name)) and f"{SHARDS}/{name}" not in committed:
                 shards.remove(name)
-            elif own == SHARDS and _WRITER.fullmatch(name):
-                remove_uncommitted(folder, f"{own}/{name}", committed)
 
 
-def first_free_shard(folder: SafeFolder, own: str) -> int:
-    """The number after those of the shards in `own`, which may not exist."""
+def first_free_shard(folder: SafeFolder) -> int:
+    """The number after those of the shards, of which there may be none."""
     try:
-        with folder.inside(own) as shards:
+        with folder.inside(SHARDS) as shards:
             found = [_SHARD.fullmatch(name) for name, _ in shards.entries()]
     except FileNotFoundError:
         return 0

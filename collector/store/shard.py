@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collector.episodes.episode import EpisodeBatch
 from collector.store.errors import DatasetError
 from collector.store.manifest import MANIFEST, Index, ShardRecord, file_name
-from collector.store.packed import Column, Layout, PackedEpisodes
+from collector.store.packed import Column, Layout, batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, SafeFolder
-from vecenv import nest
 
 LARGEST_INFLATED = 2**32
 """The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""
@@ -97,7 +97,7 @@ def read_array(folder: SafeFolder, record: ShardRecord, name: str, expected: Col
 class OpenShard(NamedTuple):
     """The episodes of a shard, and what they take."""
 
-    episodes: PackedEpisodes
+    episodes: EpisodeBatch
     nbytes: int
     descriptors: int
 
@@ -128,7 +128,7 @@ class Shards:
         record = self.records[which]
         return 0 if self.layout is None else self.layout.nbytes(record.steps, record.episodes)
 
-    def __getitem__(self, which: int) -> PackedEpisodes:
+    def __getitem__(self, which: int) -> EpisodeBatch:
         if which not in self._open:
             found = self._read(which)
             while self._open and not self._has_room(found):
@@ -145,8 +145,8 @@ class Shards:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""
         self._checked.discard(which)
         self._open.pop(which, None)
-        self[which].check()
-        if not np.allclose(self[which].returns(), self._of(which, self._index.returns), rtol=1e-9, atol=1e-9):
+        check_whole(self[which])
+        if not np.allclose(returns_of(self[which]), self._of(which, self._index.returns), rtol=1e-9, atol=1e-9):
             raise DatasetError(
                 f"{self.root / self.records[which].path} has other rewards than the returns in {MANIFEST}"
             )
@@ -178,18 +178,13 @@ class Shards:
         except Exception as error:  # of numpy and zlib: what is wrong with a file
             reason = f"{type(error).__name__}: {error}"
             raise DatasetError(f"{path} is not a shard of this data set: {reason}") from None
-        episodes = PackedEpisodes(
-            nest.map(arrays.__getitem__, layout.obs),
-            nest.map(arrays.__getitem__, layout.action),
-            **{name: arrays[name] for name in ("reward", "terminated", "truncated", "episode", "seed", "env_id")},
-            lengths=np.diff(arrays["offsets"]),
-        )
+        episodes = batch_of(layout, arrays)
         if not known:
             self._check_meaning(which, arrays["offsets"], episodes)
             self._checked.add(which)
         return OpenShard(episodes, nbytes, sum(size > SMALL for size, _ in record.files.values()))
 
-    def _check_meaning(self, which: int, offsets: np.ndarray, episodes: PackedEpisodes) -> None:
+    def _check_meaning(self, which: int, offsets: np.ndarray, episodes: EpisodeBatch) -> None:
         """Raise `DatasetError` where the arrays are not those of the episodes in the manifest."""
         path = self.root / self.records[which].path
         expected = np.concatenate([[0], np.cumsum(self._of(which, self._index.length))])

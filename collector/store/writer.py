@@ -12,21 +12,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import folder as on_disk
 from collector.store import schema
 from collector.store.errors import DatasetError
 from collector.store.folder import SHARDS
 from collector.store.head import HEAD, head_bytes, read_head
 from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines
-from collector.store.packed import Layout, PackedEpisodes, concatenate, pack
+from collector.store.packed import (
+    Layout,
+    arrays_of,
+    check_whole,
+    concatenate,
+    layout_of,
+    nbytes_of,
+    pack,
+    returns_of,
+)
 from collector.store.safe_folder import FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Line, Note, ShardLine
 from collector.store.shard import write_shard
@@ -40,18 +50,12 @@ class StoreWriter:
     Args:
         folder: made if it does not exist, with its parents.
         head: what `make_head` returns; None: that of the folder, with `resume`.
-        writer: number of this writer. Writers other than 0 have their shards in `shards/w001/` and so on, lock that
-            folder only, and need `commit_line`.
         resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
             without a line, and half a line.
         reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
             until the next `end`. Without, nothing can be added to it.
         overwrite: remove the data set that is there.
         compress: deflate the shards: smaller, slower to write and to read at random.
-        commit_line: called with the lines of a commit (each a dict) in place of writing them, where another process
-            keeps the manifest: it passes them to `record` of its own writer.
-        recorded: names of all shards that are in the manifest, as it has them, where another process keeps it: what an
-            earlier writer of this number has left beside them is removed. None: it stays.
         check: with `resume`, called with the manifest of the data set before anything is changed; what it raises, the
             constructor does.
 
@@ -71,13 +75,10 @@ class StoreWriter:
         folder: str | os.PathLike[str],
         head: dict[str, Any] | None,
         *,
-        writer: int = 0,
         resume: bool = False,
         reopen: bool = False,
         overwrite: bool = False,
         compress: bool = False,
-        commit_line: Callable[[list[dict[str, Any]]], None] | None = None,
-        recorded: Collection[str] | None = None,
         check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
@@ -90,26 +91,20 @@ class StoreWriter:
         """What the last commit with a `state` left."""
         self.failed: dict[str, int] = {}
         """Failures so far, by name."""
-        self.waiting_episodes = 0
-        """Episodes that are not committed yet,"""
         self.waiting_bytes = 0
-        """and their size."""
+        """Size of the episodes that are not committed yet."""
         self.steps = 0
         """Steps of the committed episodes."""
         self.bytes = 0
         """Size of the committed shards."""
-        self._own = f"{SHARDS}/w{writer:03d}" if writer else SHARDS
-        self._commit_line, self._recorded = commit_line, recorded
-        self._waiting: list[PackedEpisodes] = []
+        self._waiting: list[EpisodeBatch] = []
         self._numbers: list[np.ndarray] = []
         self._seen: set[int] = set()
         self._next_number = 0
         self._manifest: ManifestFile | None = None
         self._broken = ""
         self._waiting_since: float | None = None
-        if (writer == 0) is (commit_line is not None):
-            raise ValueError("writer 0 keeps the manifest; the others need commit_line, by which they report to it")
-        if head is None and not resume and commit_line is None:
+        if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
         with on_disk.writing(self.folder, "choose another folder"):
@@ -117,7 +112,7 @@ class StoreWriter:
             """The folder, for what else is written there; it is closed with the writer."""
             try:
                 self._lock = self._open(head, content, resume, reopen, overwrite, check)
-                self._next_shard = on_disk.first_free_shard(self.opened, self._own)
+                self._next_shard = on_disk.first_free_shard(self.opened)
             except BaseException:
                 self.opened.close()
                 raise
@@ -127,12 +122,6 @@ class StoreWriter:
     def _open(
         self, head: Any, content: bytes | None, resume: bool, reopen: bool, overwrite: bool, check: Any
     ) -> FolderLock:
-        if self._commit_line is not None:
-            with self.opened.inside(self._own, make=True) as own:
-                own.check()
-                lock = FolderLock(own)
-            on_disk.remove_uncommitted(self.opened, self._own, self._recorded)
-            return lock
         on_disk.check_files(self.opened)
         lock = FolderLock(self.opened)
         try:
@@ -170,51 +159,45 @@ class StoreWriter:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._manifest is None and self._commit_line is None
+        return self._manifest is None
 
     @property
     def waiting_seconds(self) -> float:
         """Seconds since the first of the episodes came that are not committed yet."""
         return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
 
-    def add(self, episodes: Episode | Sequence[Episode]) -> None:
+    def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Take episodes for the next shard; those without a number get the next free one.
 
         Raises `DatasetError` for one that is not whole, has rewards that are not finite, does not fit to those before,
         or has a number that was taken; then none of them is taken.
         """
-        several = [episodes] if isinstance(episodes, Episode) else list(episodes)
-        if several:
-            self.add_packed(pack(several))
-
-    def add_packed(self, episodes: PackedEpisodes) -> None:
-        """As `add`, of episodes that are one set of arrays already."""
+        several = [episodes] if isinstance(episodes, Episode) else episodes
         self._check_open()
-        if not len(episodes):
+        if not len(several):
             return
-        episodes = self._numbered(episodes)
-        episodes.check()
-        layout = episodes.layout()
-        expected = self.layout or (self._waiting[0].layout() if self._waiting else layout)
+        batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
+        check_whole(batch)
+        layout = layout_of(batch)
+        expected = self.layout or (layout_of(self._waiting[0]) if self._waiting else layout)
         if layout != expected:
             raise DatasetError(
                 f"these episodes have the arrays {schema.as_json(layout.line())}, and those of {self.folder} have "
                 f"{schema.as_json(expected.line())}"
             )
-        self._seen.update(episodes.episode.tolist())
-        self._next_number = max(self._next_number, int(episodes.episode.max()) + 1)
-        self._waiting.append(episodes)
-        self.waiting_episodes += len(episodes)
-        self.waiting_bytes += episodes.nbytes
+        self._seen.update(batch.episode.tolist())
+        self._next_number = max(self._next_number, int(batch.episode.max()) + 1)
+        self._waiting.append(batch)
+        self.waiting_bytes += nbytes_of(batch)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def _numbered(self, episodes: PackedEpisodes) -> PackedEpisodes:
+    def _numbered(self, episodes: EpisodeBatch) -> EpisodeBatch:
         numbers = episodes.episode
         if (numbers < 0).any():
             free = max(self._next_number, int(numbers.max()) + 1)
             numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
-            episodes = PackedEpisodes(**{**vars(episodes), "episode": numbers})
+            episodes = replace(episodes, episode=numbers)
         if numbers.max() >= LARGEST:
             raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
         fresh = set(numbers.tolist())
@@ -259,19 +242,19 @@ class StoreWriter:
     def _commit_shard(self, note: Note) -> None:
         episodes = concatenate(self._waiting)
         self._waiting = [episodes]
-        layout = episodes.layout()
+        layout = layout_of(episodes)
         # A number is used once: a line that may be on the disk or not never names a folder that is written again.
         name = f"{self._next_shard:06d}"
         self._next_shard += 1
-        with self.opened.inside(self._own, make=True) as own:
+        with self.opened.inside(SHARDS, make=True) as own:
             line = ShardLine(
-                shard=f"{self._own}/{name}",
-                files=write_shard(own, name, episodes.arrays(), self.compress),
+                shard=f"{SHARDS}/{name}",
+                files=write_shard(own, name, arrays_of(episodes), self.compress),
                 compressed=self.compress,
-                steps=episodes.steps,
+                steps=len(episodes.reward),
                 episodes=episodes.episode.tolist(),
                 lengths=episodes.lengths.tolist(),
-                returns=episodes.returns().tolist(),
+                returns=returns_of(episodes).tolist(),
                 failed=note.failed,
                 state=note.state,
             )
@@ -283,14 +266,8 @@ class StoreWriter:
                         own.remove(name)
                 raise
         self.layout = layout
-        self._waiting, self.waiting_episodes, self.waiting_bytes, self._waiting_since = [], 0, 0, None
+        self._waiting, self.waiting_bytes, self._waiting_since = [], 0, None
         self._note_line(line)
-
-    def record(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Add the lines that another writer passed to its `commit_line`; its shards are on the disk."""
-        self._check_open()
-        for each in lines:
-            self._add_line(schema.convert(each, Line))
 
     def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
         """Move the committed shards of another data set here, and return their lines; it may still be written to.
@@ -308,8 +285,8 @@ class StoreWriter:
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     self._check_new(line)
                     own, _, name = line.shard.rpartition("/")
-                    with other.inside(own) as theirs, self.opened.inside(self._own, make=True) as ours:
-                        line.shard = f"{self._own}/{self._next_shard:06d}"
+                    with other.inside(own) as theirs, self.opened.inside(SHARDS, make=True) as ours:
+                        line.shard = f"{SHARDS}/{self._next_shard:06d}"
                         self._next_shard += 1
                         theirs.rename(name, line.shard.rpartition("/")[2], ours)
                     self._add_line(line)
@@ -353,11 +330,8 @@ class StoreWriter:
 
     def _append(self, lines: Sequence[Line]) -> None:
         """Add whole lines to the manifest, on the disk, or none."""
-        if self._manifest is None:
-            assert self._commit_line is not None
-            self._commit_line([schema.as_json(line) for line in lines])
-        else:
-            self._manifest.append(lines)
+        assert self._manifest is not None
+        self._manifest.append(lines)
 
     # End
 

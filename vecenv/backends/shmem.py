@@ -60,7 +60,10 @@ class ShmemTransport(Transport):
         self._wakeup = self._new_wakeup(None)
         pool.watch(self._wakeup.read, self._wakeup.clear)
         self._wakeups: dict[int, Wakeup] = {}
-        self._round = 0
+        self._everyone = [self._new_wakeup(b"\1") for _ in range(2)]
+        """Wake all workers that sleep, by one system call: in rounds of all envs with an even and an odd number."""
+        self._woken = False
+        """Whether the last of these rounds did."""
         self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
     def _new_wakeup(self, flag: Any) -> Wakeup:
@@ -77,7 +80,14 @@ class ShmemTransport(Transport):
         wakeup = self._wakeups[w]
         control.sleepers[w] = 0
         wakeup.clear()
-        return ShmemArgs(Descriptor(self._memory_fd), Descriptor(self._wakeup.write), Descriptor(wakeup.read), self._n)
+        return ShmemArgs(
+            Descriptor(self._memory_fd),
+            Descriptor(self._wakeup.write),
+            Descriptor(wakeup.read),
+            tuple(Descriptor(each.read) for each in self._everyone),
+            self._n,
+            control.full[0],
+        )
 
     def bind(self, layout: Layout, n: int) -> Arena:
         size, used = arena_bytes(layout, n), used_bytes(layout, n)
@@ -90,20 +100,28 @@ class ShmemTransport(Transport):
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         if payloads:
             self._send_payloads(payloads)
-        self._round += 1
         # An index array writes each status byte once. A copy of all of them may write some twice (as memmove and
         # numpy do), the second time over the answer of a worker that has seen the first.
         self._status[self._all_ids if ids is None else ids] = ops
-        workers = self._wakeups if ids is None else set(self._pool.worker_of[ids].tolist())
         if not IN_ORDER:
             fence()
-        control, number = self._control, self._round
+        control = self._control
+        if ids is None:
+            number = control.full[0] + 1
+            if self._woken:  # nobody sleeps on the wakeup of the round before: all have answered it
+                self._everyone[number - 1 & 1].clear()
+            control.full[0] = number
+            fence()
+            self._woken = 1 in control.sleepers.tobytes()
+            if self._woken:
+                self._everyone[number & 1].wake()
+            return
+        workers = set(self._pool.worker_of[ids].tolist())
         for w in workers:
-            control.rounds[w] = number
+            control.rounds[w] += 1
         fence()
-        if 1 in control.sleepers.tobytes():
-            for w in workers:
-                self._wakeups[w].wake()
+        for w in workers:
+            self._wakeups[w].wake()
 
     def _send_payloads(self, payloads: Mapping[int, Any]) -> None:
         for worker in self._pool.workers:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from collector.episodes.episode import EpisodeBatch
 from collector.store.dataset import Dataset
 from collector.store.errors import DatasetError
 from collector.store.export.arrow_parquet import column_of
-from collector.store.packed import PackedEpisodes
+from collector.store.packed import arrays_of, layout_of, offsets_of
 from vecenv import nest
 
 try:
@@ -42,10 +43,10 @@ def write(
     for number, block in enumerate(dataset.blocks()):
         chunk, file = divmod(number, FILES_A_CHUNK)
         columns = _frames(block, names)
-        of = np.repeat(np.arange(len(block)), block.lengths)
-        frame = np.arange(block.steps) - block.offsets[:-1][of]
+        of, steps = np.repeat(np.arange(len(block)), block.lengths), np.arange(len(block.reward))
+        frame = steps - offsets_of(block)[:-1][of]
         columns["timestamp"] = (frame / fps).astype(np.float32)
-        indices = (frame, len(episodes) + of, frames + np.arange(block.steps), np.zeros(block.steps, np.int64))
+        indices = (frame, len(episodes) + of, frames + steps, np.zeros_like(steps))
         columns |= dict(zip(COUNTERS, indices, strict=True))
         features = features or {key: _feature(key, array) for key, array in columns.items()}
         for key, array in columns.items():
@@ -53,7 +54,7 @@ def write(
         path = out / "data" / FILE.format(chunk_index=chunk, file_index=file)
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pa.table({key: _column(array, features[key]) for key, array in columns.items()}), path)
-        first = frames + block.offsets
+        first = frames + offsets_of(block)
         for i, length in enumerate(block.lengths.tolist()):
             place = {"data/chunk_index": chunk, "data/file_index": file}
             meta = {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -61,7 +62,7 @@ def write(
             episodes.append(
                 {"episode_index": len(episodes), "tasks": [task], "length": length, **place, **bounds, **meta}
             )
-        frames += block.steps
+        frames += len(steps)
     sizes = {"total_episodes": len(episodes), "total_frames": frames, "total_tasks": 1, "chunks_size": FILES_A_CHUNK}
     info = {
         "codebase_version": "v3.0",
@@ -110,11 +111,11 @@ def _paths(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...],
     return [(path, tree)]
 
 
-def _frames(block: PackedEpisodes, names: dict[str, str]) -> dict[str, np.ndarray]:
+def _frames(block: EpisodeBatch, names: dict[str, str]) -> dict[str, np.ndarray]:
     """The arrays by feature, a row a step: without the last observations."""
-    rows = np.delete(np.arange(block.steps + len(block)), np.cumsum(block.lengths) + np.arange(len(block)))
+    rows = np.delete(np.arange(len(block.reward) + len(block)), np.cumsum(block.lengths) + np.arange(len(block)))
     found = {}
-    layout, arrays = block.layout(), block.arrays()
+    layout, arrays = layout_of(block), arrays_of(block)
     for key in [*nest.leaves(layout.obs), *nest.leaves(layout.action), "reward", "terminated", "truncated"]:
         array = arrays[key][rows] if layout.is_of_obs(key) else arrays[key]
         found[names[key]] = (

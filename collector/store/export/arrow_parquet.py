@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from collector.episodes.episode import EpisodeBatch
 from collector.store import schema
 from collector.store.dataset import Dataset
 from collector.store.errors import DatasetError
-from collector.store.packed import Column, PackedEpisodes
+from collector.store.packed import Column, arrays_of, offsets_of
 
 try:
     import pyarrow as pa
@@ -71,13 +72,13 @@ def column_of(array: np.ndarray, kind: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
 
 
-def _rows(block: PackedEpisodes, fields: Any) -> list[Any]:
-    rows = block.steps + len(block)
+def _rows(block: EpisodeBatch, fields: Any) -> list[Any]:
+    rows = len(block.reward) + len(block)
     of = np.repeat(np.arange(len(block)), block.lengths + 1)
-    step = np.arange(rows) - (block.offsets[:-1] + np.arange(len(block)))[of]
+    step = np.arange(rows) - (offsets_of(block)[:-1] + np.arange(len(block)))[of]
     is_last = step == block.lengths[of]
     found = {"episode": block.episode[of], "step": step, "is_first": step == 0, "is_last": is_last}
-    for key, array in block.arrays().items():
+    for key, array in arrays_of(block).items():
         if len(array) == rows and (key == "obs" or key.startswith("obs.")):
             found[key] = array
         elif key in fields.names and key not in found:

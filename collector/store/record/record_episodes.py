@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from collector.store.head import make_head
-from collector.store.record.recording import Recording, layout_of
+from collector.store.record.recorder import EpisodeRecorder, row_layout
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.engine.arguments import as_ids, round_envs, spread_seeds
+from vecenv.engine.recovery import is_repeated
 from vecenv.wrappers import RowWiseWrapper
 
 SHARD_BYTES = 2**26
@@ -75,31 +77,31 @@ def RecordEpisodes(
         if mode is None:
             raise ValueError(f"the metadata of {venv} have no autoreset_mode: pass autoreset_mode=")
         mode, spaces = AutoresetMode(mode), (venv.single_observation_space, venv.single_action_space)
-        layout = layout_of([spaces[0]], [spaces[1]])
+        layout = row_layout([spaces[0]], [spaces[1]])
         writer = StoreWriter(folder, make_head(*spaces, made_by="RecordEpisodes", **more), **options)
-        return RecordedVectorEnv(venv, Recording(writer, venv.num_envs, layout.action, limits), mode)
+        return RecordedVectorEnv(venv, EpisodeRecorder(venv.num_envs, writer, layout, *limits), mode)
     if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
         raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
-    layout = layout_of(venv.observation_space, venv.action_space)
+    layout = row_layout(venv.observation_space, venv.action_space)
     engine = getattr(venv, "engine", None)
     if engine is not None and engine.results.splits:
         raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     spaces = venv.observation_space[0], venv.action_space[0]
     writer = StoreWriter(folder, make_head(*spaces, made_by="RecordEpisodes", **more), **options)
-    return RecordedEngine(venv, Recording(writer, len(venv), layout.action, limits))
+    return RecordedEngine(venv, EpisodeRecorder(len(venv), writer, layout, *limits))
 
 
 class RecordedVectorEnv(VectorWrapper):
     """What `RecordEpisodes` makes of a gymnasium VectorEnv."""
 
-    def __init__(self, env: Any, recording: Recording, mode: AutoresetMode) -> None:
+    def __init__(self, env: Any, recorder: EpisodeRecorder, mode: AutoresetMode) -> None:
         super().__init__(env)
-        self._recording, self._mode, self._ids = recording, mode, range(recording.n)
+        self._recorder, self._mode, self._ids = recorder, mode, range(recorder.n)
         self._over = np.zeros(0, np.int64)
         """The envs that the next step resets (NEXT_STEP)."""
         self._pending: Any = None
         """What `step_async` or `reset_async` sent, until its results are there."""
-        recording.finish_with(self)
+        weakref.finalize(self, recorder.finish, complete=False)  # where it is dropped without `close`
 
     def __getattr__(self, name: str) -> Any:
         """Forward what only the wrapped object has."""
@@ -147,9 +149,9 @@ class RecordedVectorEnv(VectorWrapper):
 
     def _stored(self, actions: Any) -> Any:
         """The actions as they are stored. Those of a Tuple space come as a tuple of batches."""
-        if isinstance(actions, tuple) and isinstance(self._recording.sent, tuple):
+        if isinstance(actions, tuple) and isinstance(self._recorder.sent, tuple):
             actions = list(iterate(self.env.action_space, actions))
-        return self._recording.actions(actions, self._ids)
+        return self._recorder.actions(actions, self._ids)
 
     def _asked(self, seed: Any, options: dict[str, Any] | None) -> tuple[np.ndarray | None, list[int | None]]:
         """The envs that a reset is of (None: all), and their seeds."""
@@ -185,18 +187,18 @@ class RecordedVectorEnv(VectorWrapper):
 
     def _give_up(self) -> None:
         self._pending, self._over = None, np.zeros(0, np.int64)
-        self._recording.discard()
+        self._recorder.discard()
 
     def _begin(self, asked: Any, obs: Any, _: dict[str, Any]) -> None:
         """Begin the episodes of a reset."""
         ids, seeds = asked
         rows = obs if ids is None else nest.take(obs, ids)
-        self._recording.recorder(obs).begin(ids, rows, seeds)
+        self._recorder.begin(ids, rows, seeds)
         self._over = np.setdiff1d(self._over, np.array(self._ids) if ids is None else ids)
 
     def _record(self, actions: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: Any) -> None:
         """Record a step."""
-        recorder = self._recording.recorder(obs)
+        recorder = self._recorder
         same_step = self._mode is AutoresetMode.SAME_STEP
         if "restarted" in infos or "restarted" in infos.get("final_info", ()):
             recorder.discard(_restarted(infos, self.num_envs))
@@ -215,14 +217,14 @@ class RecordedVectorEnv(VectorWrapper):
         try:
             self.env.close(**kwargs)
         finally:
-            self._recording.finish(complete=True)
+            self._recorder.finish(complete=True)
 
     def __del__(self) -> None:
         """Not `close`, as in gymnasium before 1.3: what is dropped ends no data set."""
 
     def note_exception(self, error: BaseException) -> None:
         """Commit what has ended, and leave the data set to be resumed: `close` does not end it any more."""
-        self._recording.finish_after(error)
+        self._recorder.finish_after(error)
         if (note := getattr(self.env, "note_exception", None)) is not None:
             note(error)
 
@@ -266,21 +268,21 @@ def _was_reset(info: dict[str, Any]) -> bool:
 class RecordedEngine(RowWiseWrapper):
     """What `RecordEpisodes` makes of a vector env of vecenv."""
 
-    def __init__(self, venv: Any, recording: Recording) -> None:
+    def __init__(self, venv: Any, recorder: EpisodeRecorder) -> None:
         super().__init__(venv)
-        self._recording = recording
-        self._seeds = np.full(recording.n, -1)
+        self._recorder = recorder
+        self._seeds = np.full(recorder.n, -1)
         """Those that the envs were sent, until their resets have come back; -1: none."""
         self._in_order = False
         """Whether the last round is a step of all envs, whose rows come in their order."""
         self._stored: Any = None
         """The actions of the last round as they are stored."""
-        recording.finish_with(self)
+        weakref.finalize(self, recorder.finish, complete=False)  # where it is dropped without `close`
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
         """Note the seeds."""
         id = kwargs.get("env_id") if id is None else id
-        every = range(self._recording.n)
+        every = range(self._recorder.n)
         self._note_sent(None, None, {"reset": every if id is None else id, "seed": kwargs.get("seed")})
 
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
@@ -295,8 +297,8 @@ class RecordedEngine(RowWiseWrapper):
 
     def _note_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         """Note what is sent to each env of a round, unless the round is refused because one of them is in flight."""
-        recording = self._recording
-        ids, resets = round_envs(recording.n, action, id, kwargs)
+        recorder = self._recorder
+        ids, resets = round_envs(recorder.n, action, id, kwargs)
         waiting = () if self.venv.is_closed else self.venv.waiting_id
         if waiting and (ids is None or not set(waiting).isdisjoint(ids.tolist())):
             return
@@ -304,8 +306,8 @@ class RecordedEngine(RowWiseWrapper):
             self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
             self._in_order = False
         if action is not None:
-            rows = recording.actions(action, range(recording.n) if ids is None else ids.tolist())
-            nest.put(recording.sent, ... if ids is None else ids, rows)
+            rows = recorder.actions(action, range(recorder.n) if ids is None else ids.tolist())
+            nest.put(recorder.sent, ... if ids is None else ids, rows)
             self._in_order = ids is None
             is_tuple = isinstance(rows, tuple)  # for the vector env a tuple is one action an env
             self._stored = [nest.take(rows, row) for row in range(len(next(nest.leaves(rows))))] if is_tuple else rows
@@ -313,13 +315,13 @@ class RecordedEngine(RowWiseWrapper):
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
         """Begin the episodes of these rows."""
         ids = np.array([row["env_id"] for row in info], np.int64)
-        self._recording.recorder(obs).begin(ids, obs, self._seeds[ids].tolist())
+        self._recorder.begin(ids, obs, self._seeds[ids].tolist())
         self._seeds[ids] = -1
         return obs, info
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
         """Give up the episodes of these envs: what follows `set_state` is the rest of others."""
-        self._recording.discard(ids)
+        self._recorder.discard(ids)
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """Record a round: its steps, then its resets; nothing in them is changed."""
@@ -334,25 +336,24 @@ class RecordedEngine(RowWiseWrapper):
                     self._record(nest.take(columns, stepped), info[stepped])
                 self.map_reset(nest.take(obs, begun), info[begun])
         except BaseException:
-            self._recording.discard()  # rows are missing
+            self._recorder.discard()  # rows are missing
             raise
         return obs, rew, terminated, truncated, info
 
     def _record(self, columns: Any, info: np.ndarray) -> None:
         """Record rows of steps, and the resets that followed the last one of an episode in the same round."""
         obs, reward, terminated, truncated = columns
-        recording, ids = self._recording, None
-        if not self._in_order or len(info) != recording.n:
+        recorder, ids = self._recorder, None
+        if not self._in_order or len(info) != recorder.n:
             ids = np.array([row["env_id"] for row in info], np.int64)
-        recorder = recording.recorder(obs)
         for row in np.asarray(truncated).nonzero()[0].tolist():
-            if "restarted" in info[row] and "error" in info[row]:
+            if is_repeated(info[row]):
                 recorder.discard(info[row]["env_id"])
 
         def last_obs(row: int) -> Any:
             return info[row]["final_obs"] if _was_reset(info[row]) else nest.take(obs, row)
 
-        actions = recording.sent if ids is None else nest.take(recording.sent, ids)
+        actions = recorder.sent if ids is None else nest.take(recorder.sent, ids)
         ended = recorder.step(ids, actions, obs, reward, terminated, truncated, last_obs)
         begun = [row for row in ended.tolist() if _was_reset(info[row])]
         if begun:
@@ -362,7 +363,7 @@ class RecordedEngine(RowWiseWrapper):
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""
         if name in ("reset", "step"):
-            self._recording.discard(slice(None) if id is None else as_ids(id, self._recording.n))
+            self._recorder.discard(slice(None) if id is None else as_ids(id, self._recorder.n))
         return super().call(name, *args, id=id, **kwargs)
 
     def close(self) -> None:
@@ -370,9 +371,9 @@ class RecordedEngine(RowWiseWrapper):
         try:
             self.venv.close()
         finally:
-            self._recording.finish(complete=True)
+            self._recorder.finish(complete=True)
 
     def note_exception(self, error: BaseException) -> None:
         """Commit what has ended, and leave the data set to be resumed: `close` does not end it any more."""
-        self._recording.finish_after(error)
+        self._recorder.finish_after(error)
         super().note_exception(error)

@@ -25,15 +25,16 @@ class Control:
     """The control page of one vector env; a worker maps the file `fd`.
 
     Each worker has a line of `LINE` 64-bit numbers, one cache line. The rest is for Shmem, in one place
-    because the parent uses all of it in every round: `rounds`, a number for each worker, which the parent sets to that
-    of a round when it has written the status bytes; and `sleepers`, a byte for each worker and behind them one for the
-    parent, 1 while it sleeps on its wakeup.
+    because the parent uses it in every round: `rounds`, how many rounds of a part of the envs each worker had a share
+    in; `full`, the number of rounds of all envs, both written after the status bytes; and `sleepers`, a byte for each
+    worker and behind them one for the parent, 1 while it sleeps on its wakeup.
     """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
         lines = workers * LINE * 8
         rounds = lines + workers * 8
-        size = -(-(rounds + workers + 1) // PAGE) * PAGE
+        full = rounds + 8
+        size = -(-(full + workers + 1) // PAGE) * PAGE
         if fd is None:
             self.fd = anonymous_file("vecenv-control")
             self._memory = reserve(self.fd, size, "the control page")
@@ -43,7 +44,8 @@ class Control:
         memory = memoryview(self._memory)
         self._numbers = memory[:lines].cast("q")
         self.rounds: Any = memory[lines:rounds].cast("q")
-        self.sleepers: Any = memory[rounds : rounds + workers + 1]
+        self.full: Any = memory[rounds:full].cast("q")
+        self.sleepers: Any = memory[full : full + workers + 1]
 
     def line(self, worker: int) -> Any:
         """The numbers of one worker, a memoryview of 64-bit integers."""

@@ -35,7 +35,10 @@ class ShmemArgs:
     memory: Descriptor
     parent_wakeup: Descriptor
     wakeup: Descriptor
+    everyone: tuple[Descriptor, ...]
     env_num: int
+    rounds_before: int
+    """The number of rounds of all envs before this process was started."""
 
 
 class ShmemServer(RoundServer):
@@ -50,6 +53,11 @@ class ShmemServer(RoundServer):
         control, w = Control(args.num_workers, args.control.fd), args.index
         self._rounds = control.rounds[w : w + 1]
         self._parent_wakeup = Wakeup(-1, self._shared.parent_wakeup.fd, control.sleepers[args.num_workers :])
+        self._full = control.full
+        self._pollers = [select.poll(), select.poll()]
+        for poller, everyone in zip(self._pollers, self._shared.everyone, strict=True):
+            poller.register(self._shared.wakeup.fd, select.POLLIN)
+            poller.register(everyone.fd, select.POLLIN)
         self._wakeup = Wakeup(self._shared.wakeup.fd, -1, control.sleepers[w : w + 1])
 
     def bind(self, layout: Layout) -> None:
@@ -61,17 +69,17 @@ class ShmemServer(RoundServer):
         self.host.bind(layout, self._block, self.infos)
 
     def serve(self, channel: Channel) -> None:
-        line, rounds = self.line, self._rounds
-        looking, seen = SpinWait(SPINS), 0
+        line, rounds, full = self.line, self._rounds, self._full
+        looking, seen = SpinWait(SPINS), self._shared.rounds_before
 
         def is_asked() -> bool:
-            return rounds[0] != seen or line[FRAMES] != self._handled
+            return rounds[0] + full[0] != seen or line[FRAMES] != self._handled
 
         while True:
             if not looking.until(is_asked):
                 self._sleep(is_asked)
             # Read the status bytes first, then the frames: the payloads of a round are sent before its status bytes.
-            announced = rounds[0]
+            announced = rounds[0] + full[0]
             if not IN_ORDER:
                 fence()
             asked = self._status.tobytes()
@@ -86,12 +94,13 @@ class ShmemServer(RoundServer):
 
     def _sleep(self, is_asked: Callable[[], bool]) -> None:
         """Sleep until there is another round, or a frame is under way."""
-        poller = select.poll()
-        poller.register(self._wakeup.read, select.POLLIN)
         self._wakeup.flag[0] = 1
         fence()
         with self._cpu:
-            while not is_asked():
+            while True:
+                poller = self._pollers[self._full[0] + 1 & 1]  # before the last look at what it would announce
+                if is_asked():
+                    break
                 poller.poll()
                 self._wakeup.clear()
         self._wakeup.flag[0] = 0

@@ -18,12 +18,13 @@ import importlib
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import gymnasium
 
-from collector.job.job import POLICIES, Call, Job, JobError
+from collector.jobs.job import POLICIES, Call, Job, JobError
 from vecenv.envs.gym_env import find_spec
 
 ATARI_MODULE = "ale_py:"
@@ -97,9 +98,31 @@ def load_attr(name: str) -> Any:
     found = _import(module, name)
     for part in attr.split("."):
         if not hasattr(found, part):
-            raise JobError(f"there is no {part!r} in {name.rpartition(part)[0].rstrip('.:')}, which the job names")
+            here = " (here that is another program than the one that made the job: put it into a module)"
+            raise JobError(
+                f"there is no {part!r} in {name.rpartition(part)[0].rstrip('.:')}, which the job names"
+                + here * (module == "__main__")
+            )
         found = getattr(found, part)
     return found
+
+
+def code_of(job: Job) -> list[str]:
+    """The names in a job that stand for code of a module: `module:attr`, and env ids with a module."""
+    return [name for kind, name in _names(job) if not is_listed(kind, name)]
+
+
+def flags_of(job: Job, where: Any) -> list[str] | None:
+    """The modules that `allow_import` needs for a job that has run here; None where it cannot be allowed."""
+    modules = {name.partition(":")[0] for name in code_of(job)}
+    for name in code_of(job):
+        with suppress(JobError):
+            modules.add(getattr(load_attr(name), "__module__", name.partition(":")[0]))
+    try:
+        check_names(job, modules, where)
+    except JobError:
+        return None
+    return sorted(modules)
 
 
 def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:

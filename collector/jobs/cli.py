@@ -1,9 +1,4 @@
-"""The command line of collection jobs: `python -m collector run cartpole.toml --out data/cartpole`.
-
-Exit codes: 0: done. 1: the job failed or is not complete, the data are damaged, or a folder cannot be used. 2: wrong
-arguments, or a job that cannot run with its settings. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was
-collected is kept, and `resume` goes on.
-"""
+"""`python -m collector` and `vecenv-collect`: which command runs, and the exit code of what ends it."""
 
 from __future__ import annotations
 
@@ -21,20 +16,22 @@ EPILOG = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, and return the exit code. SystemExit with 2 for wrong arguments, with 0 after --help."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         import tyro
 
-        from collector.job.commands import COMMANDS
-        from collector.job.job import JobError
-        from collector.job.playing import JobFailedError
+        from collector.jobs.commands import COMMANDS
+        from collector.jobs.job import JobError
+        from collector.jobs.playing import JobFailedError
         from collector.store.errors import DatasetError
     except ImportError as error:
         return _end(2, f"the command line needs {error.name}: pip install 'vecenv[job]'")
-    if not arguments:
-        arguments = ["--help"]
-    command = arguments[0]
-    if command not in COMMANDS and command not in ("-h", "--help"):
+    if command in ("-h", "--help"):
+        lines = (f"  {name:8} {str(each.__doc__).splitlines()[0]}" for name, each in COMMANDS.items())
+        help = [f"usage: {PROG} COMMAND ...\n", "Collect whole episodes into a folder, and look at them.\n", *lines]
+        sys.stdout.write("\n".join([*help, "", f"{PROG} COMMAND --help has the arguments of one.", EPILOG]) + "\n")
+        return 0
+    if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         if command.startswith("-"):
             hint = f"the flags of a job come after run: {PROG} run {command} ..."
@@ -42,14 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = f"did you mean {close[0]}?" if close else f"begin with one of {', '.join(COMMANDS)}"
         return _end(2, f"{command!r} is no command; {hint}")
     try:
-        code: int = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog=PROG,
-            description=f"Collect whole episodes into a folder, and look at them. {EPILOG}",
-            args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-        return code
+        config = (tyro.conf.FlagCreatePairsOff,)
+        return int(tyro.cli(COMMANDS[command], prog=f"{PROG} {command}", args=arguments, config=config))
     except JobFailedError as error:
         return _end(1, str(error))
     except (JobError, ImportError) as error:

@@ -1,4 +1,11 @@
-"""The commands of `python -m collector`: a function each, whose arguments and docstring tyro reads."""
+"""The command line of collection jobs: `python -m collector run cartpole.toml --out data/cartpole`.
+
+Each command is a function, whose arguments and docstring tyro reads, as it reads those of `Job`.
+
+Exit codes: 0: done. 1: the job failed or is not complete, the data are damaged, or a folder cannot be used. 2: wrong
+arguments, or a job that cannot run with its settings. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was
+collected is kept, and `resume` goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +15,58 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
+import msgspec
 import tyro
+from tyro.conf import Positional, arg
 
-from collector.job.job import Job, JobError, as_shown
-from collector.job.job_files import job_of_settings, load_job, with_settings
-from collector.job.job_flags import DEFAULTS, JobFlags, as_settings
+from collector.jobs.job import Job, JobError, as_record, as_shown, job_of_settings, load_job, with_settings
 from collector.store.errors import DatasetError
+from collector.store.head import HEAD
 
 if TYPE_CHECKING:
-    from collector.job.run import JobState, Progress
+    from collector.jobs.run import JobState, Progress
 
 MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 Settings = Annotated[
-    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
+    list[str], tyro.conf.UseAppendAction, arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
 ]
-Modules = Annotated[
-    list[str], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help_behavior_hint="(may be repeated)")
-]
-Address = Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")]
-Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
-OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-Folder = Annotated[Path, tyro.conf.Positional]
+Modules = Annotated[list[str], tyro.conf.UseAppendAction, arg(metavar="MODULE", help_behavior_hint="(may be repeated)")]
+Address = Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="")]
+Count = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+JobFile = Annotated[OptionalPath, Positional, arg(metavar="[FILE]", help_behavior_hint="")]
+Folder = Annotated[Path, Positional]
+
+
+def _flag(field: Any) -> Any:
+    """The type of the flag of a setting: a text, which is read as `--set` reads it."""
+    many = field.name in ("wrappers", "transforms")
+    choices = "|".join(each for each in get_args(field.type) if isinstance(each, str))
+    kinds = {str: "TEXT", str | None: "TEXT", bool: "true|false"}
+    metavar = "JSON" if many or field.name.endswith("kwargs") else choices or kinds.get(field.type, "N")
+    shown = "" if metavar == "JSON" or field.default in (None, msgspec.NODEFAULT) else f"[{field.default}]"
+    aliases = [f"--{field.name[:-1]}"] if many else []
+    return Annotated[str, arg(metavar=metavar, help_behavior_hint=shown, aliases=aliases)]
+
+
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Job)}
+Flags = TypedDict("Flags", {each.name: _flag(each) for each in msgspec.structs.fields(Job)}, total=False)  # type: ignore[misc]
+"""The settings that are given as flags, by name; tyro has their help from the docstring of `Job`."""
+Flags.__doc__ = Job.__doc__
+JobFlags = Annotated[Flags, arg(name="")]
+
+
+def _job_of(file: Path | None, settings: list[str], flags: Flags) -> Job:
+    settings = [*settings, *(f"{name}={text}" for name, text in flags.items())]
+    if file is not None and ":" in file.name and not file.exists():
+        raise JobError(f"{file} is no job file; an env is named by a flag: --env {file}")
+    return load_job(file, settings) if file is not None else job_of_settings(settings)
 
 
 def run(
-    job: Annotated[OptionalPath, tyro.conf.Positional] = None,
+    job: JobFile = None,
     *,
     out: OptionalPath = None,
     set: Settings = [],  # noqa: B006
@@ -42,11 +74,11 @@ def run(
     overwrite: bool = False,
     cluster: Address = None,
     cluster_actors: Count = None,
-    plot: bool = True,
+    no_plot: bool = False,
     tensorboard: bool = False,
     dry_run: bool = False,
     json: bool = False,
-    flags: Annotated[Any, tyro.conf.arg(name="")] = JobFlags(),  # noqa: B008
+    flags: JobFlags = {},  # noqa: B006
 ) -> int:
     """Collect the episodes of a job into a folder.
 
@@ -56,45 +88,45 @@ def run(
         set: NAME=VALUE or NAME.KEY=VALUE, in the place of what the file has.
         resume: go on where an earlier run of the same job in this folder has ended, if there was one.
         overwrite: replace what an earlier job wrote there.
-        cluster: play on a Ray cluster, each actor with the envs of the job: its address, or "auto": the one that runs
-            here, else one that is started. The folder must be on a file system that all nodes share.
-        cluster_actors: how many actors [one for each free CPU].
-        plot: draw the returns when the job ends.
+        cluster: play on a Ray cluster, whose tasks each have the envs of the job: its address, or "auto": the one that
+            runs here, else one that is started. The folder must be on a file system that all nodes share.
+        cluster_actors: how many tasks play at once [one for each free CPU].
+        no_plot: do not draw the returns when the job ends.
         tensorboard: write metrics for TensorBoard too.
-        dry_run: print the job as it would run and how much it would write, measured for a second; write nothing.
+        dry_run: print the job as it would run; write nothing.
         json: print the result as one object of JSON; progress goes to standard error.
         flags: settings of the job.
     """
-    settings = [*set, *as_settings(flags)]
-    wanted = load_job(job, settings) if job is not None else job_of_settings(settings)
+    wanted = _job_of(job, set, flags)
     folder = out or Path("data") / (job.stem if job is not None else re.sub(r"[/:]", "-", wanted.env))
-    if dry_run:
-        from collector.job.look.info import statistics_in_words
-        from collector.job.look.size import measure_size
-        from collector.job.on_cluster.connecting import check_cluster
-
-        check_cluster(wanted, cluster, cluster_actors)
-        shown = as_shown(wanted)
-        plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
-        if cluster is not None:
-            plan["cluster"] = {"address": cluster, "actors": cluster_actors or "one for each free CPU"}
-        sys.stdout.write(_as_json({**plan, "size": measure_size(wanted)}))
-        return 0
-    from collector.job.run import resume_job, run_job  # here, so that --help is answered without it
-    from collector.store.head import HEAD
-
     if resume and overwrite:
         raise JobError("--resume goes on with what --overwrite would replace: pass one of them")
-    goes_on = resume and (folder / HEAD).exists()
+    if dry_run:
+        return _print_plan(wanted, folder, cluster, cluster_actors)
+    from collector.jobs.run import resume_job, run_job  # here, so that --help is answered without it
 
     def collect(report: Progress) -> JobState:
         options: dict[str, Any] = {"cluster": cluster, "cluster_actors": cluster_actors}
         options |= {"tensorboard": tensorboard, "on_progress": report}
-        if goes_on:
+        if resume and (folder / HEAD).exists():
             return resume_job(folder, wanted, **options)
         return run_job(wanted, folder, overwrite=overwrite, **options)
 
-    return _collect(wanted, folder, cluster, json, plot, collect)
+    return _collect(wanted, folder, cluster, json, no_plot, collect)
+
+
+def _print_plan(job: Job, folder: Path, cluster: str | None, actors: int | None) -> int:
+    from collector.jobs.look import statistics_in_words
+    from collector.jobs.making import check_env
+    from collector.jobs.on_ray import check_cluster
+
+    check_env(job)
+    check_cluster(job, cluster, actors)
+    shown = as_shown(as_record(job))
+    plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
+    if cluster is not None:
+        plan["cluster"] = {"address": cluster, "actors": actors or "one for each free CPU"}
+    return _print_json(plan)
 
 
 def resume(
@@ -104,7 +136,7 @@ def resume(
     allow_import: Modules = [],  # noqa: B006
     cluster: Address = None,
     cluster_actors: Count = None,
-    plot: bool = True,
+    no_plot: bool = False,
     tensorboard: bool = False,
     json: bool = False,
 ) -> int:
@@ -115,18 +147,18 @@ def resume(
         set: NAME=VALUE, for settings that only say where episodes are played: backend, num_workers, step_timeout, ...
         allow_import: a module whose classes and functions the stored job may name; it is imported.
         cluster: play on a Ray cluster, wherever the job ran before; see `run`.
-        cluster_actors: how many actors [one for each free CPU].
-        plot: draw the returns when the job ends.
+        cluster_actors: how many tasks play at once [one for each free CPU].
+        no_plot: do not draw the returns when the job ends.
         tensorboard: write metrics for TensorBoard too.
         json: print the result as one object of JSON; progress goes to standard error.
     """
-    from collector.job.head import job_of
-    from collector.job.run import resume_job
+    from collector.jobs.head import job_of
+    from collector.jobs.run import resume_job
 
     job = with_settings(job_of(folder, allow_import), set)
     options: dict[str, Any] = {"settings": set, "allow_import": allow_import, "tensorboard": tensorboard}
     options |= {"cluster": cluster, "cluster_actors": cluster_actors}
-    return _collect(job, folder, cluster, json, plot, lambda report: resume_job(folder, on_progress=report, **options))
+    return _collect(job, folder, cluster, json, no_plot, lambda each: resume_job(folder, on_progress=each, **options))
 
 
 def info(folder: Folder, *, json: bool = False) -> int:
@@ -136,15 +168,14 @@ def info(folder: Folder, *, json: bool = False) -> int:
         folder: a data set.
         json: print it as one object of JSON.
     """
-    from collector.job.look.info import dataset_info
+    from collector.jobs.look import dataset_info
 
     found = dataset_info(folder)
     if json:
-        sys.stdout.write(_as_json(found))
-        return 0
-    from collector.job.look.progress_report import info_table, make_console
+        return _print_json(found)
+    from collector.jobs.report import make_console, rows_of, table_of
 
-    make_console().print(info_table(found))
+    make_console().print(table_of(rows_of(found)))
     return 0
 
 
@@ -164,7 +195,7 @@ def verify(
         allow_import: a module whose classes and functions the stored job may name; it is imported.
         json: print the result as one object of JSON.
     """
-    from collector.job.look.replay import replay_episodes
+    from collector.jobs.replay import replay_episodes
     from collector.store.dataset import Dataset
 
     data = Dataset(folder)
@@ -173,7 +204,7 @@ def verify(
     differences = {number: text for number, text in replayed.items() if text}
     if json:
         result = {"episodes": len(data), "problems": problems, "replayed": len(replayed), "differences": differences}
-        sys.stdout.write(_as_json(result))
+        _print_json(result)
     else:
         lines = [*problems, *(f"episode {number}, played again: {text}" for number, text in differences.items())]
         same = len(replayed) - len(differences)
@@ -192,7 +223,7 @@ def plot(folder: Folder, *, out: OptionalPath = None) -> int:
         folder: a data set.
         out: the PNG file [returns.png in the folder].
     """
-    from collector.job.look.plot import plot_dataset
+    from collector.jobs.look import plot_dataset
 
     sys.stdout.write(f"{plot_dataset(folder, out)}\n")
     return 0
@@ -201,7 +232,7 @@ def plot(folder: Folder, *, out: OptionalPath = None) -> int:
 def video(
     folder: Folder,
     *,
-    episodes: list[int] | None = None,
+    episodes: Annotated[list[int], arg(metavar="N ...", help_behavior_hint="")] = [],  # noqa: B006
     out: OptionalPath = None,
     num_workers: int = 2,
     allow_import: Modules = [],  # noqa: B006
@@ -215,9 +246,9 @@ def video(
         num_workers: processes that render.
         allow_import: a module whose classes and functions the stored job may name; it is imported.
     """
-    from collector.job.look.video import make_videos
+    from collector.jobs.replay import make_videos
 
-    videos = make_videos(folder, episodes, out, num_workers=num_workers, allow_import=allow_import)
+    videos = make_videos(folder, episodes or None, out, num_workers=num_workers, allow_import=allow_import)
     for each in videos:
         note = f"  (not as it was stored: {each.difference})" if each.difference else ""
         sys.stdout.write(f"{each.path}{note}\n")
@@ -228,7 +259,7 @@ def export(
     folder: Folder,
     *,
     to: Literal["minari", "lerobot", "parquet"],
-    out: str | None = None,
+    out: Annotated[str | None, arg(metavar="PATH", help_behavior_hint="")] = None,
 ) -> int:
     """Write the episodes of a folder in the format of another tool.
 
@@ -239,18 +270,24 @@ def export(
     """
     from collector.store.export.targets import export as export_dataset
 
-    where = export_dataset(folder, to, target_of(folder, to, out))
-    sys.stdout.write(f"{where}\n")
+    name = folder.resolve().name
+    if to == "minari":  # an id is a place below its own folder
+        out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
+        root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+        where = root / out if MINARI_ID.fullmatch(out) else Path(out)
+    else:
+        where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}")
+    sys.stdout.write(f"{export_dataset(folder, to, where)}\n")
     return 0
 
 
 def tune(
-    job: Annotated[OptionalPath, tyro.conf.Positional] = None,
+    job: JobFile = None,
     *,
     set: Settings = [],  # noqa: B006
     policy_ms: float = 0.3,
     seconds: float = 2.0,
-    flags: Annotated[Any, tyro.conf.arg(name="")] = JobFlags(),  # noqa: B008
+    flags: JobFlags = {},  # noqa: B006
 ) -> int:
     """Measure which backend and how many workers are the fastest for a job, and print the lines for its file.
 
@@ -261,11 +298,10 @@ def tune(
         seconds: how long to measure.
         flags: settings of the job.
     """
-    from collector.job.make_envs import check_env, env_fn
+    from collector.jobs.making import check_env, env_fn
     from vecenv.tuning.tune import tune as tune_envs
 
-    settings = [*set, *as_settings(flags)]
-    wanted = load_job(job, settings) if job is not None else job_of_settings(settings)
+    wanted = _job_of(job, set, flags)
     check_env(wanted)
     result = tune_envs([env_fn(wanted)] * wanted.num_envs, pause=policy_ms / 1e3, seconds=seconds)
     lines = [f'backend = "{result.best.backend}"', *(f"{name} = {value}" for name, value in result.kwargs.items())]
@@ -273,7 +309,9 @@ def tune(
     return 0
 
 
-COMMANDS = {each.__name__: each for each in (run, resume, info, verify, export, plot, video, tune)}
+COMMANDS: dict[str, Callable[..., int]] = {
+    each.__name__: each for each in (run, resume, info, verify, export, plot, video, tune)
+}
 
 
 def _collect(
@@ -281,20 +319,20 @@ def _collect(
     folder: Path,
     cluster: str | None,
     as_json: bool,
-    plot: bool,
+    no_plot: bool,
     collect: Callable[[Progress], JobState],
 ) -> int:
     """Run a job, show how it goes and what came of it, and return the exit code."""
-    from collector.job.look.info import dataset_info
-    from collector.job.look.progress_report import Report, make_console, summary, wanted
+    from collector.jobs.look import dataset_info, import_figure, plot_dataset
+    from collector.jobs.report import Report, make_console, summary, wanted
 
-    if plot:
-        import collector.job.look.plot as picture  # before an hour of collection
+    if not no_plot:
+        import_figure()  # before an hour of collection
     console = make_console(stderr=as_json)
     if not as_json:
         line = f"Job: {json.dumps(changed(job))}"
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    where = "" if cluster is None else " in each actor"
+    where = "" if cluster is None else " in each task"
     heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs{where} into {folder}"
     try:
         with Report(console, job, heading) as report:
@@ -304,31 +342,22 @@ def _collect(
     except Exception:
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")
         raise
-    if plot and state.episodes:
-        picture.plot_dataset(folder)
+    if not no_plot and state.episodes:
+        plot_dataset(folder)
     info = dataset_info(folder) if state.episodes else None  # otherwise the folder may not have been begun
-    console.print(summary(state, info))
+    console.print(summary(state, info), soft_wrap=True)
     if as_json:
         found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}
-        sys.stdout.write(_as_json({"interrupted": state.status == "interrupted", **found}))
+        _print_json({"interrupted": state.status == "interrupted", **found})
     return 128 + state.signum if state.signum else 0
 
 
 def changed(job: Job) -> dict[str, Any]:
     """The settings of a job that are not the defaults."""
-    record = as_shown(job).items()
+    record = as_shown(as_record(job)).items()
     return {name: value for name, value in record if value != DEFAULTS.get(name) and value not in ([], {})}
 
 
-def target_of(folder: Path, to: str, out: str | None) -> Path:
-    """Where `export` writes: an id of Minari is a place below its own folder."""
-    name = folder.resolve().name
-    if to == "minari":
-        dataset_id = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
-        root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
-        return root / dataset_id if MINARI_ID.fullmatch(dataset_id) else Path(dataset_id)
-    return Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}")
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=2) + "\n"
+def _print_json(value: Any) -> int:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    return 0

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 import vecenv
-from collector.job.job import ANYWHERE, Job, JobError, as_record, as_shown
-from collector.job.job_files import make_job
-from collector.job.names import check_names
+from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown, make_job
+from collector.jobs.making import declares_repeatable, hash_of, with_statistics
+from collector.jobs.names import check_names
 from collector.store.errors import DatasetError
 from collector.store.folder import check_files, contents
 from collector.store.head import HEAD, make_head, read_head
@@ -81,29 +81,37 @@ def stored_job(folder: Path) -> Job:
 def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     """The job that a folder belongs to, which may be run.
 
-    A folder may come from anybody, and a job names code: what the closed list of `collector.job.names` has, and classes
-    and functions of the modules in `allow_import`, may be named. Raises `JobError` for all else, `DatasetError` as
-    `stored_job`.
+    A folder may come from anybody, and a job names code: what the closed list of `collector.jobs.names` has, and
+    classes and functions of the modules in `allow_import`, may be named. Raises `JobError` for all else, `DatasetError`
+    as `stored_job`.
     """
     job = stored_job(folder)
     check_names(job, allow_import, folder)
     return job
 
 
-def job_head(job: Job, venv: Any, device: str, policy_hash: str | None, repeatable: bool) -> dict[str, Any]:
-    """The head of the folder of a job: what another run would need to give the same episodes."""
-    more: dict[str, Any] = {"ran_on": {"vector_env": type(venv).__name__, "num_workers": venv.num_workers}}
-    more |= {"cpu": cpu_capability(), "device": device_name(device), "policy_hash": policy_hash}
-    head = make_head(venv.observation_space[0], venv.action_space[0], as_record(job), **more, repeatable=repeatable)
-    return {**head, "versions": {**head["versions"], **versions()}}
+def job_head(job: Job, batches: Any, policy: Any, device: str) -> dict[str, Any]:
+    """The head of the folder of a job: what another run would need to give the same episodes.
 
-
-def versions() -> dict[str, str]:
-    """Of this library, and torch where it is used: those that decide about bits beside numpy and gymnasium."""
-    found = {"vecenv": vecenv.__version__}
-    if "torch" in sys.modules:
-        found["torch"] = str(sys.modules["torch"].__version__)
-    return found
+    batches: the collector, which has collected a first batch with `policy`.
+    """
+    venv = batches.env
+    keyed = declares_repeatable(policy) or batches.everything_keyed
+    more: dict[str, Any] = {
+        "ran_on": {"vector_env": type(venv).__name__, "num_workers": venv.num_workers},
+        "cpu": cpu_capability(),
+        "device": device,
+        "policy_hash": hash_of(policy),
+        "repeatable": keyed and not with_statistics(job),
+    }
+    versions = {"vecenv": vecenv.__version__}
+    if "torch" in sys.modules:  # one more that decides about bits, beside numpy and gymnasium
+        torch = sys.modules["torch"]
+        versions["torch"] = str(torch.__version__)
+        if device.startswith("cuda"):
+            more["device"] += f" ({torch.cuda.get_device_name(device)})"
+    head = make_head(venv.observation_space[0], venv.action_space[0], as_record(job), **more)
+    return {**head, "versions": {**head["versions"], **versions}}
 
 
 def cpu_capability() -> str:
@@ -117,13 +125,6 @@ def cpu_capability() -> str:
     torch = sys.modules.get("torch")
     more = [] if torch is None else [f"torch:{torch.backends.cpu.get_cpu_capability()}"]
     return " ".join([platform.machine(), *found, *more])
-
-
-def device_name(device: str) -> str:
-    """The device, and which one it is where it is a GPU."""
-    if not device.startswith("cuda"):
-        return device
-    return f"{device} ({sys.modules['torch'].cuda.get_device_name(device)})"
 
 
 def check_unchanged(
@@ -141,7 +142,7 @@ def check_unchanged(
 
 def check_same_job(folder: Path, stored: Job, wanted: Job) -> None:
     """Raise `JobError` with what differs between the job of a folder and another one that is to go on with it."""
-    old, new = (dict(as_shown(job)) for job in (stored, wanted))
+    old, new = (as_shown(as_record(job)) for job in (stored, wanted))
     before, after = old["transforms"], new["transforms"]
     if before != after and len(before) == len(after):  # rather the one that differs than the start of the list
         for i, pair in enumerate(zip(before, after, strict=True)):

@@ -6,13 +6,12 @@ On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and
 from __future__ import annotations
 
 import re
-from shutil import disk_usage
+import shlex
 from typing import Any
 
-from collector.job.job import Job
-from collector.job.look.size import as_size
-from collector.job.policies import describe
-from collector.job.run import JobState
+from collector.jobs.job import Job, as_record
+from collector.jobs.names import flags_of
+from collector.jobs.run import JobState
 
 try:
     from rich.console import Console, Group
@@ -23,9 +22,10 @@ except ImportError as error:
     raise ImportError("the command line needs rich: pip install 'vecenv[job]'") from error
 
 
-LARGE = 2**30
-"""Bytes from which on the size of a job is said when it begins."""
-NOTHING: dict[str, Any] = {"episodes": 0, "steps": 0, "returns": None, "lengths": None, "failed": {}}
+POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+NOTHING: dict[str, Any] = dict.fromkeys(("steps_per_second", "returns", "lengths", "cpu", "device"))
+NOTHING |= {"status": "not begun", "statistics": (), "failed": {}, "episodes": 0, "steps": 0, "shards": 0, "bytes": 0}
 """Of a folder that a job has not begun."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that a terminal obeys."""
@@ -47,7 +47,7 @@ class Report:
     def __init__(self, console: Console, job: Job, heading: str) -> None:
         self._console, self._job, self._heading = console, job, heading
         self._next_line = 1.0
-        self._warned = self._sized = False
+        self._warned = False
         self._bar = Progress(
             BarColumn(bar_width=16),
             TaskProgressColumn(),
@@ -68,10 +68,6 @@ class Report:
 
     def __call__(self, state: JobState) -> None:
         """Show the progress of the job."""
-        if not self._sized and state.bytes_of_step:
-            self._sized = True
-            if note := size_note(state, disk_usage(state.out).free):
-                self._say(note)
         self._bar.update(self._task, completed=state.done, description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
             # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.
@@ -88,23 +84,6 @@ class Report:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def size_note(state: JobState, free: float) -> str:
-    """What there is to say of the size of a job, with so many bytes free on its disk: "" where it is small.
-
-    >>> from pathlib import Path
-    >>> pixels = JobState(Job(env="ALE/Pong-v5", steps=1_000_000), Path("data"), bytes_of_step=100_000.0)
-    >>> size_note(pixels, free=2e12)
-    'note: about 93.1 GiB for 1,000,000 steps, 97.7 KiB a step; compress = true makes it smaller'
-    """
-    size = state.expected_bytes or 0.0
-    if size < LARGE and size < free:
-        return ""
-    text = f"note: about {as_size(size)} for {wanted(state.job)}, {as_size(state.bytes_of_step)} a step"
-    if size >= free:
-        text += f"; only {as_size(free)} are free there"
-    return text if state.job.compress else f"{text}; compress = true makes it smaller"
-
-
 def _figures(state: JobState) -> str:
     mean = f"mean return {state.recent_return:,.1f}" if state.returns else "no episode ended yet"
     figures = f"{state.steps_per_second:,.0f} steps/s  {state.episodes:,} episodes  {mean}"
@@ -114,42 +93,42 @@ def _figures(state: JobState) -> str:
 
 
 def summary(state: JobState, info: dict[str, Any] | None) -> Group:
-    """The last output of a job: a line on how it ended, and a table.
-
-    Episodes and failures are those of the whole job, as `dataset_info` returns them (None where there is no folder
-    yet); the speed is that of this run.
+    """The last output of a job: a line on how it ended, and a table: of what its folder holds, as `dataset_info`
+    returns it (None where there is no folder yet), and of this run.
     """
-    job, found = state.job, info or NOTHING
+    job = state.job
     where = f"{state.workers} workers" if state.workers else "this process"
-    where = f"each of {state.actors} actors" if state.actors else where
+    where = f"each of {state.actors} tasks" if state.actors else where
     rows = [
-        ("env", f"{job.env}, {job.num_envs} in {where} ({job.backend})"),
-        ("policy", describe(job) + ("" if job.policy == "random" else f", on {state.device}") + f"; seed {job.seed}"),
-        ("episodes", f"{found['episodes']:,} whole ones" + (f" ({job.episodes:,} requested)" if job.episodes else "")),
-        ("steps", f"{found['steps']:,}" + (f" ({job.steps:,} requested)" if job.steps else "")),
-        ("return", spread_of(found["returns"])),
-        ("length", spread_of(found["lengths"])),
-        ("speed", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s in this run"),
+        *rows_of(info or {**NOTHING, "folder": str(state.out), "job": as_record(job), "repeatable": state.repeatable}),
+        ("this run", f"{job.num_envs} envs in {where} ({job.backend}), {describe(job)}, on {state.device}"),
+        ("", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s"),
+        *((f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]),
+        *(("note", note) for note in state.notes),
     ]
-    if found["failed"]:
-        rows.append(("failures", counts_of(found["failed"])))
-    rows += [(f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]]
-    rows += [("note", note) for note in state.notes]
-    rows.append(("data", str(state.out)))
     ways = {"complete": "Collected:", "interrupted": "Interrupted; collected until then, and kept:"}
     return Group(ways[state.status], table_of(rows), *([_how_to_resume(state)] if state.status != "complete" else []))
 
 
+def describe(job: Job) -> str:
+    """The policy in words."""
+    return f"{job.policy}, weights of {job.checkpoint}" if job.checkpoint else POLICIES.get(job.policy, job.policy)
+
+
 def _how_to_resume(state: JobState) -> str:
-    return f"Go on with: python -m collector resume {state.out}"
+    modules = flags_of(state.job, state.out)
+    folder = shlex.quote(str(state.out))
+    if modules is None:
+        return f"Go on, with the job file or program that began it, by: run JOB --out {folder} --resume"
+    return " ".join([f"Go on with: python -m collector resume {folder}", *(f"--allow-import {m}" for m in modules)])
 
 
-def info_table(info: dict[str, Any]) -> Table:
-    """What `dataset_info` returns, as a table."""
-    job = info["job"] or {}
+def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
+    """What `dataset_info` returns, as names and texts."""
+    job, speed = info["job"] or {}, info["steps_per_second"]
     how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
     asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
-    rows = [
+    return [
         ("folder", info["folder"]),
         ("status", info["status"]),
         ("env", str(job.get("env", "written by a program, not a job"))),
@@ -160,15 +139,11 @@ def info_table(info: dict[str, Any]) -> Table:
         ("steps", f"{info['steps']:,}"),
         ("return", spread_of(info["returns"])),
         ("length", spread_of(info["lengths"])),
-        ("failures", counts_of(info["failed"])),
-        (
-            "speed",
-            "?" if info["steps_per_second"] is None else f"{info['steps_per_second']:,.0f} steps/s in the last run",
-        ),
+        ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
+        ("speed", "?" if speed is None else f"{speed:,.0f} steps/s in the last run"),
         ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {as_size(info['bytes'])}"),
         ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
     ]
-    return table_of(rows)
 
 
 def table_of(rows: list[tuple[str, str]]) -> Table:
@@ -181,14 +156,21 @@ def table_of(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def counts_of(failed: dict[str, int]) -> str:
-    """Counts by kind in words."""
-    return ", ".join(f"{count:,} {name}" for name, count in failed.items()) or "none"
-
-
 def spread_of(values: dict[str, float] | None) -> str:
     """Mean, deviation, min and max in words."""
     if values is None:
         return "-"
     mean, std, low, high = (values[name] for name in ("mean", "std", "min", "max"))
     return f"mean {mean:,.1f}, deviation {std:,.1f}, from {low:g} to {high:g}"
+
+
+def as_size(nbytes: float) -> str:
+    """Bytes in the unit that fits.
+
+    >>> as_size(17.0), as_size(2048)
+    ('17 bytes', '2.0 KiB')
+    """
+    unit = 0
+    while nbytes >= 1024 and unit < len(UNITS) - 1:
+        nbytes, unit = nbytes / 1024, unit + 1
+    return f"{nbytes:,.0f} bytes" if unit == 0 else f"{nbytes:,.1f} {UNITS[unit]}"

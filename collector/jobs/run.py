@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from collector.episodes.episode import Episode
-from collector.job.committing import Committer
-from collector.job.head import (
+from collector.jobs.head import (
     SAME,
     check_folder,
     check_same_job,
@@ -26,20 +25,13 @@ from collector.job.head import (
     read_job_head,
     stored_job,
 )
-from collector.job.job import Job, JobError
-from collector.job.job_files import with_settings
-from collector.job.look.metrics import Metrics, import_tensorboard
-from collector.job.look.size import bytes_of_step, job_bytes
-from collector.job.make_envs import check_env, transforms_with_statistics, with_statistics, wrappers_with_statistics
-from collector.job.on_cluster.cluster_player import ClusterPlayer
-from collector.job.on_cluster.connecting import check_cluster, connect_to, device_of_actors
-from collector.job.on_cluster.episode_actor import ActorReport
-from collector.job.plan import Plan, skipped_in
-from collector.job.playing import Player
-from collector.job.policies import declares_repeatable, hash_of, make_policy, resolve_device
-from collector.job.statistics.frozen import with_frozen
-from collector.job.statistics.kept import States, read_statistics
-from collector.job.stopping import Stopping
+from collector.jobs.job import Job, JobError, with_settings
+from collector.jobs.look import Metrics, import_tensorboard, spread
+from collector.jobs.making import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
+from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_of_tasks
+from collector.jobs.playing import Commits, Plan, Player, skipped_in
+from collector.jobs.statistics import States, read_statistics, with_frozen
+from collector.jobs.stopping import Stopping
 from collector.store.errors import DatasetError
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.writer import StoreWriter
@@ -52,7 +44,7 @@ STATS_SECONDS = 0.2
 """How often it is asked where the time goes."""
 
 
-@dataclass
+@dataclass(repr=False)
 class JobState:
     """The progress of a job, passed to `on_progress` and returned at its end."""
 
@@ -73,7 +65,8 @@ class JobState:
     """What most of the time goes to, and its share: "envs 80 %"; "idle" is what the job does with the episodes."""
     workers: int = 1
     actors: int = 0
-    """Of a Ray cluster, each with the envs and workers of the job; 0: the job runs in this process."""
+    """How many tasks play at once on a Ray cluster, each with the envs and workers of the job; 0: the job runs in this
+    process."""
     device: str = "cpu"
     status: str = "failed"
     """"complete" or "interrupted" once the job has ended so; "failed" before."""
@@ -83,12 +76,10 @@ class JobState:
     """How often an episode whose env had failed was played again in this run."""
     skipped: dict[int, str] = field(default_factory=dict)
     """Numbers of the episodes that were given up in this run, with the last error of each."""
-    bytes_of_step: float = 0.0
-    """Bytes that a step takes on the disk, about; 0 before an episode of this run has ended."""
     repeatable: bool = False
     """Whether another run of the job gives the same bits."""
     notes: list[str] = field(default_factory=list)
-    """What there is to know about a run that was resumed, and about the actors of a cluster."""
+    """What there is to know about a run that was resumed, and about the tasks on a cluster."""
 
     @property
     def steps_per_second(self) -> float:
@@ -103,15 +94,34 @@ class JobState:
         return min(1.0, self.steps / (self.job.steps or 1))
 
     @property
-    def expected_bytes(self) -> float | None:
-        """Size of the whole job, about; None before an episode has ended, where its length counts."""
-        mean = float(np.mean(self.lengths)) if self.lengths else None
-        return job_bytes(self.job, self.bytes_of_step, mean) if self.bytes_of_step else None
-
-    @property
     def recent_return(self) -> float:
         """The mean return of the last 100 episodes; NaN where there are none."""
         return float(np.mean(self.returns[-RECENT:])) if self.returns else float("nan")
+
+    def rows(self) -> dict[str, str]:
+        """What there is to see of it, by name."""
+        found = {
+            "job": f"{self.job.env}, seed {self.job.seed}: {self.status}",
+            "data": str(self.out),
+            "episodes": f"{self.episodes:,}",
+            "steps": f"{self.steps:,}",
+            "speed": f"{self.steps_per_second:,.0f} steps/s for {self.seconds:.1f} s in this run",
+        }
+        for name, values in (("return", self.returns), ("length", self.lengths)):
+            if values:
+                found[f"{name} in this run"] = "mean {mean:,.1f}, from {min:g} to {max:g}".format(
+                    **spread(np.array(values)) or {}
+                )
+        if self.skipped:
+            found["skipped"] = f"{len(self.skipped):,} episodes"
+        return found
+
+    def __repr__(self) -> str:
+        return "JobState\n" + "\n".join(f"  {name:19} {text}" for name, text in self.rows().items())
+
+    def _repr_html_(self) -> str:
+        cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self.rows().items())
+        return f"<table>{cells}</table>"
 
 
 Progress = Callable[[JobState], None]
@@ -130,13 +140,12 @@ def run_job(
     """Collect the episodes of a job into the folder `out`, and return what was done.
 
     `overwrite`: replace what an earlier job wrote there. `cluster`: the address of a Ray cluster, as `ray.init` takes
-    it, whose actors play whole episodes, each with the envs of the job: "auto" is the one that runs here, or one that
-    is started; all its nodes must see the folder. `cluster_actors`: how many; None: as many as there are free CPUs.
-    `on_progress` is called after every batch. A signal (handled in the main thread only) or an exception commits the
-    whole episodes so far; `resume_job` goes on from them. Raises `DatasetError` where the folder cannot be used or
-    written to, `JobError` where the settings or the env do not allow the job, `JobFailedError` where too many episodes
-    failed, and what the policy raises; on a cluster also `WorkerDiedError` and `WorkerTimeoutError` where no actor is
-    left.
+    it, whose tasks each play a range of episodes, with the envs of the job: "auto" is the one that runs here, or one
+    that is started; all its nodes must see the folder. `cluster_actors`: how many play at once; None: as many as there
+    are free CPUs. `on_progress` is called after every batch. A signal (handled in the main thread only) or an exception
+    commits the whole episodes so far; `resume_job` goes on from them. Raises `DatasetError` where the folder cannot be
+    used or written to, `JobError` where the settings or the env do not allow the job, `JobFailedError` where too many
+    episodes failed, and what the policy raises; on a cluster also `WorkerTimeoutError` where no task finds a place.
 
     Example::
 
@@ -193,19 +202,17 @@ class _Run:
             import_tensorboard()  # rather now than after the first batch
         self._job, self._out, self._tensorboard, self._on_progress = job, out, tensorboard, on_progress
         self._cluster, self._cluster_actors = cluster, cluster_actors
-        self.state = JobState(job, out, device=resolve_device(job) if cluster is None else device_of_actors(job))
+        self.state = JobState(job, out, device=resolve_device(job) if cluster is None else device_of_tasks(job))
         self._plan = Plan(job.seed, job.episodes, job.steps)
-        self._policy: Any = None
         self._learning = transforms_with_statistics(job)
         """The transforms whose statistics are stored with the episodes,"""
         self._statistics: States | None = None
         """and those of an earlier run."""
-        # These three from the first batch on.
-        self._writer: StoreWriter | None = None
-        self._metrics: Metrics | None = None
-        self._committer: Committer | None = None
         self._skipped_before: set[int] = set()
-        """Numbers of the episodes that were given up, in earlier runs too."""
+        """Numbers of the episodes that were given up in earlier runs."""
+        # These from the first batch on.
+        self._commits: Commits | None = None
+        self._metrics: Metrics | None = None
         self._began = self._next_stats = 0.0
 
     def start(self, overwrite: bool) -> JobState:
@@ -228,7 +235,6 @@ class _Run:
             return self._completed()
         options: dict[str, Any] = {"compress": self._job.compress, "check": self._restore}
         with closing(StoreWriter(self._out, stored, resume=True, **options)) as writer:
-            self._writer = writer
 
             def go_on(head: dict[str, Any]) -> StoreWriter:
                 check_unchanged(self._out, *({name: each[name] for name in SAME} for each in (stored, head)))
@@ -250,23 +256,25 @@ class _Run:
         self.state.steps, self.state.episodes = int(index.length.sum()), len(index)
 
     def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
-        state, plan = self.state, self._plan
-        # Ray comes first, because it sets a handler of SIGTERM of its own.
-        connection: Any = nullcontext() if self._cluster is None else connect_to(self._cluster)
-        with connection as cluster, ExitStack() as files, Stopping() as stop:
-            self._open_writer, self._files = open_writer, files
+        state, plan, self._open_writer = self.state, self._plan, open_writer
+        with ExitStack() as context:
+            cluster = None
+            if self._cluster is not None:  # first, because Ray sets a handler of SIGTERM of its own
+                cluster = context.enter_context(connect_to(self._cluster))
+            self._files = context.enter_context(ExitStack())
+            stop = context.enter_context(Stopping())
             self._player = self._make_player(stop, cluster)
             self._player.skipped_before = len(self._skipped_before)
             self._began = time.monotonic()
-            with ExitStack() as self._commits:  # on leaving it, all that was collected is committed
-                try:
-                    self._player.play()
-                finally:
-                    self._note_failures()
-            if state.actors and self._player.failures:
-                state.notes.append(f"{self._player.failures} actors failed, and what they had was played again")
-            if plan.is_complete and self._writer is not None:
-                self._writer.end("complete", episodes=plan.end)
+            try:
+                self._player.play()
+            except BaseException:
+                with suppress(DatasetError):  # the first error is raised
+                    self._commit()
+                raise
+            self._commit()
+            if plan.is_complete and self._commits is not None:
+                self._commits.writer.end("complete", episodes=plan.end)
                 self._completed()
             else:
                 state.status, state.signum = "interrupted", stop.signum
@@ -276,60 +284,41 @@ class _Run:
 
     def _make_player(self, stop: Stopping, cluster: Any) -> Any:
         if cluster is None:
-            local = Player(self._job, self._plan, stop, self._make_policy, self._take)
-            local.statistics = self._statistics
-            return local
-        callbacks = self._open, self._take_report, self._take_back
-        player = ClusterPlayer(self._job, self._plan, stop, cluster, self._cluster_actors, self._out, *callbacks)
-        self.state.actors = player.actors
-        return player
+            player = Player(self._job, self._plan, stop, self.state.device, self._take)
+            player.statistics = self._statistics
+            return player
+        on_ray = RayPlayer(
+            self._job, self._plan, stop, cluster, self._cluster_actors, self._out, self._open, self._take_range
+        )
+        self.state.actors = on_ray.count
+        return on_ray
 
     def _completed(self) -> JobState:
         plan, state = self._plan, self.state
         state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
         return state
 
-    def _make_policy(self, env: Any) -> Any:
-        spaces = env.observation_space[0], env.action_space[0]
-        self._policy = make_policy(self._job, *spaces, self.state.device)
-        return self._policy
-
     def _take(self, batches: SyncDataCollector, episodes: list[Episode]) -> None:
         """Take what has ended in a batch."""
-        if self._committer is None:
-            self._begin(batches)
-        assert self._committer is not None
-        learnt = self._player.ask_statistics(batches.env) if self._learning and episodes else None
-        self._committer.add(episodes, learnt)
-        if episodes and not self.state.bytes_of_step:
-            self.state.bytes_of_step = bytes_of_step(episodes[0], self._job.compress)
-        lengths = [len(episode) for episode in episodes]
-        self._count(lengths, returns_of(episodes, lengths))
-        if self.state.seconds >= self._next_stats:
-            self._next_stats = self.state.seconds + STATS_SECONDS
-            self.state.bottleneck = batches.stats().bottleneck_share
+        state, player = self.state, self._player
+        if self._commits is None:  # now it is known what the folder will hold
+            state.workers = 0 if isinstance(batches.env, DummyVectorEnv) else batches.env.num_workers
+            self._open(job_head(self._job, batches, player.policy, state.device))
+        assert self._commits is not None
+        self._count([len(each) for each in episodes], [each.total_reward for each in episodes])
+        if state.seconds >= self._next_stats:
+            self._next_stats = state.seconds + STATS_SECONDS
+            state.bottleneck = batches.stats().bottleneck_share
+        learnt = player.ask_statistics(batches.env) if self._learning and episodes else None
+        self._commits.add(episodes, learnt)
         self._show()
 
-    def _take_report(self, report: ActorReport) -> None:
-        """Take what an actor has done."""
-        self._count([length for _, length, _ in report.ended], [total for _, _, total in report.ended])
-        self.state.bottleneck = report.bottleneck or self.state.bottleneck
-        self.state.notes += [note for note in self._player.notes if note not in self.state.notes]
-        if self._writer is not None:
-            self._show()
-
-    def _take_back(self, episodes: list[tuple[int, float]]) -> None:
-        """Forget episodes that are lost with their actor, by their lengths and returns."""
-        state, lost = self.state, Counter(episodes)
-        state.episodes -= len(episodes)
-        state.steps -= sum(length for length, _ in episodes)
-        for i in reversed(range(len(state.lengths))):  # the last ones are lost
-            if not lost:
-                break
-            episode = state.lengths[i], state.returns[i]
-            if lost[episode]:
-                del state.lengths[i], state.returns[i]
-                lost -= Counter([episode])
+    def _take_range(self, lengths: list[int], returns: list[float], bottleneck: str) -> None:
+        """Take what a task on a cluster has played, and is committed."""
+        self._count(lengths, returns)
+        self.state.bottleneck = bottleneck or self.state.bottleneck
+        self._show()
+        self._commit()  # what has failed
 
     def _count(self, lengths: list[int], returns: list[float]) -> None:
         state = self.state
@@ -342,41 +331,32 @@ class _Run:
     def _show(self) -> None:
         """Note failures, and report the progress."""
         assert self._metrics is not None
-        state = self.state
-        if self._player.retried > state.retried or len(self._player.skipped) > len(state.skipped):
-            self._note_failures()
+        self._note_failures()
         self._metrics.write(self._numbers)
-        self._on_progress(state)
+        self._on_progress(self.state)
 
     def _note_failures(self) -> None:
         state, player = self.state, self._player
+        state.notes += [note for note in player.notes if note not in state.notes]
         found = {"retried": player.retried - state.retried, "skipped": len(player.skipped) - len(state.skipped)}
-        state.retried, state.skipped = player.retried, dict(player.skipped)
-        self._skipped_before.update(player.skipped)
-        noted = {"skipped": sorted(self._skipped_before)}
-        if any(found.values()) and self._committer is not None:
-            self._committer.note(found, noted)
-        elif any(found.values()) and self._writer is not None:  # actors commit the episodes
-            self._writer.commit(failed=found, state=noted)
+        if any(found.values()):
+            state.retried, state.skipped = player.retried, dict(player.skipped)
+            if self._commits is not None:
+                self._commits.note(found, {"skipped": sorted({*self._skipped_before, *player.skipped})})
 
-    def _begin(self, batches: SyncDataCollector) -> None:
-        """Open the folder: now that there is a batch, it is known what it will hold."""
-        state, venv = self.state, batches.env
-        state.workers = 0 if isinstance(venv, DummyVectorEnv) else venv.num_workers
-        keyed = declares_repeatable(self._policy) or batches.everything_keyed
-        repeatable = keyed and not with_statistics(self._job)
-        head = job_head(self._job, venv, state.device, hash_of(self._policy), repeatable)
-        writer = self._open(head)
-        committer = Committer(writer, self._job.shard_bytes, self._job.shard_seconds)
-        self._committer = self._commits.enter_context(committer)
+    def _commit(self) -> None:
+        """Commit what is whole, unless a commit has failed before."""
+        self._note_failures()
+        if self._commits is not None and not self._commits.is_broken:
+            self._commits.commit()
 
     def _open(self, head: dict[str, Any]) -> StoreWriter:
         """Open the folder for what this head describes."""
         self.state.repeatable = head["repeatable"]
-        self._writer = self._open_writer(head)
-        self._files.enter_context(closing(self._writer))
-        self._metrics = self._files.enter_context(closing(Metrics(self._writer.opened, self._tensorboard)))
-        return self._writer
+        writer = self._files.enter_context(closing(self._open_writer(head)))
+        self._metrics = self._files.enter_context(closing(Metrics(writer.opened, self._tensorboard)))
+        self._commits = Commits(writer, self._job)
+        return writer
 
     def _numbers(self) -> dict[str, Any]:
         """What `metrics.jsonl` gets."""
@@ -393,18 +373,3 @@ class _Run:
             "skipped": len(state.skipped),
             "bottleneck": state.bottleneck,
         }
-
-
-def returns_of(episodes: list[Episode], lengths: list[int]) -> list[float]:
-    """The return of each episode, by one sum over all of them.
-
-    >>> flags = np.array([False, True])
-    >>> returns_of([Episode(np.zeros(3), np.zeros(2), np.array([1.0, 2.0]), flags, ~flags, 0)], [2])
-    [3.0]
-    """
-    if not episodes:
-        return []
-    rewards = np.concatenate([episode.reward for episode in episodes])
-    starts = np.cumsum([0, *lengths[:-1]])
-    found: list[float] = np.add.reduceat(rewards if rewards.ndim == 1 else rewards.sum(1), starts).tolist()
-    return found

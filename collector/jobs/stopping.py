@@ -96,6 +96,15 @@ class Stopping(StopSignals):
             if self._stopped:  # what is left is to commit, which may take its time
                 self._end_watchdog()
 
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """While something is committed: `OutOfTime` is raised behind it."""
+        before, self._may_raise = self._may_raise, False
+        try:
+            yield
+        finally:
+            self._may_raise = before
+
     def _end_watchdog(self) -> None:
         if self._watchdog is not None:
             signal.set_wakeup_fd(self._wakeup_before)

@@ -1,1 +1,0 @@
-"""Statistics of transforms: those that a job file names, and those that a job keeps while it runs."""

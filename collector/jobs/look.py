@@ -1,0 +1,234 @@
+"""Looking at what a job has collected: metrics while it runs, the numbers of its folder, and their picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collector.jobs.job import as_shown
+from collector.jobs.names import TRANSFORM, find_class, is_listed
+from collector.store import schema
+from collector.store.dataset import Dataset
+from collector.store.errors import DatasetError
+from collector.store.manifest import read_manifest
+from collector.store.safe_folder import SafeFolder
+from vecenv.transforms.transform import Freezable
+
+METRICS = "metrics.jsonl"
+PICTURE = "returns.png"
+LARGEST_LINE = 4096
+SHOWN = ("time", "seconds", "steps_per_second")
+"""What is drawn, and printed."""
+LARGEST_NUMBER = 2.0**53
+
+
+# Metrics.
+
+
+class Metrics:
+    """Appends lines to `metrics.jsonl` of a folder, at most one a `seconds`, and one at the end.
+
+    The numbers of a line: `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`,
+    `mean_return`, `mean_length` (of the last 100 episodes), `skipped`, and `bottleneck`, a text. `tensorboard`: also
+    write the numbers as events into the folder `tensorboard` in it. Raises `ImportError` where that is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False, seconds: float = 1.0) -> None:
+        self._path = Path(folder) / METRICS
+        self._events = self._writer = None
+        with SafeFolder(folder) as opened:
+            if tensorboard:
+                self._events = opened.inside("tensorboard", make=True)  # it opens the file again for each write
+                self._writer = import_tensorboard()(self._events.fd_path)
+            # Not synchronised with the disk: it can be done without.
+            self._fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._seconds, self._next = seconds, 0.0
+
+    def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
+        """Write a line of what `read` returns if it is time for one, or `now`.
+
+        Raises `DatasetError` where the disk refuses it.
+        """
+        if not now and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._seconds
+        numbers = read()
+        line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
+        try:
+            os.write(self._fd, line.encode())
+        except OSError as error:  # the disk is full: it will not take the episodes either
+            raise DatasetError(
+                f"cannot write to {self._path}: {error.strerror}; the episodes committed before are kept"
+            ) from error
+        if self._writer is not None:
+            for name, value in numbers.items():
+                if isinstance(value, (int, float)):
+                    self._writer.add_scalar(f"job/{name}", value, numbers["steps"])
+
+    def close(self) -> None:
+        """Close the files."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._writer is not None:
+            self._writer.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a folder that are whole, and have finite numbers; none where there is no file.
+
+    Raises `DatasetError` where it is no regular file.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        with SafeFolder(folder) as opened:
+            fd = opened.open(METRICS)
+    except FileNotFoundError:
+        return found
+    with os.fdopen(fd, "rb") as file:
+        while line := file.readline(LARGEST_LINE):
+            try:
+                numbers = schema.parse(line)
+            except ValueError:  # the last line of a job that was killed
+                continue
+            if isinstance(numbers, dict) and all(_is_number(numbers[name]) for name in SHOWN if name in numbers):
+                found.append(numbers)
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < LARGEST_NUMBER
+
+
+def import_tensorboard() -> Any:
+    """TensorBoard's writer. Raises `ImportError` with what to install."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--tensorboard needs torch and TensorBoard: pip install tensorboard") from error
+    return SummaryWriter
+
+
+# Numbers.
+
+
+def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a folder holds, as JSON types, without reading a shard. Raises `DatasetError` where it is no data set.
+
+    `status`: "complete", or "incomplete" (running, or ended before). `job`, `repeatable`, `versions`, ...: as stored.
+    `statistics`: what there is to know of transforms that have some. `episodes`, `steps`, `shards`, `bytes`: counts.
+    `returns`, `lengths`: mean, deviation, min and max; None where there is no episode. `failed`: counts by kind.
+    `seconds`, `steps_per_second`: of the last run, where there are metrics.
+    """
+    root = Path(folder)
+    data, manifest = Dataset(root), read_manifest(root)
+    job = data.head.get("job")
+    last: dict[str, Any] = next(reversed(read_metrics(root)), {})
+    return {
+        "folder": str(root),
+        "status": "incomplete" if manifest.end is None else "complete",
+        "job": job and as_shown(job),
+        "statistics": statistics_in_words(job or {}),
+        "episodes": len(data),
+        "steps": int(data.lengths.sum()),
+        "returns": spread(data.returns),
+        "lengths": spread(data.lengths),
+        "failed": dict(manifest.failed),
+        **{name: last.get(name) for name in ("seconds", "steps_per_second")},
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.nbytes for shard in manifest.shards),
+        **{name: data.head.get(name) for name in ("repeatable", "versions", "cpu", "device")},
+    }
+
+
+def statistics_in_words(job: dict[str, Any]) -> list[str]:
+    """A line for each transform of a job, as JSON types, that has statistics; those of other modules are not looked at.
+
+    >>> statistics_in_words({"transforms": ["ToTensorImage", "VecNorm"]})
+    ['VecNorm goes on with its statistics when the job is resumed; not repeatable']
+    """
+    found = []
+    for each in as_shown(job)["transforms"]:
+        entry = each if isinstance(each, dict) else {"call": each}
+        name, frozen = str(entry.get("call")), entry.get("frozen")
+        if frozen is not None:
+            found.append(f"{name} frozen, as in {frozen}")
+        elif is_listed(TRANSFORM, name) and issubclass(find_class(TRANSFORM, name), Freezable):
+            found.append(f"{name} goes on with its statistics when the job is resumed; not repeatable")
+    return found
+
+
+def spread(values: np.ndarray) -> dict[str, float] | None:
+    """Mean, deviation, min and max; None of no values.
+
+    >>> spread(np.array([1.0, 3.0]))
+    {'mean': 2.0, 'std': 1.0, 'min': 1.0, 'max': 3.0}
+    """
+    if not len(values):
+        return None
+    values = np.asarray(values, np.float64)
+    return {name: float(getattr(values, name)()) for name in ("mean", "std", "min", "max")}
+
+
+# The picture.
+
+
+def import_figure() -> Any:
+    """matplotlib's figure. Raises `ImportError` with what to install."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("the picture needs matplotlib: pip install 'vecenv[job]'; or use --no-plot") from error
+    return Figure
+
+
+def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Draw the returns and lengths of all episodes by their number, and the speed of the job over time, as a PNG.
+
+    Returns its path: `out`, or `returns.png` in the folder. Raises `DatasetError` where there is no data set, or no
+    episode in it.
+    """
+    data, path = Dataset(folder), Path(folder) / PICTURE if out is None else Path(out)
+    job = data.head.get("job") or {}
+    lines = [line for line in read_metrics(folder) if {"time", "steps_per_second"} <= line.keys()]
+    figure = import_figure()(figsize=(8, 8 if lines else 6), layout="constrained")
+    axes = figure.subplots(3 if lines else 2)
+    _draw_episodes(axes[0], np.asarray(data.returns, float), "return")
+    _draw_episodes(axes[1], np.asarray(data.lengths, float), "length")
+    axes[0].set_title(f"{job.get('env', Path(folder))}, {job.get('policy', '')}".rstrip(", "), parse_math=False)
+    axes[0].legend(loc="upper right")
+    axes[1].set_xlabel("episode")
+    if lines:
+        # Seconds in which the job did not run, before it was resumed, are in the picture: as a gap.
+        times, rates = np.array([(line["time"], line["steps_per_second"]) for line in lines], float).T
+        axes[2].plot((times - times[0]) / 60, rates, ".-", color="tab:green", markersize=3, linewidth=0.8)
+        axes[2].set(xlabel="minutes", ylabel="steps a second")
+        axes[2].set_ylim(bottom=0)
+        axes[2].grid(alpha=0.3)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    with SafeFolder(path.parent) as opened:
+        opened.write(path.name, content.getbuffer())
+    return path
+
+
+def _draw_episodes(axes: Any, values: np.ndarray, name: str) -> None:
+    """A dot for each episode, and the mean of those around it."""
+    axes.plot(values, ".", color="tab:blue", alpha=0.25, markersize=4, label="an episode", rasterized=True)
+    window = max(1, min(len(values) // 10, 500))
+    if window > 1:
+        sums = np.cumsum(np.concatenate([[0.0], values]))
+        means = (sums[window:] - sums[:-window]) / window
+        axes.plot(np.arange(len(means)) + window // 2, means, color="tab:red", linewidth=2, label=f"mean of {window}")
+    axes.set_ylabel(f"{name} of an episode")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(alpha=0.3)

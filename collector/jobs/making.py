@@ -1,0 +1,289 @@
+"""From a job to its envs and its policy. `make_env` runs where the env lives, mostly in a worker process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from collector.jobs.job import Call, Job, JobError
+from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
+from collector.jobs.statistics import freeze, from_json
+from vecenv import transforms
+from vecenv.envs.gym_env import find_spec
+from vecenv.transforms.compose import flat
+from vecenv.tuning.auto_backend import VECTOR_ENVS
+
+WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
+"""Wrappers of gymnasium that carry numbers from one episode to the next."""
+MAX_RESTARTS = 10
+"""Failures of an env that the vector env absorbs in a minute; then the job makes all envs anew."""
+
+
+# Envs.
+
+
+def make_env(
+    job: Job,
+    render_mode: str | None = None,
+    statistics: dict[str, Any] | None = None,
+    program: Mapping[str, Any] = {},
+) -> gymnasium.Env[Any, Any]:
+    """One env of a job, with its wrappers and transforms.
+
+    `statistics`: what these had learnt, as JSON types. `program`: objects of the job in `__main__`, by name.
+    """
+    kwargs = job.env_kwargs | ({} if render_mode is None else {"render_mode": render_mode})
+    factory = program.get(job.env) or _factory(job.env)
+    if factory is None:
+        env = gymnasium.make(full_id(job.env), max_episode_steps=job.max_episode_steps, **kwargs)
+    else:
+        env = factory(**kwargs)
+        if job.max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, job.max_episode_steps)
+    try:
+        for each in map(as_call, job.wrappers):
+            env = (program.get(each.call) or find_class(WRAPPER, each.call))(env, **each.kwargs)
+        return _transformed(env, job, statistics, program) if job.transforms else env
+    except BaseException:
+        env.close()
+        raise
+
+
+def _factory(name: str) -> Any:
+    """The function of `module:function`; None for an env id."""
+    module, _, attr = name.rpartition(":")
+    if not module or not attr.isidentifier():
+        return None
+    try:
+        return load_attr(name)
+    except JobError as missing:
+        try:
+            find_spec(attr)  # an id without a version, which the module may have registered
+        except gymnasium.error.Error:
+            raise missing from None
+        return None
+
+
+def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """What makes one env of a job: gymnasium's own function where that will do, and workers import no more."""
+    if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
+        # Workers do not run the user's program, so what is defined in it goes to them as it is.
+        program = {name: load_attr(name) for name in code_of(job) if name.startswith("__main__:")}
+        return partial(make_env, job, statistics=statistics, program=program)
+    return partial(gymnasium.make, full_id(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
+
+
+def _transformed(
+    env: Any, job: Job, statistics: dict[str, Any] | None, program: Mapping[str, Any]
+) -> gymnasium.Env[Any, Any]:
+    chain = [make_transform(each, program) for each in job.transforms]
+    transformed = transforms.TransformedEnv(env, chain)
+    if statistics is not None:
+        try:
+            transformed.load_state_dict(from_json(statistics))
+        except (ValueError, TypeError, KeyError) as error:
+            raise JobError(f"the statistics that are stored do not fit the transforms of the job: {error}") from None
+    for each, transform in zip(job.transforms, chain, strict=True):
+        if isinstance(each, Call) and each.frozen is not None:
+            freeze(transform, each)
+    return transformed
+
+
+def make_transform(each: str | Call, program: Mapping[str, Any] = {}) -> transforms.Transform:
+    """The transform of an entry of `Job.transforms`."""
+    call = as_call(each)
+    try:
+        made: transforms.Transform = (program.get(call.call) or find_class(TRANSFORM, call.call))(**call.kwargs)
+    except (TypeError, ValueError) as error:
+        raise JobError(f"the transform {call.call} cannot be made: {error}") from error
+    return made
+
+
+def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:
+    """The vector env of a job. Failures of envs are absorbed unless the job ends with them. `statistics`: what the
+    transforms of each env had learnt.
+    """
+    check_env(job)
+    if statistics is None:
+        env_fns = [env_fn(job)] * job.num_envs
+    else:
+        env_fns = [env_fn(job, each) for each in statistics[: job.num_envs]]
+    options: dict[str, Any] = {} if job.backend == "dummy" else {"num_workers": job.num_workers}
+    if job.on_error == "retry":
+        options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
+    if job.step_timeout is not None and job.backend != "dummy":
+        options["step_timeout"] = job.step_timeout
+    try:
+        return VECTOR_ENVS[job.backend](env_fns, **options)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise JobError(f"{job.env} cannot be made: {error}") from None
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise JobError(f"{job.env} cannot be made with these kwargs: {error}") from error
+
+
+def check_env(job: Job) -> None:
+    """Raise `JobError` where gymnasium has no such env. What is behind a module's name is known in the workers."""
+    name = full_id(job.env)
+    if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
+        raise JobError(f"{job.env} needs ale-py: pip install 'vecenv[atari]'")
+    if ":" in name:
+        return
+    try:
+        find_spec(name)
+    except gymnasium.error.Error as error:
+        raise JobError(
+            f"there is no env {job.env}: {error} One that a package registers is found as package:{job.env}"
+        ) from None
+
+
+def full_id(env: str) -> str:
+    """The id of an env with the module that registers it, where that is known.
+
+    >>> full_id("ALE/Pong-v5"), full_id("CartPole-v1")
+    ('ale_py:ALE/Pong-v5', 'CartPole-v1')
+    """
+    return f"{ATARI_MODULE}{env}" if env.startswith("ALE/") else env
+
+
+def wrappers_with_statistics(job: Job) -> list[str]:
+    """The wrappers that carry statistics from one episode to the next, which cannot be stored."""
+    names = [as_call(each).call for each in job.wrappers]
+    return [name for name in names if name.rpartition(":")[2] in WITH_STATISTICS]
+
+
+def transforms_with_statistics(job: Job) -> list[str]:
+    """The transforms that do, and are not frozen: what they have learnt is stored with the episodes."""
+
+    def learns(each: Call) -> bool:
+        parts = flat(make_transform(each)) if each.frozen is None else ()
+        return any(type(part).state_dict is not transforms.Transform.state_dict for part in parts)
+
+    return [each.call for each in map(as_call, job.transforms) if learns(each)]
+
+
+def with_statistics(job: Job) -> list[str]:
+    """The wrappers and transforms that carry statistics from one episode to the next; what is frozen does not."""
+    return [*wrappers_with_statistics(job), *transforms_with_statistics(job)]
+
+
+# Policies.
+
+
+def resolve_device(job: Job) -> str:
+    """The device that the policy runs on. Raises `JobError` where there is none of that name."""
+    if job.policy == "random":
+        return "cpu"
+    try:
+        from collector.device.tensors import resolve_device as resolve
+
+        return str(resolve(job.device))
+    except ImportError as error:
+        if job.policy == "mlp" or job.checkpoint or job.device.startswith("cuda"):
+            raise JobError(str(error)) from None
+        return "cpu"  # a function of arrays, without torch
+    except ValueError as error:
+        raise JobError(str(error)) from None
+
+
+def make_policy(job: Job, venv: Any, device: str) -> Any:
+    """The policy of a job for its vector env; None for random actions.
+
+    Raises `JobError` where the spaces or the checkpoint do not fit.
+    """
+    if job.policy == "random":
+        return None
+    policy, kwargs = job.policy, job.policy_kwargs
+    made: Any = _mlp() if policy == "mlp" else load_attr(policy)
+    if policy == "mlp":  # the collector draws from a distribution by the key of the episode and the step
+        kwargs = {"as_distribution": True, **kwargs}
+    if isinstance(made, type):
+        made = _make_seeded(job, made, venv.observation_space[0], venv.action_space[0], kwargs)
+    elif kwargs:
+        raise JobError(f"policy_kwargs are for a class, and {policy} is {made!r}")
+    if not callable(made):
+        raise JobError(f"{policy} is no policy: {made!r} cannot be called with observations")
+    if job.checkpoint is not None:
+        _load_weights(made, job.checkpoint)
+    if hasattr(made, "parameters") and hasattr(made, "to"):
+        made = made.to(device)
+    return made
+
+
+def _mlp() -> type:
+    try:
+        from collector.policy.mlp import MLPPolicy
+    except ImportError as error:
+        raise JobError(str(error)) from None
+    return MLPPolicy
+
+
+def _make_seeded(job: Job, kind: type, *arguments: Any) -> Any:
+    """An object of this class; weights that are drawn follow from the job's seed, and the program's stream goes on."""
+    *spaces, kwargs = arguments
+    try:
+        try:
+            import torch
+        except ImportError:
+            return kind(*spaces, **kwargs)
+        with torch.random.fork_rng():
+            torch.manual_seed(job.seed)
+            return kind(*spaces, **kwargs)
+    except TypeError as error:
+        hint = "; the random policy may do" if job.policy == "mlp" else ""
+        raise JobError(f"{job.env}: {error}{hint}") from error
+
+
+def _load_weights(policy: Any, checkpoint: str) -> None:
+    """Put the weights of a file into a policy."""
+    import torch
+
+    if not hasattr(policy, "load_state_dict"):
+        raise JobError(f"checkpoint: {policy!r} has no load_state_dict to load {checkpoint} with")
+    path = Path(checkpoint)
+    if not path.is_file():
+        raise JobError(f"checkpoint: there is no file {path}")
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many classes, by what the file holds
+        raise JobError(f"checkpoint: {path} cannot be read with weights_only=True: {error}") from None
+    try:
+        policy.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError, KeyError) as error:
+        raise JobError(f"checkpoint: {path} does not fit {type(policy).__name__}: {error}") from None
+
+
+def hash_of(policy: Any) -> str | None:
+    """A hash of a policy's weights, or of its source where it has none; None for random actions and where neither can
+    be read.
+    """
+    if policy is None:
+        return None
+    digest = hashlib.sha256()
+    if hasattr(policy, "state_dict"):
+        import torch
+
+        for name, value in sorted(policy.state_dict().items()):
+            array = value.detach().cpu().contiguous()
+            digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
+            digest.update(array.flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+    try:
+        digest.update(inspect.getsource(policy if inspect.isroutine(policy) else type(policy)).encode())
+    except (OSError, TypeError):
+        return None
+    return digest.hexdigest()
+
+
+def declares_repeatable(policy: Any) -> bool:
+    """Whether a policy says of itself, by `repeatable = True`, that its actions follow from what it gets alone."""
+    return getattr(policy, "repeatable", False) is True

@@ -1,0 +1,247 @@
+"""Episodes played again: compared with what is stored, bit for bit, and rendered as videos."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from collector.episodes.episode import Episode
+from collector.jobs.head import job_of
+from collector.jobs.job import Job, JobError
+from collector.jobs.making import make_env, resolve_device, with_statistics
+from collector.jobs.playing import Plan, Player
+from collector.jobs.stopping import Stopping
+from collector.store.dataset import Dataset
+from collector.store.safe_folder import SafeFolder
+from vecenv import nest
+from vecenv.venvs import ShmemVectorEnv
+
+COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
+VIDEOS = "videos"
+FPS = 30
+HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+"""What pygame is to use in a worker, where the program has not set it."""
+
+
+def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
+    """Play `count` episodes of a folder again, from the first to the last, and say what differs from what is stored.
+
+    Returns what is different for each number that was played; "" where nothing is. A job that is repeatable is played
+    with its policy; of one that is not, the stored actions are repeated in the env. Raises `DatasetError` where the
+    folder is no data set that a job wrote, `JobError` where it names modules that are not in `allow_import`, or has
+    wrappers or transforms whose statistics go on from episode to episode.
+
+    Example::
+
+        assert not any(replay_episodes("data/cartpole", 10).values())
+    """
+    data, job = Dataset(folder), job_of(Path(folder), allow_import)
+    if not len(data):
+        return {}
+    if names := with_statistics(job):
+        raise JobError(
+            f"the episodes of {folder} cannot be played again: {', '.join(names)} had statistics of the episodes "
+            "before each; with statistics that are frozen they could"
+        )
+    chosen = {int(i) for i in np.linspace(0, len(data) - 1, num=min(count, len(data))).round()}
+    stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}
+    if not data.head.get("repeatable"):
+        return {number: repeat_actions(job, episode) for number, episode in stored.items()}
+    played: dict[int, Episode] = {}
+    with Stopping() as stop:
+
+        def keep(batches: Any, episodes: list[Episode]) -> None:
+            played.update({episode.number: episode for episode in episodes})
+
+        Player(job, Plan(job.seed, numbers=stored), stop, resolve_device(job), keep).play()
+        if stop.is_stopped:
+            raise KeyboardInterrupt
+    return {number: difference(stored[number], played.get(number)) for number in stored}
+
+
+def difference(stored: Episode, played: Episode | None) -> str:
+    """What differs between two episodes: "" where nothing does."""
+    if played is None:
+        return "its env failed"
+    for step in range(max(len(stored), len(played)) + 1):
+        for name in COLUMNS:
+            rows = [_row(getattr(each, name), step) for each in (stored, played)]
+            if not equal_rows(*rows):
+                return f"{name} differs from step {step} on"
+    return ""
+
+
+def repeat_actions(job: Job, episode: Episode, env: Any = None, on_frame: Any = lambda env: None) -> str:
+    """Repeat the actions of an episode in an env of its own; returns from which step on what differs from it, or "".
+
+    `env`: one that is made already, and stays open. `on_frame` is called with it after the reset and after each step.
+    Raises `JobError` for an episode without a seed.
+    """
+    if episode.seed is None:
+        raise JobError(f"episode {episode.number} has no seed, so it cannot be played again")
+    own = make_env(job) if env is None else env
+    try:
+        obs, _ = own.reset(seed=episode.seed)
+        found = "" if equal_rows(_row(episode.obs, 0), obs) else "obs differs from step 0 on"
+        on_frame(own)
+        for step in range(len(episode)):
+            row = nest.take(episode.action, step)
+            # A number where the space is one, as envs expect it.
+            action = row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()]
+            obs, reward, terminated, truncated, _ = own.step(action)
+            on_frame(own)
+            now = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated}
+            for name, value in now.items():
+                # One more observation than steps: that after the step.
+                row = _row(getattr(episode, name), step + (name == "obs"))
+                if not found and not equal_rows(row, value):
+                    found = f"{name} differs from step {step} on"
+            if terminated or truncated:
+                break
+        return found
+    finally:
+        if env is None:
+            own.close()
+
+
+def equal_rows(stored: Any, other: Any) -> bool:
+    """Whether a row equals another one, once that has its dtype, bit for bit but for zeros and NaN.
+
+    >>> equal_rows({"a": np.float32(0.1)}, {"a": 0.1}), equal_rows(np.zeros(2), np.ones(2))
+    (True, False)
+    """
+    if stored is None or other is None:
+        return stored is other
+    if isinstance(stored, dict):
+        return isinstance(other, dict) and all(key in other and equal_rows(stored[key], other[key]) for key in stored)
+    if isinstance(stored, tuple):
+        return len(stored) == len(other) and all(map(equal_rows, stored, other))
+    own = np.asarray(stored)
+    row = np.asarray(other).astype(own.dtype)
+    return own.size == row.size and np.array_equal(own.ravel(), row.ravel(), equal_nan=own.dtype.kind == "f")
+
+
+def _row(tree: Any, step: int) -> Any:
+    """A row of a tree of arrays; None where it has not so many."""
+    return nest.take(tree, step) if step < len(next(iter(nest.leaves(tree)))) else None
+
+
+# Videos.
+
+
+class Video(NamedTuple):
+    """One video."""
+
+    number: int
+    """Of the episode."""
+    path: str
+    difference: str
+    """What the episode that was played differs in from the one that is stored; "" where it does not."""
+
+
+def make_videos(
+    folder: str | os.PathLike[str],
+    numbers: Sequence[int] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    num_workers: int = 2,
+    allow_import: Iterable[str] = (),
+) -> list[Video]:
+    """Render episodes of a folder as MP4 files, in worker processes, and say where one is not as it was stored.
+
+    numbers: of the episodes; None: the one with the highest return. out: a folder, by default `videos` in `folder`. The
+    env is made with `render_mode="rgb_array"`. Raises `DatasetError` where no job wrote the folder; `JobError` where
+    it has no such episode, the env renders no pictures, or the stored job names modules that are not in
+    `allow_import`; `ImportError` without imageio.
+
+    Example::
+
+        [video] = make_videos("data/cartpole", [17])
+        print(video.path, video.difference or "as it was")
+    """
+    _import_imageio()
+    data, job = Dataset(folder), job_of(Path(folder), allow_import)
+    places = {int(number): i for i, number in enumerate(data.numbers)}
+    if numbers is None:
+        numbers = [int(data.numbers[int(np.argmax(data.returns))])] if len(data) else []
+    if missing := [number for number in numbers if number not in places]:
+        raise JobError(f"{folder} has no episode {missing[0]}; it has {len(data)}")
+    where = (str(data.folder), VIDEOS) if out is None else (os.path.abspath(out), "")
+    _open(where).close()
+    episodes = [data[places[number]] for number in dict.fromkeys(numbers)]
+    if not episodes:
+        return []
+    count = min(num_workers, len(episodes))
+    blocks = [partial(Renderer, job, episodes[i::count], where) for i in range(count)]
+    with ShmemVectorEnv(blocks, num_workers=count) as venv:
+        return sorted(video for videos in venv.call("render_all") for video in videos)
+
+
+class Renderer(gymnasium.Env[Any, Any]):
+    """What a worker hosts: it renders its episodes when it is asked to, and never steps."""
+
+    def __init__(self, job: Job, episodes: Sequence[Episode], where: tuple[str, str]) -> None:
+        self._job, self._episodes, self._where = job, episodes, where
+
+    def render_all(self) -> list[Video]:
+        """Render them, one after another."""
+        for name, value in HEADLESS.items():
+            os.environ.setdefault(name, value)
+        env = make_env(self._job, render_mode="rgb_array")
+        try:
+            with _open(self._where) as folder:
+                return [self._record(env, episode, folder) for episode in self._episodes]
+        finally:
+            env.close()
+
+    def _record(self, env: Any, episode: Episode, folder: SafeFolder) -> Video:
+        """Play an episode, and write the pictures into a file."""
+        name = f"episode-{episode.number:06d}.mp4"
+
+        def write_frame(env: Any) -> None:
+            picture = env.render()
+            if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+                raise JobError(f"{self._job.env} renders no pictures: render() returned {type(picture).__name__}")
+            writer.append_data(even(np.asarray(picture, np.uint8)))
+
+        with tempfile.TemporaryDirectory() as scratch:  # ffmpeg, another process, opens it by its path
+            path = Path(scratch, name)
+            # Pictures keep their size; by default they would be scaled to a multiple of 16.
+            options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
+            fps = env.metadata.get("render_fps") or FPS
+            with _import_imageio().get_writer(path, fps=fps, **options) as writer:
+                differs = repeat_actions(self._job, episode, env, write_frame)
+            folder.write(name, path.read_bytes())
+        return Video(int(episode.number), str(folder.path / name), differs)
+
+
+def _open(where: tuple[str, str]) -> SafeFolder:
+    """The folder for videos: one that was named, or that inside a data set, where no link is followed."""
+    with SafeFolder.make(where[0]) as root:
+        return root.inside(where[1], make=True)
+
+
+def even(picture: np.ndarray) -> np.ndarray:
+    """A picture (height, width, 3) with an even number of rows and columns, as video needs: the last one is repeated.
+
+    >>> even(np.zeros((3, 5, 3), np.uint8)).shape
+    (4, 6, 3)
+    """
+    height, width = picture.shape[:2]
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def _import_imageio() -> Any:
+    try:
+        import imageio.v2
+        import imageio_ffmpeg  # noqa: F401
+    except ImportError as error:
+        raise ImportError("videos need imageio with ffmpeg: pip install 'vecenv[job]'") from error
+    return imageio.v2

@@ -1,0 +1,207 @@
+"""Statistics of transforms: as JSON, in a file that a job names (`frozen`), and in one that a running job keeps.
+
+Frozen ones are read when the job is made, stored with it, and never updated: they travel with the job, to workers,
+other machines and the head of the folder.
+
+Kept ones are those of each env, in a file that is replaced before each commit. Killed between the two, a job goes on
+with statistics that have seen steps which are played again, as those of the episodes in progress always are: none are
+lost, and such a job is not repeatable. An env whose worker is started again begins with what it had when the run, or
+the vector env, began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from collector.jobs.job import Call, Frozen, Job, JobError
+from collector.store import schema
+from collector.store.errors import DatasetError
+from collector.store.safe_folder import SafeFolder
+from vecenv import transforms
+from vecenv.errors import VectorEnvError
+from vecenv.transforms.transform import Freezable
+
+KEPT = "statistics.json"
+ENVS = "envs"
+LARGEST_FROZEN = 2**23
+"""Bytes; they are stored in the head of the folder."""
+LARGEST_KEPT = 2**27
+States = list[dict[str, Any]]
+"""What the transforms of each env have learnt, as JSON types."""
+
+
+def to_json(state: Any) -> Any:
+    """The state of a transform as JSON types; floats keep every bit, and NaN and infinities are texts.
+
+    TypeError for what is neither array, number, text nor a dict of these.
+
+    >>> to_json({"mean": np.array([0.5, np.inf]), "count": 3.0})
+    {'mean': [0.5, 'inf'], 'count': 3.0}
+    """
+    if isinstance(state, dict):
+        return {str(name): to_json(each) for name, each in state.items()}
+    if isinstance(state, (np.ndarray, np.generic)):
+        array = np.asarray(state)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"the state of a transform has an array of {array.dtype}, and only numbers can be stored")
+        return to_json(array.tolist())
+    if isinstance(state, list):
+        return [to_json(each) for each in state]
+    if isinstance(state, float) and not np.isfinite(state):
+        return str(state)
+    if isinstance(state, (bool, int, float, str, type(None))):
+        return state
+    raise TypeError(f"the state of a transform has a {type(state).__name__}, and only numbers can be stored")
+
+
+def from_json(state: Any) -> Any:
+    """What `to_json` was given, with arrays of int64, float64 and bool. ValueError for lists that are no arrays.
+
+    >>> from_json({"mean": [0.5, "inf"], "count": 3.0})
+    {'mean': array([0.5, inf]), 'count': 3.0}
+    """
+    if isinstance(state, dict):
+        return {name: from_json(each) for name, each in state.items()}
+    if not isinstance(state, list):
+        return float(state) if state in ("nan", "inf", "-inf") else state
+    array = np.array(state) if state else np.zeros(0)
+    return array if array.dtype.kind in "bif" else np.array(state, np.float64)
+
+
+# Frozen.
+
+
+def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
+    """Write what a transform (VecNorm, NormalizeReward) has learnt, or an `EnvCreator` whose envs have one VecNorm, to
+    a file that `frozen` in a job can name, and that `load_state_dict` takes.
+
+    The file is JSON: what `state_dict` returns, with lists for arrays. It is replaced at once or not at all. Raises
+    ValueError for a transform that has learnt nothing, OSError where the file cannot be written.
+
+    Example::
+
+        venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), VecNorm())
+        ...                                                     # train
+        save_statistics(venv.transform[0], "statistics.json")
+
+        norm = VecNorm()                                        # in another program
+        norm.load_state_dict(json.loads(Path("statistics.json").read_text()))
+        norm.freeze()
+    """
+    state = to_json(transform.state_dict())
+    if not state:
+        raise ValueError(f"{transform} has no statistics to save")
+    with SafeFolder(Path(path).parent) as folder:
+        folder.write(Path(path).name, schema.dump(state) + b"\n")
+
+
+def with_frozen(job: Job, folder: Path = Path()) -> Job:
+    """The job with the content of the files that its transforms name, which lie relative to `folder`.
+
+    A file is what `save_statistics` writes, or `statistics.json` of the folder of a job, whose envs are put together.
+    Raises `JobError` where one cannot be read or has no statistics.
+    """
+    if not any(isinstance(each, Call) and isinstance(each.frozen, str) for each in job.transforms):
+        return job
+    return msgspec.structs.replace(job, transforms=tuple(_with_content(each, folder) for each in job.transforms))
+
+
+def freeze(transform: Any, call: Call) -> None:
+    """Give a transform, which is part of an env, the statistics of its entry in the job, and end its updates.
+
+    Raises `JobError` where they are those of another transform, or of other observations.
+    """
+    if not isinstance(call.frozen, Frozen):
+        raise JobError(f"{call.call}: the file {call.frozen!r} was not read; see collector.load_job")
+    if not isinstance(transform, Freezable):
+        raise JobError(f"{call.call} cannot be frozen: it has no statistics; remove `frozen`")
+    try:
+        transform.load_state_dict(from_json(call.frozen.state))
+    except (ValueError, TypeError) as error:
+        raise JobError(f"{call.frozen.file} does not fit {call.call}: {error}") from None
+    transform.freeze()
+
+
+def _with_content(each: str | Call, folder: Path) -> str | Call:
+    if not isinstance(each, Call) or not isinstance(each.frozen, str):
+        return each
+    path = folder / each.frozen
+    where = f"{each.call}: frozen: {path}"
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_FROZEN + 1)
+        if len(content) > LARGEST_FROZEN:
+            raise JobError(f"{where} has more than {LARGEST_FROZEN:,} bytes")
+        state = schema.parse(content)
+    except OSError as error:
+        raise JobError(f"{where} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise JobError(f"{where} cannot be read: {error}") from None
+    if not isinstance(state, dict) or not state:
+        raise JobError(f"{where} has no statistics; collector.save_statistics writes such a file")
+    if state.keys() == {ENVS}:
+        state = _of_all_envs(each.call, state[ENVS], path)
+    return msgspec.structs.replace(each, frozen=Frozen(each.frozen, hashlib.sha256(content).hexdigest(), state))
+
+
+def _of_all_envs(name: str, states: Any, path: Path) -> Any:
+    """The statistics of a transform in a file that a job has kept, of all its envs together."""
+    kind = getattr(transforms, name, Freezable)
+    try:
+        [place] = (each for each in states[0] if each.partition(".")[2] == name)
+        return to_json(kind.merged([from_json(state[place]) for state in states]))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
+        raise JobError(
+            f"{name}: frozen: {path} has the statistics of the transforms of a job, and not those of one {name}; "
+            "collector.save_statistics writes such a file"
+        ) from None
+
+
+# Kept.
+
+
+def statistics_of(venv: Any) -> States | None:
+    """Those of the envs of a job, whose transforms are in the workers; None while an env that failed has none."""
+    try:
+        states = venv.call("state_dict")
+    except (VectorEnvError, RuntimeError):
+        return None
+    try:
+        return [to_json(state) for state in states]
+    except TypeError as error:
+        raise JobError(f"the job could not be resumed: {error}") from None
+
+
+def write_statistics(folder: SafeFolder, states: States) -> None:
+    """Replace the file of a folder. Raises `DatasetError` where it cannot be written."""
+    try:
+        folder.write(KEPT, schema.dump({ENVS: states}) + b"\n")
+    except OSError as error:
+        raise DatasetError(
+            f"cannot write to {folder.path}: {error.strerror or error}; the episodes committed before are kept"
+        ) from error
+
+
+def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
+    """What `write_statistics` left for so many envs. Raises `DatasetError` where there is no such file."""
+    path = Path(folder) / KEPT
+    try:
+        with SafeFolder(folder) as opened:
+            content = schema.parse(opened.read(KEPT, LARGEST_KEPT))
+        states = msgspec.convert(content, dict[str, States]).get(ENVS, [])
+    except FileNotFoundError:
+        raise DatasetError(
+            f"{path} is missing, the statistics with which the transforms of the job are to go on; restore "
+            "it, or collect again, with --overwrite"
+        ) from None
+    except ValueError as error:
+        raise DatasetError(f"{path} cannot be read: {error}; collect again, with --overwrite") from None
+    if len(states) != num_envs:
+        raise DatasetError(f"{path} has no statistics of {num_envs} envs; collect again, with --overwrite")
+    return states
