@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from benchmarks import run
+from benchmarks import busy, run
 from benchmarks.counting import CallCounter, CountedSpec, counted
 from vecenv import ShmemVectorEnv
 
@@ -32,6 +32,13 @@ def test_a_row_is_measured_beside_its_yardsticks_and_written_down(row, tmp_path,
     assert ours, results
     assert all(each["value"][0].isdigit() or each["value"].startswith("PSS") for each in ours)
     assert str(target) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_vector_envs_are_measured_beside_other_programs(capsys):
+    busy.main(["--fast", "--envs", "2", "--rows", "2 at once"])
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[3] for row in rows] == ["CartPole", "100"]
+    assert all(float(rate.replace(",", "")) > 0 for row in rows for rate in row.split()[-len(busy.CONTENDERS) :])
 
 
 def test_the_counter_sees_pickles_in_any_library_and_what_travels_through_sockets_and_pipes():

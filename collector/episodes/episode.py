@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.arrays import join
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import EPISODE_SEED
 from vecenv import nest
@@ -154,37 +153,39 @@ class EpisodeCutter:
         """The episodes that end in this batch, by the time of their end (of a flat batch: by env), in new memory."""
         flat = batch.flatten()
         columns = {name: nest.map(nest.as_array, getattr(flat, name)) for name in _COLUMNS}
-        tails, tail_obs = nest.as_array(flat.tail_rows), nest.map(nest.as_array, flat.tail_obs)
         runs = self._runs(flat.env_ids, flat.traj_ids, flat.step_count, flat.done, batch.broken_ids)
-        whole: list[list[dict[str, Any]]] = []
-        for env, start, stop, ends, follows, usable in zip(*(each.tolist() for each in runs), strict=True):
-            parts = self._parts.pop(env, [])
-            if not usable:
-                continue
-            part = nest.take(columns, slice(start, stop))
-            parts = [*parts, part] if follows else [part]
-            if ends:
-                whole.append(parts)
+        before: dict[int, list[dict[str, Any]]] = {}
+        for which in np.flatnonzero(runs.usable & (runs.follows | ~runs.ends)).tolist():
+            env, start, stop = int(runs.env[which]), int(runs.start[which]), int(runs.stop[which])
+            parts = self._parts.pop(env, []) if runs.follows[which] else []
+            if runs.ends[which]:
+                before[which] = parts
             else:  # as a copy: a view would keep the whole batch
-                self._parts[env] = [*parts[:-1], nest.map(np.copy, part)]
+                self._parts[env] = [*parts, nest.map(np.copy, nest.take(columns, slice(start, stop)))]
         self._parts = {env: parts for env, parts in self._parts.items() if self._ids[env] >= 0}
         ended = (runs.ends & runs.usable).nonzero()[0]
-        last = runs.stop[ended] - 1
-        order = np.arange(len(ended))
         if isinstance(batch, Rollout):
-            order = np.argsort(np.nonzero(nest.as_array(batch.mask))[1][last], kind="stable")
-        last, whole = last[order], [whole[i] for i in order.tolist()]
-        none = nest.take(columns, slice(0, 0))
-        obs = [none["obs"]]
-        for parts, tail in zip(whole, np.searchsorted(tails, last).tolist(), strict=True):
-            obs += [*(part["obs"] for part in parts), nest.take(tail_obs, slice(tail, tail + 1))]
-        del none["obs"]
-        steps = join([none, *({name: part[name] for name in none} for parts in whole for part in parts)])
+            times = np.nonzero(nest.as_array(batch.mask))[1]
+            ended = ended[np.argsort(times[runs.stop[ended] - 1], kind="stable")]
+        last, many = runs.stop[ended] - 1, np.arange(len(ended))
+        lengths = nest.as_array(flat.step_count)[last] + 1
+        begins, here = np.cumsum(lengths) - lengths, runs.stop[ended] - runs.start[ended]
+        rows, whole = _ranges(runs.start[ended], here), dict[str, Any]()
+        for name, column in columns.items():
+            first = begins + many if name == "obs" else begins
+            size = int(lengths.sum()) + (len(ended) if name == "obs" else 0)
+            tree = whole[name] = nest.map(partial(_empty, size), column)
+            nest.put(tree, _ranges(first + lengths - here, here), nest.take(column, rows))
+            for place, which in enumerate(ended.tolist()):
+                at = int(first[place])
+                for part in before.get(which, ()):
+                    nest.put(tree, slice(at, at := at + len(part["reward"])), part[name])
+        tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
+        nest.put(whole["obs"], begins + lengths + many, nest.take(nest.map(nest.as_array, flat.tail_obs), tails))
         unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
         return EpisodeBatch(
-            join(obs),
-            **steps,
-            lengths=nest.as_array(flat.step_count)[last] + 1,
+            **whole,
+            lengths=lengths,
             episode=unknown if seeds is None else nest.as_array(flat.traj_ids)[last],
             seed=unknown if seeds is None else nest.as_array(seeds)[last],
             env_id=nest.as_array(flat.env_ids)[last].astype(np.int32),
@@ -225,6 +226,15 @@ class EpisodeCutter:
             usable &= ~np.isin(run_ids, broken_ids)
         self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # of an env with several runs the last one counts
         return _Runs(env, start, stop, ends, follows, usable)
+
+
+def _empty(rows: int, like: np.ndarray) -> np.ndarray:
+    return np.empty((rows, *like.shape[1:]), like.dtype)
+
+
+def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The numbers `start, start + 1, ...`, as many as `counts` says, of each start."""
+    return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
 
 
 _COLUMNS = ("obs", "action", "reward", "terminated", "truncated")

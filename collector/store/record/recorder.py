@@ -117,39 +117,32 @@ class EpisodeRecorder:
         first of the next.
         """
         self._check_open()
-        envs = self._all if ids is None else ids
-        if self._count[envs].max(initial=0) == self._buffer.steps:
+        which: Any = slice(None) if ids is None else ids
+        if self._count[which].max(initial=0) == self._buffer.steps:
             self.cut()
         self._together &= ids is None
-        first = int(self._count[0]) * self.n
-        at: Any = slice(first, first + self.n) if self._together else self._count[envs] * self.n + envs
-        after: Any = slice(first + self.n, first + 2 * self.n) if self._together else at + self.n
-        buffer = self._buffer
+        envs, n, buffer = self._all[which], self.n, self._buffer
+        first = int(self._count[0]) * n
+        at: Any = slice(first, first + n) if self._together else self._count[which] * n + envs
         for name, column in zip(_NUMBERS, (self._episode, self._step, self._seed), strict=True):
-            buffer.write(name, at, column if self._together else column[envs])
+            buffer.write(name, at, column[which])
         buffer.write("action", at, action)
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         buffer.write_step(at, nest.as_array(reward).astype(np.float64), *flags)
-        buffer.write("obs", after, obs)
+        buffer.write("obs", slice(first + n, first + 2 * n) if self._together else at + n, obs)
+        self._count[which] += 1
+        self._step[which] += 1
         ended: np.ndarray = (flags[0] | flags[1]).nonzero()[0]
-        if not ended.size:
-            self._advance(envs)
-        else:
+        if ended.size:
             over, find = envs[ended], last_obs
             last = nest.take(obs, ended) if find is None else nest.merge(np.stack, [find(i) for i in ended.tolist()])
-            with sigint_deferred():  # Ctrl-C would leave an episode that has ended, and no last observation of it
-                buffer.end_episodes(self._count[over] * self.n + over, last)
-                self._ended += self._episode[over].tolist()
-                self._advance(envs)
-                self.discard(over)
-                self._ended_at = self._ended_at or time.monotonic()
+            buffer.end_episodes((self._count[over] - 1) * n + over, last)
+            self._ended += self._episode[over].tolist()  # after Ctrl-C before it, `cut` leaves them out
+            self.discard(over)
+            self._ended_at = self._ended_at or time.monotonic()
         if self._ended_at and time.monotonic() - self._ended_at > self._shard_seconds:
             self.cut()
         return ended
-
-    def _advance(self, envs: np.ndarray) -> None:
-        self._count[envs] += 1
-        self._step[envs] += 1
 
     def cut(self) -> None:
         """Give the writer the episodes that have ended, and commit them where that is due.
@@ -168,17 +161,20 @@ class EpisodeRecorder:
                 ):
                     self._writer.commit()
 
-    def _take(self) -> EpisodeBatch:
+    def _take(self) -> EpisodeBatch | None:
         """Cut the episodes out of the buffer, and empty it."""
         latest = self._buffer.read("obs", self._count * self.n + self._all)
         whole = self._cutter.cut(self._buffer.finish(self._count, self._numbers, 0))
         self._buffer.rewind()
         self._buffer.write("obs", slice(0, self.n), latest)
         places = {episode: place for place, episode in enumerate(self._ended)}
-        order = np.argsort([places[episode] for episode in whole.episode.tolist()])
+        known = [which for which, episode in enumerate(whole.episode.tolist()) if episode in places]
+        order = sorted(known, key=lambda which: places[int(whole.episode[which])])
         self._count[:], self._together, self._ended, self._ended_at = 0, True, [], 0.0
-        if (np.diff(order) < 0).any():  # the envs took part in different rounds
-            whole = pack([whole[i] for i in order.tolist()])
+        if not order:
+            return None
+        if order != [*range(len(whole))]:  # the envs took part in different rounds, or Ctrl-C came
+            whole = pack([whole[which] for which in order])
         return replace(whole, episode=np.full(len(whole), -1))
 
     def _numbers(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
