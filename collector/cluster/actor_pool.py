@@ -243,7 +243,10 @@ class ActorPool:
             actor.stats.pid, actor.stats.node = value
         elif call.kind == "start":
             actor.started = value
-        return Arrived(actor, *value, call.frames) if call.kind == "rollout" else None
+        elif call.kind == "rollout":
+            report, columns = value
+            return Arrived(actor, report, columns, call.frames)
+        return None
 
     # Failures.
 
