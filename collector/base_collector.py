@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -12,23 +9,20 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
-from collector.batch.concatenate import concatenate
 from collector.batch.rollout import truncate_last
-from collector.batch.step_extras import CheckedHook, InfoColumns, RowLayout, StepHook, check_info_keys
-from collector.collect import CHUNK, check_arguments, collect_episodes, rendering
+from collector.batch.step_extras import RowLayout, check_info_keys
+from collector.collect import Collecting
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
-from collector.episodes.episode import Ended
-from collector.episodes.statistics import CollectStats
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
-from collector.loops.batch_iterator import BatchIterator, Finishing
-from collector.loops.collection_loop import BatchRequest, CollectionLoop
+from collector.loops.batch_iterator import Finishing
+from collector.loops.collection_loop import BatchRequest
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
 from vecenv.transforms.compose import flat
 
 
-class BatchCollector(CollectionLoop, BatchIterator):
+class BatchCollector(Collecting):
     """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
 
     _default_backend = "dummy"
@@ -140,140 +134,6 @@ class BatchCollector(CollectionLoop, BatchIterator):
     def __repr__(self) -> str:
         so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
         return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
-
-    def collect(
-        self,
-        n_step: float | None = None,
-        n_episode: float | None = None,
-        random: bool = False,
-        render: float | None = None,
-        reset_before_collect: bool = False,
-        gym_reset_kwargs: dict[str, Any] | None = None,
-        *,
-        on_step: StepHook | None = None,
-        on_episode: Callable[..., Any] | None = None,
-        keep: bool = True,
-    ) -> CollectStats:
-        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector); exactly one of them. Nothing
-        is counted in `frames`.
-
-        n_step: all envs together, rounded up to a multiple of them with a warning. Episodes go on from call to call,
-        and count in the one in which they end.
-        n_episode: exactly that many, each from its reset. The share of each env is set before the first step
-        (`n_episode` divided among them, the first ones one more): taking the episodes that end first would prefer short
-        ones. Episodes in progress are abandoned. An env that has its share is neither stepped nor reset. An interruptor
-        that is stopped ends the call with the episodes that have ended so far.
-
-        random: random actions in place of the policy's. render: call `render` of the envs after each round, and wait so
-        many seconds (synchronous collectors only; what `render` returns is discarded). reset_before_collect: abandon
-        the episodes in progress; `gym_reset_kwargs` are for that reset. on_step: called after each round with a
-        `StepBatch`; what it returns (a dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`, which are
-        zero where a round returned nothing (tianshou pads so, too). A name that the batch or the policy uses is a
-        `ValueError`. on_episode: with `n_episode`, called with each `Episode` soon after it has ended, by the time of
-        their ends (asynchronous collectors: those of some rounds by env). keep: False returns no batch.
-        """
-        if render is not None:
-            on_step = self._rendering(render, on_step)
-        if n_episode is not None:
-            self._refuse_with_seeds("collect(n_episode=)")
-        n_step, n_episode = check_arguments(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
-        if n_episode is not None and getattr(self.env, "steps_together", False):
-            raise ValueError(
-                f"n_episode leaves out envs that have their share, but {self.env!r} steps its envs together: pass "
-                "n_step"
-            )
-        hook = self._hook(on_step)
-        begin = time.perf_counter()
-        if reset_before_collect:
-            self.reset(**(gym_reset_kwargs or {}))
-        if n_step is not None:
-            frames = self._round_up(n_step)
-            if frames != n_step:
-                message = f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {frames}"
-                warnings.warn(message, stacklevel=2)
-            batch, ended = self._gather_checked(BatchRequest(frames, random, on_step=hook))
-            if self._info_keys and hook is not None:
-                hook.fill(batch.extras, batch.shape)
-            steps = batch.frames
-        else:
-            assert n_episode is not None
-            batch, ended = self._collect_episodes(n_episode, random, hook, on_episode, keep)
-            steps = int(ended.lens.sum())
-        if keep and self.storing_device is not None:
-            batch = batch.to(self.storing_device)
-        seconds = time.perf_counter() - begin
-        return CollectStats(len(ended.lens), steps, seconds, ended.returns, ended.lens, batch if keep else None)
-
-    def _collect_episodes(
-        self, n_episode: int, random: bool, hook: CheckedHook | None, on_episode: Callable[..., Any] | None, keep: bool
-    ) -> tuple[Any, Ended]:
-        """One batch of whole episodes, if it is kept, and the episodes."""
-        quota = n_episode // self._env_num + (self._all_ids < n_episode % self._env_num)
-        request = BatchRequest(CHUNK * self._env_num, random, quota, hook)
-        with self._weights.kept():  # it is one batch, though it is collected in pieces
-            self._abandon_started()
-            batches, ended = collect_episodes(
-                self._gather_checked, request, self._interruptor, self._reward_shape, on_episode, keep
-            )
-        unfinished = self._abandon_started()  # there are some where the interruptor was stopped
-        return concatenate(batches, [unfinished]) if keep else None, ended
-
-    def evaluate(
-        self,
-        n_episode: float,
-        exploration_type: ExplorationType = ExplorationType.MODE,
-        *,
-        seed: int | None = None,
-        eval_env: Any = None,
-        keep: bool = False,
-    ) -> CollectStats:
-        """Collect `n_episode` whole episodes beside the training, with the policy as it is: the episodes in progress go
-        on afterwards, and nothing is counted in `frames`. It may be called after the last batch, too.
-
-        They are played in a vector env that is made as the collector's own, the first time, and kept until `shutdown`.
-        Transforms, `VectorEnvNormObs` and `VecNorm` in envs of `EnvCreator` have the statistics that those of the
-        training have at the time, frozen. Where none can be made, `ValueError`: the collector was made with a vector
-        env that is ready, with a wrapper of your own around it, or with envs that have learned something each for
-        itself (`VecNorm` in `TransformedEnv`, gymnasium's `NormalizeObservation`). Pass `eval_env` then, a vector env.
-        It stays open.
-
-        exploration_type: what is taken from the policy's distributions. A policy that draws from torch's random stream
-        advances that of the training. seed: seeds the envs first, so that the same episodes begin each time.
-        `max_frames_per_traj` holds here too; `compile_policy` and `cudagraph_policy` do not. keep: as for `collect`.
-        """
-        assert self._evaluation is not None
-        wanted = as_exploration_type(exploration_type, None)
-        count = at_least_one("n_episode", n_episode)
-        return self._evaluation.run(
-            self._make_evaluator, count, wanted, seed=seed, eval_env=eval_env, keep=keep, stay_open=not self._closed
-        )
-
-    def _make_evaluator(self, env: Any) -> BatchCollector:
-        """A collector with the same policy on another vector env."""
-        return self._like_this(
-            env,
-            self.policy if self._runner.module is None else self._runner.module,
-            frames_per_batch=env.env_num,
-            policy_device=self.policy_device,
-            storing_device=self.storing_device,
-            max_frames_per_traj=self._limit,
-            policy_threads=self._options["threads"],
-        )
-
-    @abstractmethod
-    def _like_this(self, env: Any, policy: Any, **options: Any) -> BatchCollector:
-        """A collector of this kind."""
-
-    def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
-        """The hook, with every round rendered after it."""
-        return rendering(self.env, pause, on_step)
-
-    def _hook(self, on_step: StepHook | None) -> CheckedHook | None:
-        """What the loop calls after each round: the hook, and what stores entries of the infos."""
-        checked = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
-        if not self._info_keys:
-            return checked
-        return InfoColumns(self._info_keys, self._info_layout, lambda: self._runner.layout, checked)
 
     def _is_complete(self) -> bool:
         """Whether all of `total_frames`, or all of `episode_seeds`, are collected."""

@@ -123,6 +123,16 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
     return TransformedVectorEnv(env, transforms)
 
 
+def check_synchronous(env: Any, user: str, cuts: bool) -> None:
+    """ValueError for a vector env that does not wait for all envs, or cannot reset them as `check_rounds` demands."""
+    if env.is_async:
+        raise ValueError(
+            f"{user} waits for all envs in each round: use AsyncDataCollector for a vector env with wait_num or "
+            "timeout, or make it without"
+        )
+    check_rounds(env, mixed=False, cuts=cuts)
+
+
 def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
     """ValueError for a vector env that steps its envs together and cannot reset them as a collector does: in a step of
     the others (`mixed`), or before it; with `cuts`, in the middle of an episode too.

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from collector.base_collector import BatchCollector
-from collector.env_source import check_rounds
+from collector.env_source import check_synchronous
 from collector.loops.sync_loop import SyncLoop
 from collector.policy.policy_call import Policy
 from vecenv.wrappers import check_send_and_recv
@@ -107,12 +107,7 @@ class SyncDataCollector(SyncLoop, BatchCollector):
     """
 
     def _prepare(self, policy: Policy | None) -> None:
-        if self.env.is_async:
-            raise ValueError(
-                "SyncDataCollector waits for all envs in each round: use AsyncDataCollector for a vector env with "
-                "wait_num or timeout, or make it without"
-            )
-        check_rounds(self.env, mixed=False, cuts=self._limit > 0)
+        check_synchronous(self.env, "SyncDataCollector", cuts=self._limit > 0)
         if self._seeds is not None:
             check_send_and_recv(self.env, "a collector with episode_seeds")
         super()._prepare(policy)

@@ -43,7 +43,7 @@ LAYERS = """
     collector.policy
     collector.loops
     collector.env_source collector.collect collector.evaluation collector.base_collector
-    collector.sync_collector collector.async_collector collector.rollouts
+    collector.sync_collector collector.async_collector
     collector.jobs collector.cluster
     collector collector.__main__
 """
