@@ -9,11 +9,10 @@ from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
 from collector.collect import rollout
 from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
-from collector.episodes.seeds import EpisodeSeeds, episode_seed
+from collector.episodes.seeds import EpisodeSeeds, action_seed, episode_seed
 from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
-from collector.policy.keyed.random_policy import KeyedRandomPolicy
 from collector.policy.random_policy import RandomPolicy
 from collector.store.errors import DatasetError
 from collector.sync_collector import SyncDataCollector
@@ -57,7 +56,6 @@ __all__ = [
     "Interruptor",
     "Job",
     "JobError",
-    "KeyedRandomPolicy",
     "MLPPolicy",
     "MultiStep",
     "RandomPolicy",
@@ -70,6 +68,7 @@ __all__ = [
     "SyncDataCollector",
     "TorchVectorEnv",
     "Transitions",
+    "action_seed",
     "episode_seed",
     "exploration_type",
     "export",

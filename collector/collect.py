@@ -38,7 +38,7 @@ from collector.loops.sync_loop import SyncLoop
 from collector.policy.action_trees import common_layout
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
-from collector.policy.random_policy import draw_legal, masks_of
+from collector.policy.random_policy import draw, masks_of
 from vecenv import nest
 from vecenv.venvs import DummyVectorEnv
 
@@ -373,9 +373,8 @@ def _draws(venv: Any) -> Policy:
         ids = range(venv.env_num) if env_id is None else env_id
         every = venv.action_space
         spaces = [every[i] for i in ids]
-        if (masks := masks_of(obs, spaces[0], len(spaces))) is not None:
-            return np.stack([draw_legal(space, mask) for space, mask in zip(spaces, masks, strict=True)])
-        rows = [space.sample() for space in spaces]
+        masks = masks_of(obs, spaces[0], len(spaces)) or [None] * len(spaces)
+        rows = [draw(space, mask) for space, mask in zip(spaces, masks, strict=True)]
         return {"action": nest.stack(rows)} if common_layout(spaces) else rows
 
     return act

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,19 @@ class TestCollectors:
             assert not venv.is_closed
         with pytest.raises(ValueError, match=r"backend must be one of .*'auto'.*, or None for .*; got 'threads'"):
             kind([CHEAP] * 2, frames_per_batch=20, backend="threads")
+
+
+def test_an_env_that_other_programs_preempt_costs_no_more(monkeypatch):
+    steps = []
+
+    class Counted(Draws):
+        def step(self, action: Any) -> Any:
+            steps.append(action)
+            return super().step(action)
+
+    # As with a tenth of a CPU.
+    monkeypatch.setattr(time, "perf_counter", lambda: 10 * time.process_time())
+    monkeypatch.setattr(auto_backend, "system_file", lambda path: f"0 {9e9 * time.process_time():.0f} 0")
+    begin = time.process_time()
+    cost = time_steps(Counted(), 0.5)
+    assert 0 < cost.wall == cost.cpu <= (time.process_time() - begin) / len(steps)

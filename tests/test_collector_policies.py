@@ -16,7 +16,7 @@ from gymnasium import spaces
 from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector
 from collector.policy.exploration import choose
 from collector.policy.policy_call import PolicyCall, signature_of
-from collector.policy.random_policy import draw
+from collector.policy.random_policy import draw_many
 from vecenv import DummyVectorEnv
 
 
@@ -106,7 +106,9 @@ class TestTorchPolicies:
             def forward(self, obs: Any) -> Any:
                 return self.net(obs.float()).argmax(-1)
 
-        batch = self.collect(Acts())
+        with SyncDataCollector(DummyVectorEnv(cartpoles(4)), Acts(), frames_per_batch=200) as collector:
+            batch = collector.rollout()
+            assert (collector.rollout().policy_version == 0).all(), "parameters that were made are no update"
         policy(torch.as_tensor(batch.obs).float()).sum().backward()
         assert all(weight.grad is not None for weight in policy.parameters())
 
@@ -609,7 +611,7 @@ class TestRandomPolicy:
             space.seed(5)
             expected = np.stack([space.sample() for _ in range(100)])
             space.seed(5)
-            drawn = np.concatenate([draw(space, 33), draw(space, 67)])
+            drawn = np.concatenate([draw_many(space, 33), draw_many(space, 67)])
             assert drawn.dtype == space.dtype
             np.testing.assert_array_equal(drawn, expected, err_msg=str(space))
 
@@ -634,3 +636,68 @@ class TestRandomPolicy:
         for env in (2, 0, 1):
             np.testing.assert_array_equal([apart(None, [env])[0] for _ in range(600)], expected[:, env])
         assert copies[0].sample() == expected[0, 0], "the spaces that it was made of are not advanced"
+
+    def test_an_episode_has_the_actions_of_its_seed_whatever_the_other_envs_do(self) -> None:
+        """In blocks, with masks, and with masks in some steps only."""
+        space, mask = spaces.Discrete(1000), np.eye(1000, dtype=np.int8)[7]
+
+        def play(order: list[int]) -> dict[int, list[int]]:
+            policy = RandomPolicy([space] * 3)
+            policy(None)
+            policy.seed(np.array([0, 1, 2]), [5, 6, 7])
+            found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+            for env in order:
+                masks = [mask if env == 1 and len(found[env]) % 5 == 4 else None]
+                found[env].append(policy(None, [env], masks)[0])
+            return found
+
+        found = play([0, 1, 2] * 300)
+        assert found == play([0] * 300 + [1] * 300 + [2] * 300)
+        for env in (0, 2):
+            space.seed(5 + env)
+            assert found[env] == [space.sample() for _ in range(300)]
+        assert found[1][4::5] == [7] * 60
+
+    def test_masks_leave_what_they_allow(self) -> None:
+        """In the forms that `sample` takes, in the observation or beside it; parts of trees may have none."""
+        discrete = RandomPolicy([spaces.Discrete(5, start=1, seed=seed) for seed in range(200)])
+        legal = np.array([0, 1, 0, 1, 1], np.int8)
+        for found in (
+            discrete({"action_mask": np.tile(legal, (200, 1))}),
+            discrete({"mask": np.tile(legal.astype(bool), (200, 1))}),
+            discrete({"action_mask": np.ones((200, 5))}, masks=[legal] * 200),
+        ):
+            assert set(found.tolist()) == {2, 4, 5}
+            assert np.bincount(found)[[2, 4, 5]].min() > 30
+        assert discrete({"action_mask": np.zeros((200, 5))}).tolist() == [1] * 200  # as gymnasium's
+        assert set(discrete({"mask": np.zeros((200, 84, 84))}).tolist()) == {1, 2, 3, 4, 5}, "which is something else"
+        parts = (np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8))
+        multi = RandomPolicy([spaces.MultiDiscrete([2, 3], seed=seed) for seed in range(200)])
+        for actions in (
+            multi(None, masks=[parts] * 200),
+            multi({"action_mask": np.tile(np.concatenate(parts), (200, 1))}),
+            multi({"action_mask": tuple(np.tile(part, (200, 1)) for part in parts)}),
+        ):
+            assert {tuple(row) for row in actions.tolist()} == {(1, 0), (1, 2)}
+        binary = RandomPolicy([spaces.MultiBinary(3, seed=seed) for seed in range(200)])(None, masks=[[0, 1, 2]] * 200)
+        assert {tuple(row) for row in binary.tolist()} == {(0, 1, 0), (0, 1, 1)}
+        tree = spaces.Dict({"b": spaces.Discrete(3), "a": spaces.Tuple((spaces.Box(0, 1, (1,)),))}, seed=0)
+        drawn = [RandomPolicy([tree])(None, masks=[{"b": np.array([0, 0, 1])}]) for _ in range(3)]
+        assert all(each["b"].tolist() == [2] and each["a"][0].shape == (1, 1) for each in drawn)
+
+    @pytest.mark.parametrize(
+        ("space", "mask"),
+        [
+            (spaces.Discrete(3), np.ones(4, np.int8)),
+            (spaces.Discrete(3), np.array(["a"] * 3)),
+            (spaces.MultiDiscrete([2, 3]), np.ones(6, np.int8)),
+            (spaces.MultiDiscrete([2, 3]), (np.ones(2, np.int8),)),
+            (spaces.MultiBinary(3), np.ones(2, np.int8)),
+            (spaces.Box(0, 1, (2,)), np.ones(2, np.int8)),
+            (spaces.Dict({"b": spaces.Discrete(3)}), np.ones(2, np.int8)),
+            (spaces.Tuple((spaces.Discrete(3), spaces.Discrete(3))), (np.ones(3, np.int8),)),
+        ],
+    )
+    def test_masks_that_do_not_fit_are_refused(self, space: Any, mask: Any) -> None:
+        with pytest.raises(ValueError, match="an action mask does not fit"):
+            RandomPolicy([space])(None, masks=[mask])

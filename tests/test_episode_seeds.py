@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -19,14 +20,15 @@ from collector import (
     Episode,
     EpisodeCutter,
     EpisodeSeeds,
-    KeyedRandomPolicy,
     MLPPolicy,
     RandomPolicy,
     SyncDataCollector,
+    action_seed,
     episode_seed,
 )
+from collector.policy.keyed_noise import KeyedNoise
 from tests.backends import FULL
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, VectorEnvWrapper
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, VectorEnvWrapper, nest
 
 EPISODES = 24
 SEED = 3
@@ -59,13 +61,13 @@ def assert_same(left: dict[int, Episode], right: dict[int, Episode]) -> None:
 def by_hand(make: Any, numbers: Any) -> dict[int, Episode]:
     """Random episodes in one env, one after another."""
     env, found = make(), {}
-    policy = KeyedRandomPolicy(env.action_space, SEED)
     for number in numbers:
         seed = episode_seed(SEED, number)
         rows: list[tuple[Any, ...]] = []
+        env.action_space.seed(action_seed(SEED, number))
         obs, over = [env.reset(seed=seed)[0]], False
         while not over:
-            action = policy(None, [number], [len(rows)])[0]
+            action = env.action_space.sample()
             following, reward, terminated, truncated, _ = env.step(action)
             rows.append((action, float(reward), terminated, truncated))
             obs.append(following)
@@ -345,13 +347,10 @@ def test_seeds_that_are_none_are_refused(seeds, error, message):
         collector.next()
 
 
-def test_a_keyed_policy_needs_episodes_and_envs_of_one_action_space():
-    env_fns = cartpoles(2)
-    with pytest.raises(TypeError, match="episode_seeds"), DummyVectorEnv(env_fns) as venv:
-        SyncDataCollector(venv, KeyedRandomPolicy(venv.action_space), frames_per_batch=4)
-    mixed = [*cartpoles(1), *pendulums(1)]
-    with pytest.raises(TypeError, match="env 1"), DummyVectorEnv(mixed) as venv:
-        KeyedRandomPolicy(venv.action_space)
+def test_random_actions_of_episodes_need_envs_of_one_action_space():
+    spaces = [gymnasium.spaces.Discrete(n) for n in (2, 3)]
+    with pytest.raises(TypeError, match=r"an episode may be played in any env, .*; that of env 1 is Discrete"):
+        KeyedNoise(0, 2).random_policy(RandomPolicy(spaces), spaces)
 
 
 # Numbers and seeds.
@@ -398,8 +397,7 @@ class Dropping(Net):
     ("make", "options", "keyed"),
     [
         (lambda venv: None, {}, True),
-        (lambda venv: KeyedRandomPolicy(venv.action_space, 9), {}, True),
-        (lambda venv: RandomPolicy(venv.action_space), {}, False),
+        (lambda venv: RandomPolicy(venv.action_space), {}, True),
         (lambda venv: uniform, {}, False),
         (lambda venv: Net(), {}, True),
         (lambda venv: Net(), {"exploration_type": "mode"}, True),
@@ -442,10 +440,11 @@ def test_masks_in_observation_and_info_give_the_same_allowed_actions():
 def test_actions_in_trees_are_stored_as_they_were_taken():
     venv = DummyVectorEnv([Treed] * 2)
     found = play(SyncDataCollector(venv, frames_per_batch=8, episode_seeds=EpisodeSeeds(1, numbers=range(5))))
-    policy = KeyedRandomPolicy(Treed.action_space, 1)
+    space = Treed.action_space
     assert found.keys() == set(range(5))
     for number, episode in found.items():
-        wanted = policy(None, np.full(3, number), np.arange(3))
+        space.seed(action_seed(1, number))
+        wanted = nest.stack([space.sample() for _ in range(3)])
         np.testing.assert_array_equal(episode.action["move"], wanted["move"])
         np.testing.assert_array_equal(episode.action["hands"][0], wanted["hands"][0])
         np.testing.assert_array_equal(episode.obs[1:, 3:], wanted["hands"][1])

@@ -252,6 +252,7 @@ class TestCommandLine:
             ("run --env CartPole-v1 --steps 0", "steps: Expected `int` >= 1, got 0"),
             ("run --env CartPole-v1 --steps 3 --wrapper {call:x}", "wrappers: {call:x} is no JSON: "),
             (f"run --env {HERE}:Wlak --steps 3 --backend dummy", f"there is no 'Wlak' in {HERE}, which the job names"),
+            (f"tune --env {HERE}:Wlak --steps 3", f"there is no 'Wlak' in {HERE}, which the job names"),
             (f"tune {HERE}:Counting", f"is no job file; an env is named by a flag: --env {HERE}:Counting"),
             ("run --env CartPole-v1 --steps 3 --backend ship", "backend: Invalid enum value 'ship'"),
             ("run --env none:X-v0 --steps 3 --backend dummy", "No module named 'none'"),
@@ -263,8 +264,9 @@ class TestCommandLine:
             no_plot = ["--no-plot"] if arguments.startswith("run ") else []
             assert main([*arguments.split(), *no_plot]) in (1, 2)
             error = capsys.readouterr().err
-            assert message in error
+            assert error.count(message) == 1
             assert "Traceback" not in error
+            assert not [*tmp_path.glob("data/*")], "no folder stays of a job that has not begun"
 
     def test_cuda_that_is_not_there_is_an_error(self, file: Path, tmp_path: Path, capsys: Any) -> None:
         if pytest.importorskip("torch").cuda.is_available():

@@ -55,6 +55,16 @@ def test_part_of_the_envs_can_be_stepped_and_reset():
         assert venv.step([0, 0, 0])[4]["agent"].tolist() == [0, 1, 1]
 
 
+def test_a_policy_that_follows_the_masks_plays_through_the_reset_after_a_full_board():
+    with AECVectorEnv(["classic/tictactoe-v3"], "dummy", check_legal=True) as venv:
+        venv.reset()
+        for move in (0, 1, 2, 4, 3, 5, 7, 6, 8):  # nobody wins
+            _, _, _, _, infos = venv.step([move])
+        assert (infos["done"].tolist(), infos["action_mask"].all()) == ([True], True)
+        obs, _, _, _, infos = venv.step([infos["action_mask"][0].argmax()])  # the reset
+        assert (obs.any(), infos["done"].tolist()) == (False, [False])
+
+
 def test_agents_with_unequal_spaces_have_dicts_of_batches():
     turns, returns = play_by_hand(Relay(), 0, lambda agent, obs, info: act_of(agent))
     with AECVectorEnv([Relay] * 2, "dummy") as venv:

@@ -93,21 +93,6 @@ class VectorEnvWrapper(BaseVectorEnv):
         finally:
             base.outermost = None
 
-    def get_state(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return self.venv.get_state(*args, **kwargs)
-
-    def set_state(self, *args: Any, **kwargs: Any) -> None:
-        self.venv.set_state(*args, **kwargs)
-
-    def start(self) -> None:
-        self.venv.start()
-
-    def alive(self) -> list[bool]:
-        return self.venv.alive()
-
-    def stats(self) -> dict[str, Any]:
-        return self.venv.stats()
-
     def note_exception(self, error: BaseException) -> None:
         if (note := getattr(self.venv, "note_exception", None)) is not None:  # else only used like a vector env
             note(error)
@@ -115,6 +100,11 @@ class VectorEnvWrapper(BaseVectorEnv):
     def close(self) -> None:
         self.venv.close()
 
+    get_state = forwarded("get_state")
+    set_state = forwarded("set_state")
+    start = forwarded("start")
+    alive = forwarded("alive")
+    stats = forwarded("stats")
     action_space = forwarded("action_space")
     observation_space = forwarded("observation_space")
     metadata = forwarded("metadata")

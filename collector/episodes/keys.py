@@ -16,7 +16,7 @@ from vecenv.engine.arguments import check_seed
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _WORD = np.uint64(0xD1B54A32D192ED03)
-_SEED = np.uint64(0x8CB92BA72F3D8DD7)
+_SEED, _ACTION_SEED = 0x8CB92BA72F3D8DD7, 0xA0761D6478BD642F
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _SCALE = 2.0**-52
@@ -56,8 +56,17 @@ def episode_seed(job_seed: int, number: int) -> int:
     >>> [episode_seed(3, number) for number in range(3)]
     [1663660961, 1215352495, 974320961]
     """
-    key = _mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed))
-    return _mix_one(key ^ int(_SEED)) >> 33
+    return _mix_one(_mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed)) ^ _SEED) >> 33
+
+
+def action_seed(job_seed: int, number: int) -> int:
+    """The seed of the action space in episode `number` of a job, whose random actions are `space.sample()`: as
+    `episode_seed`, but another one, with which the env's own draws have nothing in common.
+
+    >>> [action_seed(3, number) for number in range(3)]
+    [1665845680, 834886420, 186418047]
+    """
+    return _mix_one(_mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed)) ^ _ACTION_SEED) >> 33
 
 
 def random_bits(keys: np.ndarray, steps: np.ndarray, words: int) -> np.ndarray:
@@ -72,19 +81,3 @@ def random_bits(keys: np.ndarray, steps: np.ndarray, words: int) -> np.ndarray:
 def uniforms(bits: np.ndarray) -> np.ndarray:
     """Random bits as numbers above 0 and below 1: float64, multiples of 2**-53."""
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * _SCALE
-
-
-def scaled(bits: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Random bits as whole numbers of 0 .. span - 1, where a span of 0 means 2**64: floor(bits * span / 2**64).
-
-    uint64, of the shape to which the two broadcast. A number is as likely as another up to one part in 2**64 / span.
-    """
-    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
-    high_bits, low_bits = bits >> half, bits & low
-    if not np.any(spans - np.uint64(1) > low):  # at most 2**32, so nothing overflows
-        return (high_bits * spans + ((low_bits * spans) >> half)) >> half
-    high_span, low_span = spans >> half, spans & low
-    middle = high_bits * low_span + ((low_bits * low_span) >> half)
-    other = low_bits * high_span + (middle & low)
-    product = high_bits * high_span + (middle >> half) + (other >> half)
-    return np.where(spans == 0, bits, product)

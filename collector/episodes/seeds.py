@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from collector.arguments import whole
+from collector.episodes.keys import action_seed as action_seed
 from collector.episodes.keys import episode_seed as episode_seed
 from vecenv.engine.arguments import check_seed
 

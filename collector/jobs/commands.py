@@ -303,6 +303,7 @@ def tune(
 
     wanted = _job_of(job, set, flags)
     check_env(wanted)
+    env_fn(wanted)().close()  # once, for its error
     result = tune_envs([env_fn(wanted)] * wanted.num_envs, pause=policy_ms / 1e3, seconds=seconds)
     lines = [f'backend = "{result.best.backend}"', *(f"{name} = {value}" for name, value in result.kwargs.items())]
     sys.stdout.write(f"{result}\n\nFor the job file:\n" + "\n".join(lines) + "\n")

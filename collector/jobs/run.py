@@ -34,6 +34,7 @@ from collector.jobs.statistics import States, read_statistics, with_frozen
 from collector.jobs.stopping import Stopping
 from collector.store.errors import DatasetError
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
+from collector.store.safe_folder import LOCK
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
@@ -217,9 +218,15 @@ class _Run:
 
     def start(self, overwrite: bool) -> JobState:
         """Run it in a folder that is new, or whose content is replaced once the job has seen its first batch."""
+        is_new, compress = not self._out.exists(), self._job.compress
         check_folder(self._out, overwrite)
-        compress = self._job.compress
-        return self._run(lambda head: StoreWriter(self._out, head, overwrite=overwrite, compress=compress))
+        try:
+            return self._run(lambda head: StoreWriter(self._out, head, overwrite=overwrite, compress=compress))
+        finally:
+            if is_new and self._commits is None:  # the job has not begun
+                with suppress(OSError):
+                    (self._out / LOCK).unlink()
+                    self._out.rmdir()
 
     def resume(self) -> JobState:
         """Run what is left of it."""

@@ -14,7 +14,7 @@ from collector.episodes.env_episodes import EnvEpisodes
 from collector.episodes.episode import Ended, EpisodeCutter
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploring, requested_exploration_type
-from collector.policy.keyed.noise import KeyedNoise
+from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import Policy
 from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights

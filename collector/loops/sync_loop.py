@@ -123,7 +123,7 @@ class SyncLoop(CollectionLoop):
         buffer.write("obs", self._rows[begun] * n + begun, first)
         self._begin(begun)
         if self._noise is not None:
-            self._noise.note_masks(begun, info)
+            self._noise.begin(begun, info)
         if len(begun) == (n if self._noise is not None else len(ids)):
             return first
         if self._noise is not None or obs is None:
@@ -196,6 +196,8 @@ class SyncLoop(CollectionLoop):
             self._begin(ids[resets])
         if self._noise is not None:
             self._noise.note_masks(ids, info)
+            if resets is not None:
+                self._noise.begin(ids[resets], info[resets])
         if len(ended):
             failed = self._end_episodes(ids, ended, info, self._request.quota)
             at = where.start + ended if isinstance(where, slice) else where[ended]

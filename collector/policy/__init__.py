@@ -30,12 +30,12 @@ What a policy is called with depends on the names of its parameters:
 How many rows there are changes from call to call: envs that are being reset have none. So a policy that draws from one
 random stream gives other data when other envs step together: in `AsyncDataCollector`, or where it is called for other
 numbers of episodes. `RandomPolicy` does not: it has a stream for each env, which is what `env_id` is for. With
-`episode_seeds` all envs have rows in each round, and distributions are sampled with noise of the episode and the step.
+`episode_seeds` all envs have rows in each round, that stream is seeded where an episode begins, and distributions are
+sampled with noise of the episode and the step.
 """
 
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
-from collector.policy.keyed.random_policy import KeyedRandomPolicy
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import RandomPolicy
 
-__all__ = ["ExplorationType", "KeyedRandomPolicy", "Policy", "RandomPolicy", "exploration_type", "set_exploration_type"]
+__all__ = ["ExplorationType", "Policy", "RandomPolicy", "exploration_type", "set_exploration_type"]

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from collector.policy.action_trees import common_layout, is_of_arrays, parts
 from vecenv import nest
+from vecenv.nest import as_array
 
 
 class RandomPolicy:
@@ -20,8 +21,9 @@ class RandomPolicy:
     from a copy of the space: the space that was passed in is not advanced. Spaces: Box, Discrete, MultiDiscrete,
     MultiBinary, and Dict and Tuple of these, whose actions are a dict or tuple of arrays; others raise `TypeError`.
 
-    Observations that are a dict with an `action_mask` (or `mask`, as PettingZooEnv has it), bool (k, n), of Discrete
-    actions get one of the legal ones, each as likely as the others; the first action where none is.
+    Observations that are a dict with an `action_mask`, `(k, ...)` in the form that `space.sample(mask)` takes, get
+    legal actions, each as likely as the others; so does a `mask`, bool `(k, n)`, of Discrete actions, as PettingZooEnv
+    has it. Where a mask of Discrete actions allows none, it is the first action.
 
     Example::
 
@@ -30,7 +32,7 @@ class RandomPolicy:
         actions = policy(obs, env_id=[0, 3])      # for these two: `obs` has two rows
     """
 
-    BLOCK = 256
+    BLOCK = 64
 
     def __init__(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         for env_id, space in enumerate(action_spaces):
@@ -52,20 +54,40 @@ class RandomPolicy:
         self._sure = 0
         """Actions that every env can still take before one of the blocks is used up."""
 
-    def __call__(self, obs: Any, env_id: Any = None) -> Any:
-        """One action for each env of `env_id` (None: all): `(k, ...)`, of the spaces' dtype; or a tree of these."""
+    def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
+        """One action for each env of `env_id` (None: all): `(k, ...)`, of the spaces' dtype; or a tree of these.
+
+        masks: that of each row which is not in its observation, or None. Raises `ValueError` for a mask that does not
+        fit the space.
+        """
         ids = self._ids if env_id is None else np.asarray(env_id)
-        if (masks := masks_of(obs, self._spaces[0], len(ids))) is not None:
-            drawn = [draw_legal(self._spaces[i], mask) for i, mask in zip(ids.tolist(), masks, strict=True)]
-            return np.array(drawn, self._spaces[0].dtype)
-        if self._sure == 0:
-            for i in np.flatnonzero(self._used == self.BLOCK).tolist():
-                self._refill(i)
+        if masks is None:
+            masks = masks_of(obs, self._spaces[0], len(ids))
+        if masks is None:
+            return self._from_blocks(ids)
+        rows = enumerate(zip(ids.tolist(), masks, strict=True))
+        return nest.stack(
+            [
+                nest.take(self._from_blocks(ids[row : row + 1]), 0) if mask is None else draw(self._spaces[env], mask)
+                for row, (env, mask) in rows
+            ]
+        )
+
+    def _from_blocks(self, ids: np.ndarray) -> Any:
+        if self._sure <= 0:
+            for env in ids[self._used[ids] == self.BLOCK].tolist():  # no others: what they draw next may have masks
+                self._refill(env)
             self._sure = self.BLOCK - int(self._used.max())
         self._sure -= 1
         actions = nest.take(self._block, (ids, self._used[ids]))
         self._used[ids] += 1
         return actions
+
+    def seed(self, env_ids: np.ndarray, seeds: Sequence[int]) -> None:
+        """Give these envs the actions that their spaces would give after `space.seed(seed)`."""
+        for env, seed in zip(env_ids.tolist(), seeds, strict=True):
+            self._spaces[env].seed(seed)
+        self._used[env_ids], self._sure = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         """Draw from now on what the random streams of these spaces, which have been seeded, would give."""
@@ -75,17 +97,21 @@ class RandomPolicy:
         self._used[:], self._sure = self.BLOCK, 0
 
     def _refill(self, env_id: int) -> None:
-        drawn = draw(self._spaces[env_id], self.BLOCK)
+        drawn = draw_many(self._spaces[env_id], self.BLOCK)
         if self._block is None:
             self._block = nest.map(lambda rows: np.empty((len(self._spaces), *rows.shape), rows.dtype), drawn)
         nest.put(self._block, env_id, drawn)
         self._used[env_id] = 0
 
 
-def draw(space: spaces.Space[Any], size: int) -> Any:
+def draw_many(space: spaces.Space[Any], size: int) -> Any:
     """What `size` calls of `space.sample()` give, stacked: `(size, ...)`, or a tree of these; in one draw where the
     space allows it.
     """
+    if isinstance(space, spaces.Dict):
+        return {key: draw_many(part, size) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(draw_many(part, size) for part in space.spaces)
     if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:  # smaller ones share a draw of 32 bits
         return space.start + space.np_random.integers(space.n, size=size, dtype=space.dtype.type)
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f" and space.is_bounded():
@@ -93,19 +119,47 @@ def draw(space: spaces.Space[Any], size: int) -> Any:
     return nest.stack([space.sample() for _ in range(size)])
 
 
-def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> np.ndarray | None:
-    """The legal actions of each row, bool `(rows, n)`, where observations say which: under "action_mask" or "mask"."""
-    if obs.__class__ is not dict or not isinstance(space, spaces.Discrete):
+def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
+    """The action mask of each row, where observations have them: under `action_mask`, or `mask` if that fits."""
+    if obs.__class__ is not dict:
         return None
-    found = obs.get("action_mask", obs.get("mask"))
-    masks = None if found is None else np.asarray(found)
-    if masks is None or masks.dtype.kind not in "bui" or masks.shape != (rows, space.n):
-        return None
-    return masks.astype(np.bool_)
+    found: Any = obs.get("action_mask")
+    if found is None:
+        found = obs.get("mask")
+        fits = isinstance(space, spaces.Discrete) and getattr(found, "shape", ()) == (rows, space.n)
+        if not fits or found.dtype.kind not in "bui":
+            return None
+    return [nest.take(found, row) for row in range(rows)]
 
 
-def draw_legal(space: spaces.Space[Any], mask: np.ndarray) -> int:
-    """One of the legal actions of a Discrete space, each as likely as the others; the first action where none is."""
-    assert isinstance(space, spaces.Discrete)
-    legal = mask.nonzero()[0]
-    return int(space.start) + (int(legal[space.np_random.integers(len(legal))]) if len(legal) else 0)
+def draw(space: spaces.Space[Any], mask: Any) -> Any:
+    """One of the actions that a mask in the form of `space.sample(mask)` allows, each as likely as the others."""
+    if mask is None:
+        return space.sample()
+    if isinstance(space, spaces.Discrete):
+        allowed = as_array(mask)
+        if allowed.shape == (space.n,) and allowed.dtype.kind in "biuf":
+            legal = allowed.nonzero()[0]
+            return space.start + space.dtype.type(legal[space.np_random.integers(len(legal))] if len(legal) else 0)
+    try:
+        return space.sample(_as_sampled(space, mask))
+    except Exception as error:
+        raise ValueError(f"an action mask does not fit {space}: {mask!r} ({error})") from None
+
+
+def _as_sampled(space: spaces.Space[Any], mask: Any) -> Any:
+    """The mask in gymnasium's types. That of a MultiDiscrete space may be one array, with its parts in a row; parts of
+    Dict and Tuple may be missing.
+    """
+    if mask is None:
+        return None
+    if isinstance(space, spaces.Dict):
+        return {key: _as_sampled(part, mask.get(key)) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_as_sampled(part, each) for part, each in zip(space.spaces, mask, strict=True))
+    if isinstance(space, spaces.MultiDiscrete) and not isinstance(mask, (tuple, list)):
+        flat = as_array(mask)
+        if flat.shape != (space.nvec.sum(),):
+            raise ValueError(f"it has the shape {flat.shape}")
+        mask = tuple(np.split(flat, np.cumsum(space.nvec.ravel())[:-1]))
+    return nest.map(lambda leaf: as_array(leaf).astype(np.int8), mask)

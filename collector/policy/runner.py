@@ -15,8 +15,7 @@ from gymnasium import spaces
 from collector.batch.step_extras import RowLayout, check_policy_names
 from collector.policy.action_trees import common_layout, flatten, unflatten
 from collector.policy.exploration import ExplorationType, choose
-from collector.policy.keyed.noise import KeyedNoise
-from collector.policy.keyed.random_policy import KeyedRandomPolicy
+from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import Policy, PolicyCall, RecurrentState, signature_of
 from collector.policy.random_policy import RandomPolicy
 from vecenv import nest
@@ -68,8 +67,7 @@ class PolicyRunner:
         self._inputs_device: Any = None  # once there were some
         self._on_device: Any = None
         """Returns the tensors of observations that are on the policy's device already."""
-        kinds = (RandomPolicy, KeyedRandomPolicy)
-        self._is_random = policy is None or isinstance(policy, kinds)
+        self._is_random = policy is None or isinstance(policy, RandomPolicy)
         self._random: Any = self._random_policy(policy) if self._is_random else None
         self._call: PolicyCall | None = None
         if policy is not None and not self._is_random:
@@ -77,14 +75,9 @@ class PolicyRunner:
             self._call = self._prepare(policy, exploration, device, faster)
 
     def _random_policy(self, policy: Any) -> Any:
-        """What draws random actions: the policy, where it is a random one, or one for the action spaces."""
-        if self._noise is not None and not isinstance(policy, RandomPolicy):
-            return self._noise.random_policy(policy, self._env.action_space)
-        if isinstance(policy, KeyedRandomPolicy):
-            raise TypeError("KeyedRandomPolicy needs the numbers of episodes: pass episode_seeds= to the collector")
-        if self._noise is not None:
-            self._noise.everything = False  # it draws from a stream
-        return RandomPolicy(self._env.action_space) if policy is None else policy
+        """A function of observations and env ids that draws random actions, by `policy` or for the action spaces."""
+        policy = RandomPolicy(self._env.action_space) if policy is None else policy
+        return policy if self._noise is None else self._noise.random_policy(policy, self._env.action_space)
 
     def _prepare(self, policy: Policy, exploration: ExplorationType, device: Any, faster: dict[str, Any]) -> PolicyCall:
         """The policy, with its signature read; one on tensors is moved to its device."""

@@ -80,7 +80,8 @@ class PolicyWeights:
         """Weights do not change inside the `with` block."""
         with self._lock:
             if not self._collecting and (counters := self._counters()) != self._seen:
-                self.version, self._seen = self.version + 1, counters  # a learner that shares them has stepped
+                # A learner that shares them has stepped; or a lazy module has made them, which is no update.
+                self.version, self._seen = self.version + bool(self._seen), counters
             self._collecting += 1
         try:
             yield
@@ -119,8 +120,12 @@ class PolicyWeights:
         self.version, self._seen = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
-        """Memory and torch's version counter of each parameter: one that is changed in place has another counter."""
-        parameters = [] if self._module is None else self._module.parameters()
+        """Memory and torch's version counter of each parameter: one that is changed in place has another counter.
+        Empty where a lazy module has not made its parameters yet.
+        """
+        parameters = [] if self._module is None else list(self._module.parameters())
+        if any(hasattr(each, "materialize") for each in parameters):
+            return []
         return [(each.data_ptr(), each._version) for each in parameters if not each.is_inference()]
 
 

@@ -217,8 +217,8 @@ class AECRows(_Rows):
         if known.mask_size:
             # One width for all agents: actions beyond an agent's own space are illegal.
             row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
-            if turns.mask is not None:
-                row["action_mask"][: len(turns.mask)] = turns.mask
+            if turns.mask is not None:  # with no agent alive all are legal: policies need a legal one in each row
+                row["action_mask"][: len(turns.mask)] = turns.mask | turns.done
         return row, {turns.agent: turns.info} if turns.info else {}
 
 

@@ -1,0 +1,211 @@
+"""The noise of a collector with `episode_seeds=`: what its policy draws, from the episode and the step alone.
+
+Random actions come from the env's action space, seeded where the episode begins. Samples of torch's distributions are
+made out of uniform numbers, by the inverse of their distribution functions. Those are float64 and come from the host,
+whatever the device and dtype of the policy, so that the same parameters give the same sample everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from collector.episodes.keys import action_seed, episode_keys, random_bits, uniforms
+from collector.policy.exploration import ExplorationType, choose, draws_as_torch, is_distribution
+from collector.policy.random_policy import RandomPolicy
+from vecenv import nest
+from vecenv.nest import as_array
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+ACTION_MASK = "action_mask"
+
+
+class KeyedNoise:
+    """Draws for the rows with which a policy is called, each of which is at a step of an episode.
+
+    `numbers` and `steps` (int64 `(rows,)`) are read at each draw: the loop writes into them.
+    """
+
+    def __init__(self, job_seed: int, rows: int) -> None:
+        self.job_seed = job_seed
+        self.everything = True
+        """Whether all actions so far were keyed: random, the mode or mean of a distribution, or a sample of one whose
+        family is known. What a policy returns as an action may come from anywhere."""
+        self._env_num = rows
+        self.resize(rows)
+        self._policy: RandomPolicy | None = None
+        self._actions: Any = None
+        """The random action of each env, drawn at the step `_drawn_at`: an env that waits for others keeps it."""
+        self._drawn_at = np.full(rows, -1)
+        self._masks: list[Any] = [None] * rows
+        self._has_masks = False
+
+    def resize(self, rows: int) -> None:
+        """Draw for so many rows, none of which is in an episode."""
+        self.numbers = np.full(rows, -1)
+        self.steps = np.zeros(rows, np.int64)
+        self._keyed = self._keys = np.zeros(0, np.int64)
+
+    def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Note that episodes begin in these envs, with these infos."""
+        self._drawn_at[env_ids] = -1
+        if self._policy is not None:
+            self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
+        self.note_masks(env_ids, infos)
+
+    def note_masks(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Note the action masks in the infos that came with the last observations of these envs."""
+        if not self._has_masks:
+            self._has_masks = any(ACTION_MASK in info for info in infos)
+        if self._has_masks:
+            for env_id, info in zip(env_ids.tolist(), infos, strict=True):
+                self._masks[env_id] = info.get(ACTION_MASK)
+
+    # Random actions.
+
+    def random_policy(self, policy: RandomPolicy, action_spaces: Any) -> Callable[[Any, Any], Any]:
+        """A random policy `(obs, env_ids)` of the runner, which calls it for all rows. Raises `TypeError` where action
+        spaces differ.
+        """
+        for env_id, space in enumerate(action_spaces):
+            if space != action_spaces[0]:
+                raise TypeError(
+                    f"an episode may be played in any env, so their action spaces must be equal; that of env {env_id} "
+                    f"is {space}, that of env 0 is {action_spaces[0]}"
+                )
+        self._policy = policy
+        ids = np.arange(self._env_num)
+        policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
+        return self._draw_actions
+
+    def _draw_actions(self, obs: Any, env_ids: np.ndarray) -> Any:
+        assert self._policy is not None
+        steps, masks = self.steps[: self._env_num], None
+        fresh = (steps != self._drawn_at).nonzero()[0]
+        if self._has_masks:
+            masks = [self._masks[env] for env in fresh.tolist()]
+        shown = nest.take(obs, fresh) if obs.__class__ is dict else None  # of others nothing is looked at
+        if len(fresh) == self._env_num:
+            self._actions = self._policy(shown, fresh, masks)
+        elif len(fresh):
+            nest.put(self._actions, fresh, self._policy(shown, fresh, masks))
+        self._drawn_at[fresh] = steps[fresh]
+        return nest.take(self._actions, np.minimum(env_ids, self._env_num - 1))
+
+    # What a policy draws.
+
+    def watch(self, call: Callable[[], T]) -> T:
+        """What the call of a policy returns. One that draws from torch's own generators (dropout does) is not keyed."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return call()
+        before = _generator_states(torch)
+        returned = call()
+        self.everything &= all(map(torch.equal, before, _generator_states(torch)))
+        return returned
+
+    def uniforms(self, words: int) -> np.ndarray:
+        """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""
+        if not np.array_equal(self.numbers, self._keyed):
+            self._keyed, self._keys = self.numbers.copy(), episode_keys(self.job_seed, self.numbers)
+        return uniforms(random_bits(self._keys, self.steps, words))
+
+    def choose(self, action: Any, wanted: ExplorationType) -> Any:
+        """As `exploration.choose`, with samples of known families drawn from this noise."""
+        if not is_distribution(type(action)):  # type: ignore[arg-type]
+            self.everything = False
+            return choose(action, wanted)  # those in a dict or tuple are not keyed
+        if wanted is not ExplorationType.RANDOM:
+            return choose(action, wanted)
+        sample = self.sample(action)
+        if sample is None:
+            self.everything = False
+            return choose(action, wanted)
+        return sample
+
+    def sample(self, distribution: Any) -> torch.Tensor | None:
+        """A sample of a distribution with a row for each row of the noise: of the shape, dtype and device of its
+        `sample`.
+
+        None for families that are not known: `Categorical`, `OneHotCategorical`, `Bernoulli` and `Normal` are, and
+        `Independent` and `TransformedDistribution` of these. Raises `ValueError` where probabilities are NaN.
+        """
+        if tuple(getattr(distribution, "batch_shape", ())[:1]) != self.numbers.shape:
+            return None  # it has not a row for each observation, which is refused later on
+        found = self._sample(distribution)
+        return None if found is None else found[0].to(found[1])
+
+    def _sample(self, distribution: Any) -> tuple[torch.Tensor, torch.dtype] | None:
+        """A sample before it is rounded to the dtype of the distribution, and that dtype."""
+        if not draws_as_torch(type(distribution)):  # type: ignore[arg-type]
+            return None
+        import torch
+        from torch import distributions as families
+
+        if isinstance(distribution, families.Independent):
+            return self._sample(distribution.base_dist)
+        if isinstance(distribution, families.TransformedDistribution):
+            found = self._sample(distribution.base_dist)
+            if found is None:
+                return None
+            value, dtype = found
+            for transform in distribution.transforms:
+                value = transform(value)
+            return value, dtype
+        if isinstance(distribution, families.OneHotCategorical):
+            probs = distribution.probs
+            return torch.nn.functional.one_hot(self._indices(probs), probs.shape[-1]), probs.dtype
+        if isinstance(distribution, families.Categorical):
+            return self._indices(distribution.probs), torch.int64
+        if isinstance(distribution, families.Bernoulli):
+            probs = distribution.probs
+            below = self._unit(probs.shape) < _checked(_float64(probs), probs >= 0)
+            return torch.from_numpy(below).to(probs.device), probs.dtype
+        if isinstance(distribution, families.Normal):
+            loc, scale = distribution.loc, distribution.scale
+            standard = torch.from_numpy(_normals(self._unit(loc.shape))).to(loc.device)
+            return loc.double() + scale.double() * standard, loc.dtype
+        return None
+
+    def _indices(self, probs: torch.Tensor) -> torch.Tensor:
+        """Indices of the last dimension. The sums are numpy's, one after another: on a GPU their order is not fixed."""
+        sums = np.cumsum(_float64(probs), axis=-1)
+        total = sums[..., -1:]
+        _checked(total, total > 0)
+        # Below the total, so that an index without probability at the end is not reached.
+        at = np.minimum(self._unit(probs.shape[:-1])[..., None] * total, np.nextafter(total, 0.0))
+        indices: torch.Tensor = sys.modules["torch"].from_numpy((sums <= at).sum(-1))
+        return indices.to(probs.device)
+
+    def _unit(self, shape: Any) -> np.ndarray:
+        return self.uniforms(int(np.prod(shape[1:]))).reshape(shape)
+
+
+def _generator_states(torch: Any) -> list[Any]:
+    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *on_cuda]
+
+
+def _normals(unit: np.ndarray) -> np.ndarray:
+    """Uniform numbers as standard normal ones, by the inverse of the distribution function."""
+    from statistics import NormalDist  # here, because few need it, and it imports much
+
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(each) for each in unit.ravel().tolist()]).reshape(unit.shape)
+
+
+def _float64(tensor: torch.Tensor) -> np.ndarray:
+    return as_array(tensor).astype(np.float64)
+
+
+def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
+    """The values; `ValueError` where one is not valid, as NaN never is."""
+    if not bool(valid.all()):
+        raise ValueError(f"the policy returned a distribution with probabilities that are NaN or zero: {values}")
+    return values
