@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -56,18 +55,15 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def rebuild(self, transforms: list[Transform], start: int) -> None:
         """Take these transforms, of which those before `start` are in place."""
-        chain, pending, below = self.env, list[Transform](), list[tuple[Any, Any]]()
+        chain, below = self.env, list[tuple[Any, Any]]()
         for each in transforms:
+            below.append((chain.observation_space, chain.action_space))
             if isinstance(each, EnvTransform):
-                if pending:
-                    chain, pending = TransformedRows(chain, pending), []
-                below.append((chain.observation_space, chain.action_space))
                 chain = each.wrap(chain)
+            elif chain is not self.env and isinstance(chain, TransformedRows):
+                chain = TransformedRows(chain.env, Compose(chain.transform, each))
             else:
-                pending.append(each)
-                below.append(spaces_above(chain, pending[:-1]))
-        if pending:
-            chain = TransformedRows(chain, pending)
+                chain = TransformedRows(chain, Compose(each))
         self._chain, self.transform = chain, Compose(*transforms)
         self.observation_space, self.action_space = chain.observation_space, chain.action_space
         for each, spaces in list(zip(transforms, below, strict=True))[start:]:
@@ -96,14 +92,15 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
 class TransformedRows(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An env with transforms of rows around it, for which it is a batch of one row."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], transforms: Sequence[Transform]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], transform: Compose) -> None:
         super().__init__(env)
-        self.transform = Compose(*transforms)
+        self.transform = transform
         own = getattr(env, "observation_space", None)
         if own is None:
             raise ValueError(f"transforms need an env with an observation_space, {env} has none")
         self._tree = space_tree(own, "obs")
-        self.observation_space, self.action_space = spaces_above(env, transforms)
+        self.observation_space = transform.transform_observation_space(own)
+        self.action_space = transform.transform_action_space(env.action_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode: (obs, info)."""
@@ -138,14 +135,6 @@ class TransformedRows(gymnasium.Wrapper[Any, Any, Any, Any]):
             return nest.merge(_as_row, [self._tree, obs])
         except (KeyError, ValueError, TypeError) as error:
             raise ObservationError(f"{self.env} returned an observation that is not of its space: {error}") from error
-
-
-def spaces_above(env: gymnasium.Env[Any, Any], transforms: Sequence[Transform]) -> tuple[Any, Any]:
-    """The observation space and action space of an env with these transforms around it."""
-    space, actions = env.observation_space, env.action_space
-    for each in transforms:
-        space, actions = each.transform_observation_space(space), each.transform_action_space(actions)
-    return space, actions
 
 
 def _as_row(leaf_and_value: list[Any]) -> np.ndarray:

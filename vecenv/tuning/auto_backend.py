@@ -23,6 +23,7 @@ from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_env_fns, measured_env_fns
 from vecenv.errors import WorkerDiedError, WorkerTimeoutError
+from vecenv.portability import system_file
 from vecenv.venvs import BACKENDS, EnvFns, ShmemVectorEnv
 
 logger = logging.getLogger("vecenv")
@@ -122,7 +123,7 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     space.seed(0)
     actions = [space.sample() for _ in range(64)]  # drawn before, because that may take longer than a step
     env.reset()
-    before = resource.getrusage(resource.RUSAGE_SELF)
+    before, delay = resource.getrusage(resource.RUSAGE_SELF), -_preempted()
     steps, ends = list[float](), [clock()]
     while ends[-1] - ends[0] < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
         start = clock()
@@ -132,13 +133,20 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             env.reset()
         ends.append(clock())
     after, count = resource.getrusage(resource.RUSAGE_SELF), len(steps)
+    delay += _preempted()
     bounds = sorted({round(k * count / PARTS) for k in range(PARTS + 1)})
     # A median of means: resets and steps that are slow now and then count, a preemption and the first steps do not.
     wall = median((ends[b] - ends[a]) / (b - a) for a, b in pairwise(bounds))
-    cpu = min(wall, (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count)
-    # An env that is only preempted has used less CPU too, but never gave it up: other programs do not make it slower.
+    wall = min(wall, (ends[-1] - ends[0] - delay) / count)
+    cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
+    # Where the kernel does not say how long the env was preempted, it may seem to wait, but never gave its CPU up.
     waits = after.ru_nvcsw - before.ru_nvcsw >= count / 2
-    return EnvCost(wall if waits else cpu, cpu, slow_steps(steps))
+    return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
+
+
+def _preempted() -> float:
+    """Seconds in which this process could have run but other programs did."""
+    return float((system_file("/proc/self/schedstat") or "0 0 0").split()[1]) / 1e9
 
 
 def slow_steps(steps: Sequence[float]) -> int:

@@ -103,10 +103,10 @@ class ProcessLock:
                 tries += 1  # an update takes microseconds, and the system's own wait has no timeout
                 os.sched_yield() if tries < TRIES else time.sleep(PAUSE)
         finally:
-            if obtained:
-                self._owner = threading.get_ident()
-            else:
-                self._threads.release()
+            if not obtained:  # too late, or an interrupt
+                self.release()
+        if obtained:
+            self._owner = threading.get_ident()
         return obtained
 
     def release(self) -> None:
