@@ -34,8 +34,7 @@ class ActorConfig:
         on_worker_failure: what happens where an actor dies, hangs or loses the workers of its envs: "restart" it with
             new envs; "drop" it and go on with the others; or "raise" `WorkerDiedError` or `WorkerTimeoutError`, which
             names the actor and its env ids. What the code of an env or the policy raises is always raised.
-        max_restarts: of an actor without a rollout in between.
-        after_restarts: what the next failure leads to: "raise" or "drop".
+        max_restarts: of an actor without a rollout in between; the next failure is raised.
 
     Raises `ValueError` or `TypeError` for values that are none of these.
     """
@@ -50,7 +49,6 @@ class ActorConfig:
     rollout_timeout: float | None = 1800.0
     on_worker_failure: str = "restart"
     max_restarts: int = 5
-    after_restarts: str = "raise"
 
     def __post_init__(self) -> None:
         check_timeout(self.start_timeout, "start_timeout")
@@ -58,8 +56,6 @@ class ActorConfig:
         check_count("max_restarts", self.max_restarts)
         if self.on_worker_failure not in ("restart", "drop", "raise"):
             raise ValueError(f'on_worker_failure must be "restart", "drop" or "raise", got {self.on_worker_failure!r}')
-        if self.after_restarts not in ("drop", "raise"):
-            raise ValueError(f'after_restarts must be "drop" or "raise", got {self.after_restarts!r}')
 
     def ray_options(self) -> dict[str, Any]:
         """Return the arguments for `ray.remote(cls).options(...)`."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from collector.cluster.actor_config import ActorConfig
 from collector.cluster.cluster_stats import ActorFailure, ActorStats
+from collector.cluster.rollout_actor import Columns, Report, RolloutActor, Started
 from vecenv.backends.host.failure import add_note
 from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, end_actor, is_loss, make_actor, unscheduled
@@ -31,7 +32,7 @@ class Call(NamedTuple):
     """A call that an actor has not answered yet."""
 
     kind: str
-    """"placement" (any answer: it runs), "start", "rollout", "work", or "reset" (a call of all actors)."""
+    """"placement" (any answer: it runs), "start", "rollout", or "reset" (a call of all actors)."""
     reference: Any
     number: int
     """Calls of all actors are numbered in the order in which they were made."""
@@ -45,8 +46,8 @@ class Actor:
     index: int
     handle: Any = None
     calls: deque[Call] = field(default_factory=deque)
-    started: Any = None
-    """The answer of its `start`; it has an `env_num`, where it is not None."""
+    started: Started | None = None
+    """The answer of its `start`."""
     restarts_in_a_row: int = 0
     """Since its last rollout."""
     dropped: bool = False
@@ -103,20 +104,19 @@ class Actor:
         return f"actor {self.index} ({where}{envs})"
 
 
-class Answer(NamedTuple):
-    """The answer to a call of `ActorPool.ask`."""
+class Arrived(NamedTuple):
+    """A rollout that was asked for. Its arrays are read-only, and lie in Ray's store."""
 
     actor: Actor
-    value: Any
-    """Result of the method. Its arrays are read-only, and lie in Ray's store."""
+    report: Report
+    columns: Columns
     frames: int
 
 
 class ActorPool:
     """`count` actors on a Ray cluster.
 
-    actor_class: a class with the methods `whereabouts`, `start` and `close` of `RolloutActor`, made with its index and
-    `count`. start_arguments: returns the arguments of `start` for an actor.
+    start_arguments: returns the arguments of `RolloutActor.start` for an actor.
     """
 
     def __init__(
@@ -125,10 +125,9 @@ class ActorPool:
         count: int,
         config: ActorConfig,
         start_arguments: Callable[[Actor], tuple[Any, ...]],
-        actor_class: type,
     ) -> None:
         self._ray, self._config, self._options = cluster.ray, config, config.ray_options()
-        self._actor_class, self._start_arguments = actor_class, start_arguments
+        self._start_arguments = start_arguments
         self.actors = [Actor(index) for index in range(count)]
         self.failures: deque[ActorFailure] = deque(maxlen=100)
         self.broken: list[int] = []
@@ -154,15 +153,15 @@ class ActorPool:
         """Steps that actors were asked for and that have not arrived."""
         return sum(actor.stats.in_flight for actor in self.actors)
 
-    def ask(self, actor: Actor, method: str, *arguments: Any, frames: int = 0) -> None:
-        """Ask for a rollout of so many frames, or, with none, for any other work; see `next_answer`."""
-        self._call(actor, "rollout" if frames else "work", method, arguments, frames)
+    def ask(self, actor: Actor, frames: int, *arguments: Any) -> None:
+        """Ask for a rollout of so many frames; the arguments are those of `RolloutActor.collect`."""
+        self._call(actor, "rollout", "collect", arguments, frames)
 
-    def next_answer(self, timeout: float | None = None) -> Answer | None:
+    def next_answer(self, timeout: float | None = None) -> Arrived | None:
         """Wait until an actor has answered its oldest call, or has failed, at most `timeout` seconds. Answers come in
         the order in which they were asked for, as far as several are there.
 
-        Returns what was asked for by `ask`, if it is that; None else, also where nothing is asked for. Raises what the
+        Returns the rollout, if it is one; None else, also where nothing is asked for. Raises what the
         code of an actor raises, which goes on, and the failure of an actor where it is not absorbed.
         """
         busy = sorted((actor for actor in self.actors if actor.calls), key=lambda actor: actor.calls[0].number)
@@ -187,8 +186,8 @@ class ActorPool:
         for actor in self.alive:
             self._call(actor, "reset", method, arguments(actor))
         while any(call.kind == "reset" for actor in self.actors for call in actor.calls):
-            if (answer := self.next_answer()) is not None:
-                answer.actor.stats.discarded += answer.frames
+            if (arrived := self.next_answer()) is not None:
+                arrived.actor.stats.discarded += arrived.frames
         for actor in self.actors:
             actor.in_progress = []
 
@@ -211,7 +210,7 @@ class ActorPool:
             self._kill(actor)
 
     def _launch(self, actor: Actor) -> None:
-        actor.handle, actor.weights = make_actor(self._actor_class, self._options, actor.index, len(self.actors)), None
+        actor.handle, actor.weights = make_actor(RolloutActor, self._options, actor.index, len(self.actors)), None
         self._call(actor, "placement", "whereabouts", ())
         self._call(actor, "start", "start", self._start_arguments(actor))
 
@@ -232,7 +231,7 @@ class ActorPool:
     def _deadline(self, actor: Actor) -> float:
         return actor.oldest_since + self._limit(actor)
 
-    def _take(self, actor: Actor) -> Answer | None:
+    def _take(self, actor: Actor) -> Arrived | None:
         """Take the answer to the oldest call, which is ready."""
         try:
             value = self._ray.get(actor.calls[0].reference, timeout=self._config.rollout_timeout)
@@ -244,7 +243,10 @@ class ActorPool:
             actor.stats.pid, actor.stats.node = value
         elif call.kind == "start":
             actor.started = value
-        return Answer(actor, value, call.frames) if call.kind in ("rollout", "work") else None
+        elif call.kind == "rollout":
+            report, columns = value
+            return Arrived(actor, report, columns, call.frames)
+        return None
 
     # Failures.
 
@@ -261,7 +263,7 @@ class ActorPool:
         if cause is error:
             raise error
         trace = RemoteTraceback(getattr(error, "traceback_str", str(error)))
-        if isinstance(cause, (WorkerDiedError, WorkerTimeoutError)) and actor.calls[0].kind != "work":
+        if isinstance(cause, (WorkerDiedError, WorkerTimeoutError)):
             # The envs' own worker is gone, and with it the vector env of the actor.
             failure = _named(actor, type(cause), f"in {actor}: {cause}")
             failure.__cause__ = trace
@@ -292,7 +294,7 @@ class ActorPool:
         actor.stats.lost += lost
         answer = "raise" if self._starting else config.on_worker_failure
         if answer == "restart" and actor.restarts_in_a_row >= config.max_restarts:
-            answer = config.after_restarts
+            answer = "raise"
             add_note(failure, f"it was restarted {actor.restarts_in_a_row} times without a rollout (max_restarts)")
         if answer == "drop" and len(self.alive) == 1:
             answer = "raise"

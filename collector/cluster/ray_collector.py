@@ -22,7 +22,6 @@ from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.published_weights import PublishedWeights
-from collector.cluster.rollout_actor import RolloutActor
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.episodes.statistics import CollectStats
@@ -153,7 +152,7 @@ class RayCollector(BatchIterator):
             self._pickled = ray.put(cloudpickle.dumps((make_venv, self._weights.policy, options)))
             share = ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE
             max_bytes = share if max_bytes_in_flight is None else max_bytes_in_flight
-            self._pool = ActorPool(cluster, count, actors, self._start_arguments, RolloutActor)
+            self._pool = ActorPool(cluster, count, actors, self._start_arguments)
             opened.callback(self._pool.close)
             self._pool.start()
             self._check_alike()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.rollout import Rollout
-from collector.cluster.actor_pool import Actor, ActorPool, Answer
+from collector.cluster.actor_pool import Actor, ActorPool, Arrived
 from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_actor import STEPS, Columns
 from vecenv import nest
@@ -57,9 +57,9 @@ class RolloutBatches:
             if time.monotonic() >= until:
                 break
             self._ask(missing, all_or_none)
-            answer = self._pool.next_answer(None if until == math.inf else max(0.0, until - time.monotonic()))
-            if answer is not None:
-                self._add(batch, answer.actor.index, answer)
+            arrived = self._pool.next_answer(None if until == math.inf else max(0.0, until - time.monotonic()))
+            if arrived is not None:
+                self._add(batch, arrived.actor.index, arrived)
                 if until == math.inf and self._straggler_timeout is not None:
                     until = time.monotonic() + self._straggler_timeout
         return self._finish(batch)
@@ -71,8 +71,8 @@ class RolloutBatches:
         batch = Assembler(1)
         while not batch.slots:
             self._ask(self._pool.alive, random_frames)
-            if (answer := self._pool.next_answer()) is not None:
-                self._add(batch, 0, answer)
+            if (arrived := self._pool.next_answer()) is not None:
+                self._add(batch, 0, arrived)
         # Before the batch is learned from: its actor collects meanwhile.
         self._ask(self._pool.alive, random_frames - self._frames)
         return self._finish(batch)
@@ -89,13 +89,13 @@ class RolloutBatches:
                 if actor.rollouts < depth:
                     new, actor.weights = None if actor.weights is weights else weights, weights
                     is_random = self._pool.frames_in_flight < random_frames
-                    self._pool.ask(actor, "collect", version, new, is_random, frames=self._frames)
+                    self._pool.ask(actor, self._frames, version, new, is_random)
 
-    def _add(self, batch: Assembler, slot: int, answer: Answer) -> None:
+    def _add(self, batch: Assembler, slot: int, arrived: Arrived) -> None:
         """Take over a rollout, and note which episodes of its actor go on in the next one."""
-        actor, (report, columns), _ = answer
+        actor, report, columns, frames = arrived
         self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
-        actor.stats.delivered += answer.frames
+        actor.stats.delivered += frames
         actor.stats.collecting += report.seconds
         actor.stats.waiting += report.waited
         actor.restarts_in_a_row = 0

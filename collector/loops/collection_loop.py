@@ -123,7 +123,9 @@ class CollectionLoop(ABC):
         Returns the rewards in their shape, the flags with long episodes cut, and which episodes the envs themselves
         have ended.
         """
-        if resets is None:
+        if resets is None and len(ids) == self._env_num:
+            self._episodes.taken += 1
+        elif resets is None:
             self._episodes.taken[ids] += 1
         else:
             self._episodes.taken[ids] += ~resets

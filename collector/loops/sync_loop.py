@@ -80,7 +80,7 @@ class SyncLoop(CollectionLoop):
         ids, time, is_even, stopped = self._unfinished(), 0, True, False
         obs: Any = None  # what the policy gets, where the last round returned it
         while len(ids) and not stopped:
-            resets = episodes.over[ids]
+            resets = episodes.over.copy() if len(ids) == n else episodes.over[ids]
             count = np.count_nonzero(resets)
             mixed = bool(count)
             if count and (count == len(ids) or not seeded):

@@ -154,7 +154,7 @@ def find_spec(env_id: str) -> EnvSpec:
     """
     module, _, own_id = env_id.rpartition(":")
     if module:
-        _import_module(module, env_id)
+        _import_module(module, own_id)
     try:
         namespace, name, version = parse_env_id(own_id)
         if version is None:
