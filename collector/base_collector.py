@@ -8,10 +8,10 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.rollout import truncate_last
 from collector.batch.step_extras import RowLayout, check_info_keys
 from collector.collect import Collecting
+from collector.collector_arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
@@ -19,7 +19,7 @@ from collector.loops.batch_iterator import Finishing
 from collector.loops.collection_loop import BatchRequest
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
-from vecenv.transforms.compose import flat
+from vecenv.extending import flat
 
 
 class BatchCollector(Collecting):

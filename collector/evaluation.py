@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collector.episodes.statistics import CollectStats
+from collector.episodes.episode import CollectStats
 from collector.policy.exploration import ExplorationType, set_exploration_type
 from vecenv.creator import EnvCreator
+from vecenv.extending import Freezable, HasTransforms
 from vecenv.norm_obs import VectorEnvNormObs
-from vecenv.transforms.compose import HasTransforms
-from vecenv.transforms.transform import Freezable
 from vecenv.venvs import RayVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
 

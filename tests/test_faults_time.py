@@ -31,7 +31,7 @@ from tests.faulty import (
 )
 from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, kill, pids
 from vecenv import ShmemVectorEnv, WorkerTimeoutError
-from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
+from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.pool import watchdog
 
 LIMIT = 0.5

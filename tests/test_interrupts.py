@@ -34,9 +34,8 @@ from vecenv import (
     WorkerDiedError,
 )
 from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.pool.call_channel import CallChannel
 from vecenv.backends.pool.process_worker import ProcessWorker
-from vecenv.backends.pool.ray_worker import RayWorker
+from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle
 
 backend = and_ray(BACKENDS)

@@ -8,7 +8,7 @@ from transform_envs import CASES, MIXED, VECTOR, plain
 from tests.backends import FULL
 from vecenv import DummyVectorEnv, nest
 from vecenv.transforms import Rows, TransformedVectorEnv, VecNorm
-from vecenv.transforms.arrays import EnvRows
+from vecenv.transforms.numpy_or_torch import EnvRows
 
 N = 4
 ROW_WISE = {**CASES, "vec norm": (VECTOR, lambda: VecNorm()), "vec norm of parts": (MIXED, lambda: VecNorm(["x", "v"]))}

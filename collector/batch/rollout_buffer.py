@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.arrays import join, pick
+from collector.batch.conversions import join, pick
 from collector.batch.rollout import Rollout
 from collector.batch.step_extras import EPISODE_SEED, check_policy_names
 from vecenv import nest

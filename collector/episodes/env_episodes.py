@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.seeds import read_pair
-from vecenv.engine.recovery import is_repeated
+from vecenv.extending import is_repeated
 
 
 class EnvEpisodes:

@@ -15,11 +15,9 @@ import gymnasium
 
 from collector.jobs.job import Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
-from collector.jobs.statistics import freeze, from_json
+from collector.jobs.transform_statistics import freeze, from_json
 from vecenv import transforms
-from vecenv.envs.gym_env import find_spec
-from vecenv.transforms.compose import flat
-from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """Wrappers of gymnasium that carry numbers from one episode to the next."""

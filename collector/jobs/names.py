@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from collector.jobs.job import POLICIES, Call, Job, JobError
-from vecenv.envs.gym_env import find_spec
+from vecenv.extending import find_spec
 
 ATARI_MODULE = "ale_py:"
 """What registers the envs whose ids begin with "ALE/"; in front of these it says no more."""

@@ -29,12 +29,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collector.episodes.episode import Episode
-from collector.jobs.head import SAME, check_unchanged, job_head, notes_on
+from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
+from collector.jobs.job_files import SAME, check_unchanged, job_head, notes_on
 from collector.jobs.making import with_statistics
-from collector.jobs.playing import Commits, JobFailedError, Plan, Player, check_budget
-from collector.jobs.stopping import Stopping
-from collector.store.errors import DatasetError
+from collector.jobs.plan import Plan
+from collector.jobs.playing import Commits, JobFailedError, Player, check_budget
+from collector.store.dataset_error import DatasetError
 from collector.store.folder import SHARDS
 from collector.store.schema import ShardLine
 from collector.store.writer import StoreWriter

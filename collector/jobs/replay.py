@@ -13,11 +13,12 @@ import gymnasium
 import numpy as np
 
 from collector.episodes.episode import Episode
-from collector.jobs.head import job_of
+from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
+from collector.jobs.job_files import job_of
 from collector.jobs.making import make_env, resolve_device, with_statistics
-from collector.jobs.playing import Plan, Player
-from collector.jobs.stopping import Stopping
+from collector.jobs.plan import Plan
+from collector.jobs.playing import Player
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import SafeFolder
 from vecenv import nest

@@ -20,9 +20,8 @@ from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
-from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments import as_ids
 from vecenv.errors import warn_caller
+from vecenv.extending import add_note, as_ids
 
 
 class BatchRequest(NamedTuple):

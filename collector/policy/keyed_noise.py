@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from collector.episodes.keys import action_seed, episode_keys, random_bits, uniforms
+from collector.episodes.seeds import action_seed, episode_keys, random_bits, uniforms
 from collector.policy.exploration import ExplorationType, choose, draws_as_torch, is_distribution
 from collector.policy.random_policy import RandomPolicy
 from vecenv import nest

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from collector.batch.arrays import copy_of
+from collector.batch.conversions import copy_of
 from collector.policy.exploration import ExplorationType, choose
 from vecenv import nest
 

@@ -19,8 +19,7 @@ from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import Policy, PolicyCall, RecurrentState, signature_of
 from collector.policy.random_policy import RandomPolicy
 from vecenv import nest
-from vecenv.backends.host.failure import add_note
-from vecenv.backends.host.row_writer import cast_exactly
+from vecenv.extending import add_note, cast_exactly
 from vecenv.nest import as_array
 
 Outputs = dict[str, np.ndarray]

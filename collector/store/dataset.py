@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 from collector.store.head import read_head
 from collector.store.manifest import Index, read_manifest
 from collector.store.packed import Layout, pack

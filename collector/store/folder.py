@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.store import system_calls
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 from collector.store.head import HEAD, changes, read_head
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, PARTIAL, SafeFolder

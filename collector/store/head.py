@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from collector.store import schema
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 from collector.store.safe_folder import SafeFolder
 from collector.store.space_forms import space_from_json, space_to_json
 

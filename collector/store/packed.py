@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.arrays import join
+from collector.batch.conversions import join
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 from collector.store.schema import DTYPES, LARGEST_SIZE, LayoutLine
 from vecenv import nest
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.store import system_calls
-from collector.store.errors import DatasetError, FolderInUseError
+from collector.store.dataset_error import DatasetError, FolderInUseError
 from vecenv.portability import path_of_descriptor
 
 FILE, FOLDER = "file", "folder"

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 from collector.store.manifest import MANIFEST, Index, ShardRecord, file_name
 from collector.store.packed import Column, Layout, batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, SafeFolder

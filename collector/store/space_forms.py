@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.store import schema
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 
 MOST_ELEMENTS = 2**24
 """The most that an array of one element of a space may hold: 64 MB of float32."""

@@ -23,7 +23,7 @@ import numpy as np
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import folder as on_disk
 from collector.store import schema
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 from collector.store.folder import SHARDS
 from collector.store.head import HEAD, head_bytes, read_head
 from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines

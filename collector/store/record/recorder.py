@@ -14,13 +14,11 @@ import numpy as np
 from collector.batch.rollout_buffer import RolloutBuffer
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
 from collector.interruptor import sigint_deferred
-from collector.store.errors import DatasetError
+from collector.store.dataset_error import DatasetError
 from collector.store.packed import pack
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.backends.host.failure import add_note
-from vecenv.backends.memory.layout import Layout, ObjectLeaf, common_layout
-from vecenv.engine.actions import batch_actions
+from vecenv.extending import Layout, ObjectLeaf, add_note, batch_actions, common_layout
 
 _ROUNDS = 256
 _NUMBERS = ("episode", "step", "seed")
