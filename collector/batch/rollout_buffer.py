@@ -87,10 +87,12 @@ class RolloutBuffer:
         columns["truncated"][where] = truncated
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Put rows there, by name, that not every round has: the others are zero."""
+        """Put rows there, by name, that not every round has: the others are zero. Another dtype promotes the column."""
         for name, rows in extras.items():
             if name not in self._columns:
                 self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
+            elif self._columns[name].dtype != rows.dtype:
+                self._columns[name] = self._columns[name].astype(np.promote_types(self._columns[name].dtype, rows.dtype))
             self._columns[name][where] = rows
 
     def has(self, name: str) -> bool:
