@@ -14,8 +14,8 @@ import numpy as np
 from collector.batch.rollout_buffer import RolloutBuffer
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
 from collector.interruptor import sigint_deferred
-from collector.store.errors import DatasetError
 from collector.store.packed import pack
+from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
