@@ -111,25 +111,11 @@ class RaisesInInit(Counter):
 class RaisesElsewhere(Counter):
     """In close, in render, in a method, in a property, and when it is seeded."""
 
-    def close(self) -> None:
+    def fail(self, *values: Any) -> Any:
         raise boom()
 
-    def render(self) -> None:
-        raise boom()
-
-    def method(self) -> None:
-        raise boom()
-
-    def seed(self, seed: int) -> None:
-        raise boom()
-
-    @property
-    def prop(self) -> int:
-        raise boom()
-
-    @prop.setter
-    def prop(self, value: int) -> None:
-        raise boom()
+    close = render = method = seed = fail
+    prop = property(fail, fail)
 
 
 # It ends its process.
@@ -225,20 +211,11 @@ class DiesInInit(Counter):
 class DiesElsewhere(Counter):
     """Its process ends in a method, in a property, and when it is seeded."""
 
-    def method(self) -> None:
+    def die(self, *values: Any) -> Any:
         ENDS["SIGKILL"]()
 
-    def seed(self, seed: int) -> None:
-        ENDS["SIGKILL"]()
-
-    @property
-    def prop(self) -> int:
-        ENDS["SIGKILL"]()
-        return 0
-
-    @prop.setter
-    def prop(self, value: int) -> None:
-        ENDS["SIGKILL"]()
+    method = seed = die
+    prop = property(die, die)
 
 
 class HugeInfo(Counter):
@@ -401,18 +378,3 @@ class NoSpace(Counter):
 
     def observe(self, action: Any) -> Any:
         return {"numbers": super().observe(-1), "extra": None}
-
-
-class ReusesItsArrays(Counter):
-    """Returns the same array each time, and writes into it later."""
-
-    def __init__(self, id: int) -> None:
-        super().__init__(id)
-        self.array = np.zeros(4, np.int64)
-
-    def observe(self, action: Any) -> Any:
-        self.array[...] = super().observe(action)
-        return self.array
-
-    def spoil(self) -> None:
-        self.array[...] = -7
