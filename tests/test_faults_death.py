@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faulty import ENDS, DiesElsewhere, DiesInInit, DiesOnReset, DiesOnStep, HangsOnStep, HugeInfo, counters
+from tests.faulty import ENDS, DiesElsewhere, DiesInInit, DiesOnReset, DiesOnStep, HangsOnStep, counters
 from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins
+from tests.oddities import OddInfo
 from vecenv import RayVectorEnv, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.ipc.control_block import A_ROUND, DOING
 from vecenv.backends.pool import start_methods
@@ -178,7 +179,7 @@ def test_however_a_worker_ends_the_cause_is_reported(column: Column) -> None:
 
 @columns("blocks", "single", "async", dummy=False, far=False)
 def test_a_worker_killed_in_the_middle_of_a_reply_is_reported_and_nothing_of_the_half_is_used(column: Column) -> None:
-    with column.open(counters(N, env1=HugeInfo)) as ledger:
+    with column.open(counters(N, env1=partial(OddInfo, make=partial(bytes, 8 << 20)))) as ledger:
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
         ledger.send([1])

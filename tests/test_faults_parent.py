@@ -49,23 +49,6 @@ def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs: one that has ended may wait to be reaped, by another thread meanwhile."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def survivors(processes: list[psutil.Process], within: float) -> list[int]:
-    """The processes that are still running after so many seconds; they are killed then."""
-    _, alive = psutil.wait_procs(processes, timeout=within)
-    alive = [process for process in alive if is_alive(process)]
-    for process in alive:
-        process.kill()
-    return [process.pid for process in alive]
-
-
 @pytest.mark.parametrize(
     ("context", "names", "number"),
     [
@@ -84,10 +67,9 @@ def test_workers_in_any_state_and_their_children_die_with_the_program(
     with driver(tmp_path, "every_state", context, *names) as program:
         appears(tmp_path / "ready", within=60)
         states = json.loads((tmp_path / "ready").read_text())
-        family = psutil.Process(program.pid).children(recursive=True)
-        assert {pid for pids in states.values() for pid in pids} <= {process.pid for process in family}
+        assert all(os.getsid(pid) == program.pid for pids in states.values() for pid in pids)
         (os.killpg if number == signal.SIGHUP else os.kill)(program.pid, number)
-        left = survivors(family, ORPHANED)
+        left = leftovers(program.pid)
         assert program.wait(5) < 0
         assert program.stderr is not None
         noise = program.stderr.read()
@@ -133,12 +115,14 @@ def test_a_program_that_ends_with_an_open_vector_env_ends_in_time_and_leaves_not
     assert leftovers(program.pid) == []
 
 
-def leftovers(session: int, within: float = ORPHANED) -> list[str]:
-    """Processes of the session that a driver led, after so many seconds at most."""
-    deadline = time.monotonic() + within
+def leftovers(session: int) -> list[int]:
+    """Processes of the session that a driver led, after `ORPHANED` seconds at most; they are killed then."""
+    deadline = time.monotonic() + ORPHANED
     while found := [p for p in psutil.process_iter() if belongs(p, session)]:
         if time.monotonic() > deadline:
-            return [str(process) for process in found]
+            for process in found:
+                process.kill()
+            return [process.pid for process in found]
         time.sleep(0.02)
     return []
 

@@ -119,14 +119,8 @@ def test_the_budget_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) 
             venv.step([0])
 
 
-class CountsItsFailures(Counter):
-    def on_reset(self) -> None:
-        if self.episode > 1:
-            raise ValueError(f"no episode {self.episode}")
-
-
 def test_the_error_of_a_reset_is_that_of_the_last_try() -> None:
-    with DummyVectorEnv([partial(CountsItsFailures, 0)], on_error="restart", max_restarts=2) as venv:
+    with DummyVectorEnv([partial(RaisesOnReset, 0, at=range(2, 9))], on_error="restart", max_restarts=2) as venv:
         venv.reset()
         with pytest.raises(ValueError, match="no episode 4"):
             venv.reset()

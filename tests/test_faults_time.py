@@ -16,17 +16,7 @@ import pytest
 
 import vecenv.engine.lifetime
 from tests.backends import PROCESS_BACKENDS, full, vector_env_classes
-from tests.faulty import (
-    AGES,
-    Counter,
-    HangsInCall,
-    HangsInInit,
-    HangsOnReset,
-    LargeAction,
-    TakesLong,
-    WaitsForFile,
-    counters,
-)
+from tests.faulty import AGES, Counter, HangsElsewhere, HangsInInit, LargeAction, TakesLong, WaitsForFile, counters
 from tests.ledger import CLOSED, Column, Ledger, N, block_of, column_params, columns, kill, pids
 from vecenv import ShmemVectorEnv, ThreadVectorEnv, WorkerTimeoutError
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
@@ -50,15 +40,12 @@ def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) ->
     assert where in str(error)
 
 
-@pytest.mark.parametrize(
-    ("kind", "hang"),
-    [(HangsInCall, lambda venv: venv.call("method", id=[0])), (HangsOnReset, lambda venv: venv.reset([0]))],
-)
+@pytest.mark.parametrize("hang", [lambda venv: venv.call("method", id=[0]), lambda venv: venv.reset([0])])
 def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_was_used_last(
-    process_backend: Any, kind: Any, hang: Any
+    process_backend: Any, hang: Any
 ) -> None:
     """With the stack of this hang, also where it is not the first one."""
-    with process_backend([partial(kind, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
+    with process_backend([partial(HangsElsewhere, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
         for _ in range(2):
             ledger = Ledger(venv)
             ledger.begin()
