@@ -195,7 +195,8 @@ class InfoColumns(CheckedHook):
         values = {i: np.asarray(info[key]) for i, info in enumerate(infos) if key in info}
         for i, value in values.items():
             if value.dtype.kind not in "biuf":
-                raise TypeError(f"info_keys: env {env_ids[i]} has {key!r}={infos[i][key]!r}, which is no number or array")
+                found = f"{key!r}={infos[i][key]!r}"
+                raise TypeError(f"info_keys: env {env_ids[i]} has {found}, which is no number or array")
             own = value.dtype
             if not value.ndim and own.kind != "b":
                 own = np.dtype(np.int64 if np.can_cast(own, np.int64) else np.float64)
