@@ -1,4 +1,4 @@
-"""What users call: the arguments of all collectors, their batches, whole episodes, evaluation, and state."""
+"""The base of all collectors: the arguments of all collectors, their batches, whole episodes, evaluation, and state."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ class BatchCollector(Collecting):
 
     @property
     def exploration_type(self) -> ExplorationType:
-        """What is taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
+        """The value taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
         of the collector.
         """
         return self._exploration_type
 
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights had been updated when the last batch began: by `update_policy_weights_`, or in
+        """Number of updates of the policy's weights when the last batch began: by `update_policy_weights_`, or in
         place by a learner that shares them.
         """
         return self._weights.version
@@ -136,7 +136,7 @@ class BatchCollector(Collecting):
         return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
 
     def _is_complete(self) -> bool:
-        """Whether all of `total_frames`, or all of `episode_seeds`, are collected."""
+        """Return whether all of `total_frames`, or all of `episode_seeds`, are collected."""
         return super()._is_complete() or (self._seeds is not None and self.all_played)
 
     def _collect_batch(self) -> Any:

@@ -180,7 +180,7 @@ class Collecting(CollectionLoop, BatchIterator):
         return rendering(self.env, pause, on_step)
 
     def _hook(self, on_step: StepHook | None) -> CheckedHook | None:
-        """What the loop calls after each round: the hook, and what stores entries of the infos."""
+        """The function that the loop calls after each round: the hook, and what stores entries of the infos."""
         checked = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
         if not self._info_keys:
             return checked

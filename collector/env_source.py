@@ -1,4 +1,4 @@
-"""What a collector collects from: a vector env, or what makes one."""
+"""The source of a collector's steps: a vector env, or what makes one."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
 
 
 def _instead_of(source: Any) -> str | None:
-    """What to pass in place of a vector env that collectors cannot step; None for all that they can."""
+    """Return what to pass in place of a vector env that collectors cannot step; None for all that they can."""
     tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"

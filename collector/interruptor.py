@@ -39,7 +39,7 @@ class Interruptor:
         self._stopped = True
 
     def collection_stopped(self) -> bool:
-        """Whether batches are to end now."""
+        """Return whether batches are to end now."""
         return self._stopped
 
 
@@ -162,7 +162,7 @@ class Stopping(StopSignals):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal came."""
+        """Return whether a signal came."""
         return self._stopped
 
     def begin_slice(self) -> None:
@@ -170,7 +170,7 @@ class Stopping(StopSignals):
         self._slice_ends = time.monotonic() + self._slice_seconds
 
     def collection_stopped(self) -> bool:
-        """Whether the batch is to end after this round."""
+        """Return whether the batch is to end after this round."""
         return self._stopped or time.monotonic() >= self._slice_ends
 
     @contextmanager

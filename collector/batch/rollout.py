@@ -16,7 +16,7 @@ Self = TypeVar("Self", bound="Steps")
 
 
 class Next(NamedTuple):
-    """What came after each step of a batch."""
+    """The observations, rewards and flags after each step of a batch."""
 
     obs: Any
     reward: Any
@@ -32,7 +32,7 @@ class Next(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Steps(ABC):
-    """What `Rollout` and `FlatRollout` have in common. Arrays have one entry for each step."""
+    """The base of `Rollout` and `FlatRollout`. Arrays have one entry for each step."""
 
     action: Any
     """As the envs got it: an array, or a tree of arrays where the policy returned one (Dict and Tuple spaces)."""
@@ -150,7 +150,9 @@ class FlatRollout(Steps):
 
     @property
     def next(self) -> Next:
-        """What came after each step. The observations are put together on each access, as a copy."""
+        """Observations, rewards and flags after each step. The observations are put together on each access, as a
+        copy.
+        """
         order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
         following = pick(self.obs, order)
         nest.put(following, self.tail_rows, self.tail_obs)
@@ -243,7 +245,9 @@ class Rollout(Steps):
 
     @property
     def next(self) -> Next:
-        """What came after each step. The observations are put together on each access, as a copy."""
+        """Observations, rewards and flags after each step. The observations are put together on each access, as a
+        copy.
+        """
         following = nest.map(lambda rows: copy_of(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
         if len(self.broken_ids):  # where no step was taken, the env was reset next

@@ -94,7 +94,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     @property
     def _outermost(self) -> Any:
-        """What has the spaces that the caller sees, and seeds them."""
+        """The object that has the spaces that the caller sees, and seeds them."""
         return self.venv if self._transformed is None else self._transformed
 
     @property
@@ -153,7 +153,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `call` returns; the partial of its error as tensors, if those are wanted."""
+        """The result of `call`; the partial of its error as tensors, if those are wanted."""
         try:
             return call(*args, **kwargs)
         except Exception as error:

@@ -23,8 +23,8 @@ from tyro.conf import Positional, arg
 
 from collector.jobs.job import Job, JobError, as_record, as_shown
 from collector.jobs.job_files import job_of_settings, load_job, with_settings
-from collector.store.dataset_error import DatasetError
-from collector.store.head import HEAD
+from collector.store.dataset_head import HEAD
+from collector.store.safe_folder import DatasetError
 
 if TYPE_CHECKING:
     from collector.jobs.run import JobState, Progress

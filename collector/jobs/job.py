@@ -199,7 +199,7 @@ def as_record(job: Job) -> dict[str, Any]:
 
 
 def as_shown(record: dict[str, Any]) -> dict[str, Any]:
-    """What `as_record` returned, for people: the name of a file of statistics stands for its numbers.
+    """Convert the result of `as_record` for people: the name of a file of statistics stands for its numbers.
 
     >>> frozen = {"file": "a.json", "sha256": "0123456789abcdef0", "state": {}}
     >>> as_shown({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]

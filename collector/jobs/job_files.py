@@ -19,10 +19,9 @@ from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
 from collector.jobs.making import declares_repeatable, hash_of, with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
-from collector.store.dataset_error import DatasetError
+from collector.store.dataset_head import HEAD, make_head, read_head
 from collector.store.folder import check_files, contents
-from collector.store.head import HEAD, make_head, read_head
-from collector.store.safe_folder import FolderLock, SafeFolder
+from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
 
 LARGEST_FILE = 2**20
 
@@ -290,7 +289,7 @@ def check_same_job(folder: Path, stored: Job, wanted: Job) -> None:
 
 
 def notes_on(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What has changed since a repeatable job began that may change bits, though not what the job is."""
+    """List what has changed since a repeatable job began that may change bits, though not what the job is."""
     if not stored.get("repeatable"):
         return []
     old, new = (

@@ -68,7 +68,7 @@ def as_call(each: str | Call) -> Call:
 
 
 def is_listed(kind: Kind, name: str) -> bool:
-    """Whether the list has this name; classes also with their module in front.
+    """Return whether the list has this name; classes also with their module in front.
 
     >>> is_listed(ENV, "CartPole-v1"), is_listed(ENV, "this:CartPole-v1")
     (True, False)

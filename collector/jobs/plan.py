@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from collector.episodes.seeds import episode_seed
-from collector.store.dataset_error import DatasetError
+from collector.store.safe_folder import DatasetError
 
 Self = TypeVar("Self", bound="Plan")
 MOST_AT_ONCE = 2**24
@@ -106,14 +106,16 @@ class Plan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all episodes that the job is to have are known."""
+        """Return whether all episodes that the job is to have are known."""
         if self._wanted is not None:
             return self.end_steps >= self._wanted
         return not self._chosen and self.end >= (self._episodes or 0)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing is being played, and nothing is to be handed out now: the rest is set aside, or complete."""
+        """Return whether nothing is being played, and nothing is to be handed out now: the rest is set aside, or
+        complete.
+        """
         return not self.playing and not self.waiting and not self._has_new()
 
     @property
@@ -125,7 +127,7 @@ class Plan:
         return (self._wanted - self.steps) / max(1.0, mean_length) - len(self.playing)
 
     def _has_new(self) -> bool:
-        """Whether there is a number that was never handed out; `_next` is the first one."""
+        """Return whether there is a number that was never handed out; `_next` is the first one."""
         while self._next < self.end or self._next in self._beyond:
             self._next += 1
         if self._wanted is not None:

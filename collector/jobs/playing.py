@@ -29,7 +29,7 @@ from collector.jobs.job import Job, JobError
 from collector.jobs.making import make_policy, make_venv
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, statistics_of, write_statistics
-from collector.store.dataset_error import DatasetError
+from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.errors import VectorEnvError
@@ -43,7 +43,7 @@ class JobFailedError(JobError):
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What the commits of a job leave in the manifest, besides episodes."""
+    """The state that commits of a job leave in the manifest, besides episodes."""
 
     skipped: list[int] = []
 
@@ -55,7 +55,7 @@ def skipped_in(state: Any) -> set[int]:
     {3, 7}
     >>> skipped_in({"skipped": 3})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    collector.store.dataset_error.DatasetError: its state is no state of a job: Expected `array`, got `int`...
+    collector.store.safe_folder.DatasetError: its state is no state of a job: Expected `array`, got `int`...
     """
     try:
         return {*msgspec.convert({} if state is None else state, _State).skipped}
@@ -159,7 +159,7 @@ class Player:
                 break
 
     def ask_statistics(self, venv: Any) -> States | None:
-        """What the transforms of all envs have learnt, where `venv` has some or all of these."""
+        """Return what the transforms of all envs have learnt, where `venv` has some or all of these."""
         found = statistics_of(venv)
         if found is not None:
             self.statistics = [*found, *(self.statistics or [])[len(found) :]]
@@ -267,7 +267,7 @@ def check_budget(job: Job, count: int, number: int, reason: str) -> None:
 
 
 def is_of_env(error: BaseException) -> bool:
-    """Whether an error is that of an env, and not of the policy or this program: a vector env has marked it."""
+    """Return whether an error is that of an env, and not of the policy or this program: a vector env has marked it."""
     if isinstance(error, RewardError):
         return not error.policy
     return isinstance(error, VectorEnvError) or hasattr(error, "partial")

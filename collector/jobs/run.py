@@ -34,9 +34,8 @@ from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_o
 from collector.jobs.plan import Plan
 from collector.jobs.playing import Commits, Player, skipped_in
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
-from collector.store.dataset_error import DatasetError
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
-from collector.store.safe_folder import LOCK
+from collector.store.safe_folder import LOCK, DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
@@ -102,7 +101,7 @@ class JobState:
         return float(np.mean(self.returns[-RECENT:])) if self.returns else float("nan")
 
     def rows(self) -> dict[str, str]:
-        """What there is to see of it, by name."""
+        """Its figures, by name."""
         found = {
             "job": f"{self.job.env}, seed {self.job.seed}: {self.status}",
             "data": str(self.out),
@@ -368,7 +367,7 @@ class _Run:
         return writer
 
     def _numbers(self) -> dict[str, Any]:
-        """What `metrics.jsonl` gets."""
+        """The figures for `metrics.jsonl`."""
         state = self.state
         recent: dict[str, float] = {}
         if state.returns:

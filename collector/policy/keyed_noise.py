@@ -101,7 +101,9 @@ class KeyedNoise:
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """What the call of a policy returns. One that draws from torch's own generators (dropout does) is not keyed."""
+        """Call a policy and return its result. One that draws from torch's own generators (dropout does) is not
+        keyed.
+        """
         torch = sys.modules.get("torch")
         if torch is None:
             return call()

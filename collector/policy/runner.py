@@ -217,7 +217,7 @@ class PolicyRunner:
             self._call.state.begin(env_ids)
 
     def replaces(self, random: bool) -> bool:
-        """Whether random actions, where they are wanted, take the place of a policy that returns others.
+        """Return whether random actions, where they are wanted, take the place of a policy that returns others.
 
         Raises `TypeError` where they cannot be drawn from the action spaces.
         """
@@ -310,7 +310,7 @@ def _keywords(option: Options) -> dict[str, Any] | None:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """What is drawn inside from the global generators of Python, numpy and torch is drawn again afterwards."""
+    """Restore the global generators of Python, numpy and torch afterwards: what is drawn inside is drawn again."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()

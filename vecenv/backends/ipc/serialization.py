@@ -39,7 +39,9 @@ def dumps_by_value(value: Any) -> bytes:
 
 
 def loads_by_value(blob: bytes) -> Any:
-    """What `dumps_by_value` has pickled; the error for what can be found in the main script alone says what to do."""
+    """Unpickle the bytes of `dumps_by_value`; the error for what can be found in the main script alone says what to
+    do.
+    """
     try:
         return pickle.loads(blob)
     except AttributeError as error:
@@ -73,7 +75,7 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
 
 
 def _is_importable(function: Any) -> bool:
-    """Whether another process finds the function under its name."""
+    """Return whether another process finds the function under its name."""
     module = function.__module__
     by_value = ["__main__", *cloudpickle.list_registry_pickle_by_value()]
     if any(module == each or str(module).startswith(f"{each}.") for each in by_value):
@@ -138,7 +140,7 @@ def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
 
 
 def may_travel() -> bool:
-    """Whether what is pickled now, in this thread, may hold descriptors."""
+    """Return whether what is pickled now, in this thread, may hold descriptors."""
     return context.get_spawning_popen() is not None or getattr(_pickling, "apart", False)
 
 
@@ -146,5 +148,5 @@ _pickling = threading.local()
 
 
 def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
-    """What `dumps_apart` has pickled; without `fds` each of its descriptors is None."""
+    """Unpickle the bytes of `dumps_apart`; without `fds` each of its descriptors is None."""
     return _DescriptorUnpickler(io.BytesIO(blob), fds).load()

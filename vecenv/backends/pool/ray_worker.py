@@ -97,8 +97,8 @@ class CallChannel:
         return self._frames.popleft() if self._frames else None
 
     def await_end(self, timeout: float) -> bool:
-        """Whether the first call has ended, or ends within `timeout` seconds; that of an actor on this node lasts as
-        long as its envs."""
+        """Return whether the first call has ended, or ends within `timeout` seconds; that of an actor on this node
+        lasts as long as its envs."""
         if not self.ended and self._calls:
             try:
                 self._calls[0].exception(timeout)

@@ -61,7 +61,7 @@ SPINS = 200
 
 @dataclass
 class ShmemArgs:
-    """What a worker shares with the parent besides its channel."""
+    """Files that a worker shares with the parent besides its channel."""
 
     memory: Descriptor
     parent_wakeup: Descriptor
