@@ -178,22 +178,3 @@ def kinds(tree):
     if isinstance(tree, dict):
         return {key: kinds(child) for key, child in tree.items()}
     return [type(tree), *map(kinds, tree)] if isinstance(tree, (list, tuple)) else type(tree)
-
-
-class Pictures(gym.Env):
-    """Pictures of its own noise, in episodes of four steps."""
-
-    observation_space = spaces.Box(0, 255, (6, 6, 3), np.uint8)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.picture(), {}
-
-    def step(self, action):
-        self.t += 1
-        return self.picture(), 1.0, self.t == 4, False, {"t": self.t}
-
-    def picture(self):
-        return self.np_random.integers(0, 256, (6, 6, 3), dtype=np.uint8)

@@ -399,18 +399,6 @@ def test_episodes_are_cut_where_envs_can_be_reset_in_them() -> None:
             assert batch.truncated.tolist() == [[False, True, False, True]] * N
 
 
-@FULL
-def test_atari_in_the_collector() -> None:
-    atari = pytest.importorskip("vecenv.envs.atari_env")
-    envs = atari.AtariVectorEnv("breakout", 2, autoreset_mode="SameStep", img_height=12, img_width=12)
-    with SyncDataCollector(envs, frames_per_batch=1000) as collector:
-        collector.set_seed(0)
-        batch = collector.next()
-    assert batch.obs.shape == (2, 500, 4, 12, 12)
-    assert batch.obs.dtype == np.uint8
-    assert (batch.terminated | batch.truncated).sum() >= 2
-
-
 @modes
 def test_random_policies_play_legal_moves_of_multi_agent_games(mode: str) -> None:
     pytest.importorskip("pettingzoo")

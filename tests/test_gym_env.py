@@ -392,11 +392,3 @@ class TestInVectorEnvs:
                 want, reward, *_ = env.step(0)
                 assert rew[1] == reward == 2
             assert venv.get_env_attr("frame_skip") == [2, 2]
-
-    def test_atari_in_workers_is_reset_by_id(self):
-        with ShmemVectorEnv([lambda: GymEnv("ALE/Pong-v5", frame_skip=2)] * 2) as venv:
-            obs, _ = venv.reset(seed=0)
-            assert obs["pixels"].shape == (2, 210, 160, 3)
-            info = venv.step([0, 2])[4][1]
-            assert (info["episode_frame_number"], info["lives"]) == (2, 0)
-            assert venv.reset(1)[1][0]["env_id"] == 1

@@ -4,7 +4,6 @@ import contextlib
 
 import gymnasium
 import numpy as np
-import pettingzoo
 import pytest
 from agent_envs import Herd, Zoo
 from gymnasium import spaces
@@ -193,28 +192,6 @@ def test_seeds_are_one_for_each_env_or_one_for_each_row(herds):
         envs.reset(seed=[0, 1, 2, 3])
 
 
-@FULL
-def test_sb3_learns_on_the_rows_from_a_seed(herds):
-    envs = herds(autoreset_mode="SameStep")
-    assert envs.autoreset_mode is AutoresetMode.SAME_STEP
-    model = PPO("MlpPolicy", SB3VecEnv(envs), seed=0, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
-    model.learn(48)
-    assert model.num_timesteps == 48
-    # The envs of rows 0 and 3 were seeded 0 and 1, two episodes have begun since.
-    assert envs.env.get_env_attr("seed_used") == [2, 3]
-
-
-def test_what_was_returned_does_not_change_later(herds):
-    envs = herds()
-    obs, infos = envs.reset(seed=0)
-    kept = [obs, infos["alive"], infos["action_mask"]]
-    before = [array.copy() for array in kept]
-    for _ in range(4):
-        envs.step(ZEROS)
-        envs.reset(options={"reset_mask": np.array([False] * 3 + [True] * 3)})
-    assert all(np.array_equal(a, b) for a, b in zip(kept, before, strict=True))
-
-
 def test_dict_and_tuple_spaces_are_batched():
     class Rich(Herd):
         _obs = dict.fromkeys(Herd._obs, spaces.Dict({"x": Herd._obs["cow_0"], "y": spaces.Discrete(5)}))
@@ -233,21 +210,6 @@ def test_dict_and_tuple_spaces_are_batched():
         obs, rewards, *_ = envs.step((np.arange(6) % 3, np.full((6, 2), 0.25, np.float32)))
         assert rewards.tolist() == [1.5, 2.5, 3.5] * 2
         assert (obs["x"].shape, obs["y"].tolist()) == ((6, 2), [1] * 6)
-
-
-def test_real_knights_run_with_gymnasiums_wrappers():
-    venv = ParallelVectorEnv(
-        [lambda: pettingzoo.make("parallel", "butterfly/knights_archers_zombies-v11", max_cycles=20)] * 2, "dummy"
-    )
-    envs = gymnasium.wrappers.vector.NormalizeReward(flatten_agents(venv))
-    obs, _ = envs.reset(seed=0)
-    envs.action_space.seed(0)
-    ends = 0
-    for _ in range(25):
-        obs, _, _, truncated, _ = envs.step(envs.action_space.sample())
-        ends += truncated.sum()
-    assert (obs.shape, obs.dtype, ends) == ((8, 27, 5), np.float64, 8)
-    envs.close()
 
 
 def test_what_does_not_fit_is_refused(herds):

@@ -38,7 +38,6 @@ from vecenv import (
     WorkerTimeoutError,
     make_vec,
 )
-from vecenv.testing import CHECKS, check_vector_env
 
 pytestmark = pytest.mark.local_ray
 CARTPOLE = partial(gym.make, "CartPole-v1")
@@ -59,19 +58,6 @@ def same_rounds(venv: Any, other: Any, rounds: int = 30) -> None:
         got, want = venv.step(actions, reset=over), other.step(actions, reset=over)
         assert all((a == b).all() for a, b in zip(got[:4], want[:4], strict=True))
         over = got[2] | got[3]
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("check", CHECKS)
-def test_it_keeps_the_contract(check: Any) -> None:
-    check_vector_env(partial(RayVectorEnv, num_workers=2, **NEAR), [check])
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("options", [FAR, {}], ids=["other node", "both nodes"])
-@pytest.mark.parametrize("check", CHECKS)
-def test_it_keeps_the_contract_across_nodes(check: Any, options: dict[str, Any]) -> None:
-    check_vector_env(partial(RayVectorEnv, num_workers=2, **options), [check])
 
 
 @pytest.mark.ray

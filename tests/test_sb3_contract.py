@@ -24,27 +24,6 @@ def counted():
 
 
 class TestEpisodes:
-    def test_a_finished_env_is_reset_within_the_step_and_no_other_is(self, counted):
-        counted.reset()
-        counted.step(np.array([0, 1, 2, 3]))
-        counted.set_attr("t", 0, [1])  # env 1 is one step behind
-        counted.step(np.array([0, 1, 2, 3]))
-        obs, rewards, dones, infos = counted.step(np.array([0, 1, 2, 3]))
-        assert dones.tolist() == [True, False, True, True]
-        assert obs[:, [0, 1, 2, 4]].tolist() == [[0, 1, 0, -1], [1, 0, 2, 1], [2, 1, 0, -1], [3, 1, 0, -1]]
-        assert infos[2]["terminal_observation"].tolist() == [2, 0, 3, -1, 2]
-        assert "terminal_observation" not in infos[1]
-        assert [info["episode"] for info in counted.reset_infos] == [1, 0, 1, 1]
-        assert rewards.tolist() == [3 / 1024, 1 + 2 / 1024, 2 + 3 / 1024, 3 + 3 / 1024]
-
-    def test_truncation_is_reported_from_termination(self, counted):
-        counted.reset()
-        reported = []
-        for _ in range(6):
-            _, _, dones, infos = counted.step(np.zeros(4, int))
-            reported.append((bool(dones[0]), infos[0]["TimeLimit.truncated"]))
-        assert reported == [(False, False)] * 2 + [(True, False)] + [(False, False)] * 2 + [(True, True)]
-
     def test_an_episode_that_ends_in_both_ways_is_not_truncated(self):
         """As with DummyVecEnv."""
 
@@ -70,8 +49,6 @@ class TestEpisodes:
         assert [info["episode"] for info in counted.reset_infos] == [2] * 4
         counted.set_options(None)
         assert counted.reset()[:, 2].tolist() == [0] * 4
-
-    def test_seeds_differ_where_none_is_given(self, counted):
         seeds = counted.seed()
         assert len(set(seeds)) == 4
         assert counted.reset()[:, 3].tolist() == seeds
@@ -172,29 +149,20 @@ class TestAccess:
         with pytest.raises(TypeError, match="by position"):
             counted.env_method("reset", id=3)
 
-    def test_frames_are_tiled(self):
+    def test_frames_are_tiled_and_a_render_mode_that_does_not_fit_warns_or_is_refused(self):
+        """S1, S8"""
         env = SB3VecEnv(DummyVectorEnv(counting(4)))
         assert env.render_mode == "rgb_array"
         frame = env.render()
         assert frame.shape == (4, 6, 3)
         assert [frame[0, 0, 0], frame[0, 3, 0], frame[2, 0, 0], frame[2, 3, 0]] == [0, 1, 2, 3]
-
-    def test_frames_without_render_mode_are_none_with_a_warning(self):
+        with pytest.warns(UserWarning, match="has to be the same as the environment render mode"):
+            assert env.render("ansi") is None
+        env.venv.set_env_attr("render_mode", "human", id=1)
+        with pytest.raises(AssertionError, match="should be the same for all environments"):
+            SB3VecEnv(env.venv)
+        env.close()
         env = SB3VecEnv(DummyVectorEnv(cartpoles(2)))
         with pytest.warns(UserWarning, match="render_mode"):
             assert env.get_images() == [None, None]
         env.close()
-
-    def test_another_mode_than_that_of_the_envs_gives_a_warning_and_no_frame(self):
-        """S8"""
-        env = SB3VecEnv(DummyVectorEnv(counting(2)))
-        with pytest.warns(UserWarning, match="has to be the same as the environment render mode"):
-            assert env.render("ansi") is None
-        env.close()
-
-    def test_envs_of_different_render_modes_are_refused(self):
-        """S1"""
-        with DummyVectorEnv(counting(2)) as venv:
-            venv.set_env_attr("render_mode", "human", id=1)
-            with pytest.raises(AssertionError, match="should be the same for all environments"):
-                SB3VecEnv(venv)

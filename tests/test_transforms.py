@@ -18,7 +18,7 @@ from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, nest
 from vecenv import transforms as tf
 from vecenv.facades.driver import Driver
 from vecenv.testing import RaisesOnStep
-from vecenv.wrappers import VectorEnvWrapper, resets_in_step
+from vecenv.wrappers import resets_in_step
 
 N = 4
 ONES = np.ones((1, 3, 3))
@@ -92,43 +92,6 @@ def test_a_transform_returns_the_same_in_a_worker_and_in_the_parent(case):
             for row in range(len(left[-1])):
                 one = nest.take(left[0], row)
                 assert space.contains(one), (one, space)
-
-
-@pytest.mark.parametrize("case", ["atari", pytest.param("all together", marks=FULL)])
-def test_so_it_does_on_every_backend(backend, case):
-    fns, transformed_fns = envs_of(case, N)
-    with (
-        tf.TransformedVectorEnv(backend(fns, num_workers=2), CASES[case][1]()) as parent,
-        backend(transformed_fns, num_workers=2) as worker,
-    ):
-        for left, right in zip(play(parent, True), play(worker, True), strict=True):
-            assert_equal(left, right)
-
-
-def test_rows_that_arrive_in_async_mode_have_their_own_state(backend):
-    with tf.TransformedVectorEnv(
-        backend(counting(4, length=3), wait_num=2), [tf.CatFrames(3, -1), tf.StepCounter()]
-    ) as venv:
-        obs, _ = venv.reset()
-        count = np.zeros(4, int)
-        times = {i: [0, 0, 0] for i in range(4)}
-        venv.send(np.zeros(4, int))
-        for _ in range(12):
-            obs, _, terminated, truncated, info = venv.recv()
-            done = terminated | truncated
-            for row, each in enumerate(info):
-                i = each["env_id"]
-                count[i] += 1
-                times[i] = [*times[i][1:], count[i]]
-                assert obs["step_count"][row] == count[i]
-                assert obs["observation"][row].reshape(3, 5)[:, 2].tolist() == times[i]
-                assert obs["observation"][row][0] == i
-            ids = np.array([each["env_id"] for each in info])
-            if done.any():
-                venv.reset(ids[done])
-                for i in ids[done]:
-                    count[i], times[i] = 0, [0, 0, 0]
-            venv.send(np.zeros(len(ids), int), ids)
 
 
 def test_the_partial_of_an_error_is_transformed(backend):
@@ -438,47 +401,7 @@ def test_parts_that_are_no_arrays_pass_by():
 # On a device.
 
 
-def as_arrays(step):
-    """A step with arrays in place of tensors, of its infos too."""
-
-    def array(leaf):
-        return leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
-
-    *columns, info = step
-    infos = [{key: nest.map(array, value) for key, value in row.items()} for row in info]
-    return (*nest.map(array, tuple(columns)), infos)
-
-
-class ActsWithTensors(VectorEnvWrapper):
-    """Takes the actions of a script as tensors."""
-
-    def step(self, action, id=None, **kwargs):
-        return as_arrays(self.venv.step(torch.from_numpy(action), id, **kwargs))
-
-    def send(self, action, id=None, **kwargs):
-        self.venv.send(None if action is None else torch.from_numpy(action), id, **kwargs)
-
-    def recv(self):
-        return as_arrays(self.venv.recv())
-
-    def reset(self, id=None, **kwargs):
-        return as_arrays(self.venv.reset(id, **kwargs))
-
-
-@FULL
-@pytest.mark.parametrize("case", ["to tensor", "all together", "cat some", "frames of a part", "time limit"])
-def test_tensors_are_transformed_as_arrays_are(case):
-    fns, _ = envs_of(case, N)
-    make = {**CASES, **ENDING}[case][1]
-    with (
-        tf.TransformedVectorEnv(DummyVectorEnv(fns), make()) as arrays,
-        TorchVectorEnv(DummyVectorEnv(fns), "cpu", reward_dtype=torch.float64, transforms=make()) as tensors,
-    ):
-        assert tensors.observation_space == arrays.observation_space
-        assert tensors.action_space == arrays.action_space
-        assert len(tensors.transform) == len(arrays.transform)
-        for left, right in zip(play(arrays, case in CASES), play(ActsWithTensors(tensors), case in CASES), strict=True):
-            assert_equal(left, right)
+def test_the_partial_of_an_error_is_transformed_on_a_device_and_a_copy_has_its_own_transforms():
     fns = [partial(RaisesOnStep, 0, at=2), *counting(2)]
     with TorchVectorEnv(DummyVectorEnv(fns), "cpu", transforms=tf.CatFrames(2, -1)) as venv:
         venv.reset()

@@ -81,18 +81,6 @@ def test_a_transform_stays_on_the_device_of_the_rows(case):
         np.testing.assert_allclose(from_device(got), want, rtol=1e-6)
 
 
-def test_what_vec_norm_has_learnt_on_a_device_can_be_kept():
-    states = []
-    for convert in (np.copy, to_device):
-        with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * N), VecNorm()) as venv:
-            for ids, obs, reward in rounds(VECTOR):
-                run(venv.transform, ids, obs, reward, convert if convert is np.copy else plain_tensor)
-            states.append(venv.state_dict()["0.VecNorm"])
-    for key, array in states[0].items():
-        assert isinstance(states[1][key], np.ndarray)
-        np.testing.assert_allclose(states[1][key], array)
-
-
 def plain_tensor(array):
     return torch.from_numpy(array.copy())
 
