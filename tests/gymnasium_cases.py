@@ -178,3 +178,16 @@ def kinds(tree):
     if isinstance(tree, dict):
         return {key: kinds(child) for key, child in tree.items()}
     return [type(tree), *map(kinds, tree)] if isinstance(tree, (list, tuple)) else type(tree)
+
+
+class Foreign:
+    """An array of another library (jax's are like this): numpy can read it, and that is all."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values.astype(dtype or self.values.dtype)
+
+    def __len__(self):
+        return len(self.values)

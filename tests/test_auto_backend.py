@@ -164,10 +164,6 @@ class TestTheMeasurement:
         """A worker imports for seconds what the program may have imported already (torch, by the Monitor of SB3)."""
         assert choose_backend([ImportsForLong, CHEAP], {}).backend == "dummy"
 
-    def test_envs_that_wait_get_a_worker_each(self) -> None:
-        with auto_vector_env([partial(Draws, sleep=4e-3)] * 4) as venv:
-            assert (type(venv), venv.num_workers) == (ShmemVectorEnv, 4)
-
     def test_the_first_steps_may_be_slow(self) -> None:
         assert 16 <= slow_steps([5e-3] * 20 + [1e-5] * 40) <= 20
         assert time_steps(Draws(slow_steps=20), 0.5).wall < 0.005

@@ -40,46 +40,6 @@ def run(venv, steps):
     return log
 
 
-# The pool itself: what the double and EnvPool have in common.
-
-
-def test_a_pool_resets_by_the_step_after_the_end(make):
-    pool = make(3, seed=1)
-    _, info = pool.reset()
-    assert info["env_id"].tolist() == [0, 1, 2]
-    over, resets = np.zeros(3, np.bool_), 0
-    for _ in range(40):
-        _, reward, terminated, truncated, info = pool.step(np.ones(3, np.int32))
-        assert (reward.dtype, info["env_id"].dtype, info["elapsed_step"].dtype) == (np.float32, np.int32, np.int32)
-        assert (info["elapsed_step"][over] == 0).all()
-        assert (info["elapsed_step"][~over] > 0).all()
-        assert (reward[over] == 0).all()
-        assert info["players"]["env_id"].tolist() == [0, 1, 2]
-        resets += int(over.sum())
-        over = terminated | truncated
-    assert resets > 3
-
-
-def test_a_pool_answers_in_the_order_in_which_it_was_asked(make):
-    pool = make(4)
-    assert pool.step(np.zeros(4, np.int32))[4]["elapsed_step"].tolist() == [0, 0, 0, 0]  # never reset: now they are
-    obs, reward, *_, info = pool.step(np.zeros(2, np.int32), np.array([3, 1]))
-    assert (info["env_id"].tolist(), obs.shape, len(reward)) == ([3, 1], (2, *obs.shape[1:]), 2)
-    assert pool.reset(np.array([2, 0], np.int32))[1]["env_id"].tolist() == [2, 0]
-
-
-def test_an_asynchronous_pool_returns_exactly_its_batch_size(make):
-    pool = make(4, batch_size=3)
-    pool.async_reset()
-    seen = np.zeros(4, int)
-    for _ in range(20):
-        *_, info = pool.recv()
-        assert len(set(info["env_id"].tolist())) == 3
-        seen[info["env_id"]] += 1
-        pool.send(np.zeros(3, np.int32), info["env_id"])
-    assert (seen > 5).all()
-
-
 # Results.
 
 
@@ -187,24 +147,6 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
         assert elapsed(venv.step([0, 0], others)[4]) == [1, 1]
         assert elapsed(venv.reset(over)[1]) == [0]
         assert elapsed(venv.step([0, 0, 0])[4])[over] == 1
-
-
-def test_no_row_of_a_run_with_resets_by_id_is_a_ghost(make):
-    """The loop that tianshou's users write: the observation of the next step follows from the reset."""
-    with EnvPoolVectorEnv(make(4, seed=3)) as venv:
-        _, info = venv.reset()
-        ages, episodes = np.zeros(4, int), 0
-        for t in range(80):
-            _, rew, terminated, truncated, info = venv.step(np.full(4, t % 2))
-            ages += 1
-            assert elapsed(info) == ages.tolist()
-            assert (rew > 0).all()
-            done = np.flatnonzero(terminated | truncated)
-            if len(done):
-                assert elapsed(venv.reset(done)[1]) == [0] * len(done)
-                ages[done] = 0
-                episodes += len(done)
-        assert episodes > 4
 
 
 # What EnvPool would crash on, guess or ignore.

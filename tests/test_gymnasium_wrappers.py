@@ -1,8 +1,6 @@
 """gymnasium's wrappers for vector envs do the same around ours as around gymnasium's SyncVectorEnv."""
 
 import functools
-import sys
-from types import ModuleType
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +15,6 @@ from vecenv.testing import CountingEnv
 PENDULUM = [lambda: gym.make("Pendulum-v1", max_episode_steps=7)] * 3
 CARTPOLE = [lambda: gym.make("CartPole-v1", max_episode_steps=7)] * 3
 DICTS = [lambda i=i: CountingEnv(i, length=3 + i, form="dict") for i in range(3)]
-FRAMES = [lambda i=i: CountingEnv(i + 5, length=3) for i in range(2)]
 WITH_STATISTICS = [lambda: Untimed(gym.wrappers.RecordEpisodeStatistics(CARTPOLE[0]()))] * 3
 
 
@@ -79,33 +76,6 @@ def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name):
     for mode in MODES[:2]:
         expected = outcome(gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap)
         assert_same(outcome(vecenv.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap), expected)
-
-
-@FULL
-def test_videos_are_those_around_gymnasiums_class(monkeypatch, tmp_path):
-    """What is given to moviepy: it needs an older pillow than the other libraries, so it is not installed."""
-    videos = []
-
-    class ImageSequenceClip:
-        def __init__(self, frames, fps):
-            self.frames, self.fps = frames, fps
-
-        def write_videofile(self, path, logger):
-            videos.append((np.array(self.frames), self.fps))
-
-    for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["moviepy.video.io.ImageSequenceClip"].ImageSequenceClip = ImageSequenceClip
-    for make in (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv):
-        envs = wrappers.RecordVideo(make(FRAMES), tmp_path / make.__module__, episode_trigger=lambda episode: True)
-        envs.reset(seed=0)
-        for _ in range(8):
-            envs.step([0, 0])
-        envs.close()
-    half = len(videos) // 2
-    assert half >= 2
-    assert videos[0][0].any()
-    assert_same(videos[half:], videos[:half])
 
 
 @FULL

@@ -122,19 +122,6 @@ def test_observations_are_in_their_spaces(task):
 
 
 @pytest.mark.slow
-def test_bare_envpool_ends_the_process_for_a_bad_id():
-    """The reason for the checks: should this fail one day, they are needed no more."""
-    pytest.importorskip("envpool", reason=MISSING)
-    program = """
-import envpool, numpy
-pool = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2)
-pool.reset()
-pool.step(numpy.zeros(1, numpy.int32), numpy.array([9]))
-"""
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60).returncode < 0
-
-
-@pytest.mark.slow
 def test_the_program_of_the_migration_page_runs():
     pytest.importorskip("envpool", reason=MISSING)
     page = (Path(__file__).resolve().parent.parent / "docs/migrate.md").read_text("utf-8")

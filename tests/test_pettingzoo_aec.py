@@ -173,29 +173,6 @@ def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused
         assert venv.step({"runner_0": [3]})[1][0, 0] == 3
 
 
-def test_the_failure_of_an_env_loses_no_result_of_the_others():
-    class Trips(Relay):
-        def step(self, action):
-            if self.turn == 1:
-                raise OverflowError("fell")
-            super().step(action)
-
-    with AECVectorEnv([Relay, Trips], "dummy") as venv:
-        venv.reset(seed=0)
-        venv.step({"runner_0": [1, 1]})
-        with pytest.raises(OverflowError, match="fell") as caught:
-            venv.step({"runner_1": [[0, 1], [0, 1]]})
-        partial = caught.value.partial
-        assert (partial.env_id.tolist(), partial.rew.tolist()) == ([0], [[0.25, 1, 0.25]])
-        assert partial.info["agent"].tolist() == [2]
-        assert venv.failed_id == [1]
-        with pytest.raises(OverflowError, match="fell") as caught:
-            venv.step({"runner_2": [0, 0]})
-        assert "env 1 failed in an earlier call" in caught.value.__notes__[-1]
-        assert venv.reset([1])[1]["agent"].tolist() == [0]
-        assert venv.step({"runner_2": [0, 0], "runner_0": [1, 1]})[4]["agent"].tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("alike", [True, False])
 def test_actions_without_a_fixed_shape_travel_as_objects(alike):
     class AllTalk(Talkative):

@@ -49,9 +49,12 @@ def test_rows_are_the_agents_of_env_0_then_those_of_env_1(herds):
     assert envs.env.is_closed
 
 
-def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends(herds):
+@pytest.mark.parametrize("own_episodes", [False, True])
+def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends_or_an_episode_of_their_own(
+    herds, own_episodes
+):
     """The first agent is terminated in step 2, the second in step 3, the last is truncated in step 4."""
-    envs = herds(1)
+    envs = herds(1, own_episodes=own_episodes)
     envs.reset(seed=0)
     steps = [envs.step(np.array([1, 1, 1])) for _ in range(5)]
     assert [infos["active"].tolist() for *_, infos in steps] == [
@@ -63,9 +66,10 @@ def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends(herds
     ]
     assert [rewards.tolist() for _, rewards, *_ in steps] == [[2, 2, 2], [2, 2, 2], [0, 2, 2], [0, 0, 2], [0, 0, 0]]
     assert [obs[0].tolist() for obs, *_ in steps] == [[1, 1], [1, 2], [0, 0], [0, 0], [2, 0]]
-    assert [(terminated | truncated).any() for _, _, terminated, truncated, _ in steps] == [False] * 3 + [True, False]
-    assert steps[3][2].tolist() == [True, True, False]
-    assert steps[3][3].tolist() == [False, False, True]
+    none, both = [False, False, False], [True, True, False]
+    early = [[True, False, False], [False, True, False]] if own_episodes else [none, none]
+    assert [terminated.tolist() for _, _, terminated, _, _ in steps] == [none, *early, both, none]
+    assert [truncated.tolist() for *_, truncated, _ in steps] == [none, none, none, [False, False, True], none]
 
 
 def test_same_step_mode_has_gymnasiums_final_observations(herds):
@@ -81,23 +85,6 @@ def test_same_step_mode_has_gymnasiums_final_observations(herds):
     assert [row.tolist() for row in infos["final_obs"]] == [[0, 0], [0, 0], [1, 4], [0, 0], [0, 0], [21, 4]]
     assert infos["_final_info"].all()
     assert infos["alive"].all()
-
-
-def test_an_agent_may_end_before_its_env_and_the_zeros_after_it_are_an_episode_of_their_own(herds):
-    """As above: the agents end in the steps 2, 3 and 4, the last one with the env."""
-    envs = herds(1, own_episodes=True)
-    envs.reset(seed=0)
-    steps = [envs.step(np.array([1, 1, 1])) for _ in range(5)]
-    assert [terminated.tolist() for _, _, terminated, _, _ in steps] == [
-        [False, False, False],
-        [True, False, False],
-        [False, True, False],
-        [True, True, False],  # the zeros
-        [False, False, False],
-    ]
-    assert [truncated.any() for *_, truncated, _ in steps] == [False, False, False, True, False]
-    assert [obs[0].tolist() for obs, *_ in steps] == [[1, 1], [1, 2], [0, 0], [0, 0], [2, 0]]
-    assert [infos["active"].tolist() for *_, infos in steps[1:3]] == [[True, True, True], [False, True, True]]
 
 
 def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(herds):

@@ -176,7 +176,7 @@ class TestVectorEnvsOfGymnasium:
         ours.close()
         theirs.close()
 
-    def test_options_that_a_vector_env_of_gymnasium_cannot_give_each_env_are_refused_at_once(self):
+    def test_options_for_each_env_and_other_autoreset_modes_of_a_vector_env_of_gymnasium_are_refused(self):
         env = SB3VecEnv(gym.make_vec("CartPole-v1", 3, "sync", vector_kwargs={"autoreset_mode": "SameStep"}))
         with pytest.raises(ValueError, match="resets all its envs at once: pass one dict of options for all"):
             env.set_options([{}, {"low": 0.0, "high": 0.01}, {}])
@@ -184,6 +184,10 @@ class TestVectorEnvsOfGymnasium:
         env.set_options([{"low": 0.01, "high": 0.02}] * 3)
         assert (env.reset() >= 0.01).all()
         env.close()
+        envs = gym.make_vec("CartPole-v1", 2)  # resets in the next step
+        with pytest.raises(ValueError, match=r"pass autoreset_mode=AutoresetMode\.SAME_STEP"):
+            SB3VecEnv(envs)
+        envs.close()
 
     @pytest.mark.parametrize("autoreset_mode", list(AutoresetMode))
     def test_a_facade_of_ours_is_driven_without_it_in_any_autoreset_mode(self, autoreset_mode):
@@ -212,12 +216,6 @@ class TestVectorEnvsOfGymnasium:
         assert env.reset_infos == [{"episode": 1}, {"episode": 0}]
         env.close()
         assert envs.closed
-
-    def test_a_vector_env_of_gymnasium_that_resets_in_the_next_step_is_refused(self):
-        envs = gym.make_vec("CartPole-v1", 2)
-        with pytest.raises(ValueError, match=r"pass autoreset_mode=AutoresetMode\.SAME_STEP"):
-            SB3VecEnv(envs)
-        envs.close()
 
 
 def actions_of(env, batches):

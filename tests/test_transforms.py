@@ -9,12 +9,12 @@ import pytest
 import torch
 from cases import counting, playing
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium_cases import assert_same
 from transform_envs import CASES, ENDING, IMAGE, MIXED, VECTOR, Samples, envs_of, plain
 
 from collector.device.torch_vector_env import TorchVectorEnv
 from tests.backends import FULL
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, nest
+from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
 from vecenv import transforms as tf
 from vecenv.facades.driver import Driver
 from vecenv.testing import RaisesOnStep
@@ -22,21 +22,6 @@ from vecenv.wrappers import resets_in_step
 
 N = 4
 ONES = np.ones((1, 3, 3))
-
-
-def assert_equal(left, right):
-    """Two trees have the same leaves, bit for bit."""
-    if isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_equal(left[key], right[key])
-    elif isinstance(left, tuple) or (len(np.shape(left)) and isinstance(left[0], dict)):  # also infos
-        for one, other in zip(left, right, strict=True):
-            assert_equal(one, other)
-    else:
-        left, right = np.asarray(left), np.asarray(right)
-        assert left.dtype == right.dtype
-        np.testing.assert_array_equal(left, right)
 
 
 def actions_for(venv, rng, k):
@@ -88,25 +73,10 @@ def test_a_transform_returns_the_same_in_a_worker_and_in_the_parent(case):
         assert parent.action_space == worker.action_space
         space = parent.observation_space[0]
         for left, right in zip(play(parent, case in CASES), play(worker, case in CASES), strict=True):
-            assert_equal(left, right)
+            assert_same(left, right)
             for row in range(len(left[-1])):
                 one = nest.take(left[0], row)
                 assert space.contains(one), (one, space)
-
-
-def test_the_partial_of_an_error_is_transformed(backend):
-    fns = [partial(RaisesOnStep, 0, at=2), *counting(2)]
-    with tf.TransformedVectorEnv(backend(fns), [tf.CatFrames(2, -1), tf.RewardClipping(0, 0.5)]) as venv:
-        venv.reset()
-        venv.step([0, 0, 0])
-        with pytest.raises(ValueError, match="boom in step") as caught:
-            venv.step([7, 8, 9])
-        partial_ = caught.value.partial
-        assert partial_.env_id.tolist() == [1, 2]
-        assert partial_.obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[0, 8], [0, 9]]
-        assert partial_.rew.max() <= 0.5
-        obs = venv.step([1, 1], [1, 2])[0]
-        assert obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[8, 1], [9, 1]]
 
 
 def test_what_comes_from_views_is_not_written_to():
@@ -135,27 +105,6 @@ def test_collectors_and_facades_reset_in_the_round_of_the_last_step_unless_a_tra
             if not keeps:
                 with pytest.raises(TypeError, match="ends episodes by itself"):
                     wrapped.step(np.zeros((2, 2), np.float32), autoreset=True)
-
-
-@FULL
-@pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
-@pytest.mark.parametrize("case", ["all together", "time limit"])
-def test_the_gymnasium_facade_returns_what_it_does_over_transformed_envs(mode, case):
-    fns, transformed_fns = envs_of(case, N)
-    parent = tf.TransformedVectorEnv(DummyVectorEnv(fns), {**CASES, **ENDING}[case][1]())
-    with DummyVectorEnv(transformed_fns) as worker, parent:
-        left, right = (GymnasiumVectorEnv(venv, autoreset_mode=mode) for venv in (parent, worker))
-        assert_equal(left.reset(seed=1), right.reset(seed=1))
-        rng = np.random.default_rng(0)
-        for _ in range(12):
-            actions = actions_for(parent, rng, N)
-            *one, one_info = left.step(actions)
-            *other, other_info = right.step(actions)
-            assert_equal(tuple(one), tuple(other))
-            assert one_info.keys() == other_info.keys()
-            for i, done in enumerate(one_info.get("_final_obs", ())):
-                if done:
-                    assert_equal(one_info["final_obs"][i], other_info["final_obs"][i])
 
 
 # Chains.
@@ -398,11 +347,19 @@ def test_parts_that_are_no_arrays_pass_by():
         assert [len(text) for text in obs["text"]] == [4, 4]
 
 
-# On a device.
-
-
-def test_the_partial_of_an_error_is_transformed_on_a_device_and_a_copy_has_its_own_transforms():
+def test_the_partial_of_an_error_is_transformed():
     fns = [partial(RaisesOnStep, 0, at=2), *counting(2)]
+    with tf.TransformedVectorEnv(DummyVectorEnv(fns), [tf.CatFrames(2, -1), tf.RewardClipping(0, 0.5)]) as venv:
+        venv.reset()
+        venv.step([0, 0, 0])
+        with pytest.raises(ValueError, match="boom in step") as caught:
+            venv.step([7, 8, 9])
+        partial_ = caught.value.partial
+        assert partial_.env_id.tolist() == [1, 2]
+        assert partial_.obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[0, 8], [0, 9]]
+        assert partial_.rew.max() <= 0.5
+        obs = venv.step([1, 1], [1, 2])[0]
+        assert obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[8, 1], [9, 1]]
     with TorchVectorEnv(DummyVectorEnv(fns), "cpu", transforms=tf.CatFrames(2, -1)) as venv:
         venv.reset()
         venv.step(torch.zeros(3, dtype=torch.int64))
