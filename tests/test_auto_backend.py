@@ -14,7 +14,17 @@ from typing import Any
 import gymnasium
 import pytest
 from collector_envs import arrays, assert_equal
-from tuned_envs import CrashesWhenMade, Draws, HangsOnStep, ImportsForLong, Logged, NeverMade, OnlyIn, RaisesOnStep
+from tuned_envs import (
+    CrashesWhenMade,
+    Draws,
+    HangsOnStep,
+    ImportsForLong,
+    Logged,
+    NeverMade,
+    OnlyIn,
+    RaisesOnStep,
+    lock_holder,
+)
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.backends import FULL
@@ -61,10 +71,6 @@ THEIR_DEFAULTS |= {"context": None, "wait_num": None, "strict": True}
 def noted(log: Path) -> list[str]:
     """The words in the log, in their order."""
     return [line.split()[0] for line in log.read_text().splitlines()]
-
-
-def lock_holder(lock: Any) -> Draws:
-    return Draws()
 
 
 class TestTheChoice:

@@ -113,9 +113,3 @@ def test_there_is_no_mask_where_actions_are_not_discrete():
 def test_an_env_that_does_not_fit_is_refused_when_it_is_made(make, error, message):
     with pytest.raises(error, match=message):
         PettingZooEnv(make())
-
-
-def test_possible_agents_can_be_given():
-    env = PettingZooEnv(pettingzoo.utils.parallel_to_aec(Nameless()), possible_agents=["cow_2", "cow_1", "cow_0"])
-    assert env.agents == ["cow_2", "cow_1", "cow_0"]
-    assert env.reset(seed=0)[0]["agent_id"] == "cow_0"
