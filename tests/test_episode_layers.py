@@ -109,7 +109,7 @@ def as_arrays(tree: Any) -> Any:
     """The same with arrays in place of tensors, and lists in place of tuples and arrays of infos."""
     if isinstance(tree, dict):
         return {key: as_arrays(child) for key, child in tree.items()}
-    if isinstance(tree, (tuple, list)) or getattr(tree, "dtype", None) == object:
+    if isinstance(tree, (tuple, list)) or (isinstance(tree, np.ndarray) and tree.dtype.hasobject):
         return [as_arrays(child) for child in tree]
     return tree.numpy() if isinstance(tree, torch.Tensor) else tree
 
