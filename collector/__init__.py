@@ -14,7 +14,7 @@ from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
-from collector.store.errors import DatasetError
+from collector.store.safe_folder import DatasetError
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collector.jobs.statistics import save_statistics
     from collector.policy.mlp import MLPPolicy
     from collector.store.dataset import Dataset, Transitions, load_episodes
+    from collector.store.dataset_head import make_head
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
-    from collector.store.head import make_head
     from collector.store.record.record_episodes import RecordEpisodes
     from collector.store.writer import StoreWriter
 
@@ -96,7 +96,7 @@ _LOADED_WHEN_USED = {
     "StoreWriter": "collector.store.writer",
     "Transitions": "collector.store.dataset",
     "load_episodes": "collector.store.dataset",
-    "make_head": "collector.store.head",
+    "make_head": "collector.store.dataset_head",
     "export": "collector.store.export.targets",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",

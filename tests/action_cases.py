@@ -4,9 +4,7 @@ Workers import it, so it stays light.
 """
 
 import functools
-import time
 
-import gymnasium as gym
 import numpy as np
 from cases import Records
 from gymnasium import spaces
@@ -89,15 +87,3 @@ def arrived(make, reset_and_step, batches=BATCHES):
         found |= {name: [described(got[k]) for got in actions] for k, name in enumerate(mine)}
         envs.close()
     return found
-
-
-def cheetah():
-    return gym.make("HalfCheetah-v5", max_episode_steps=150)
-
-
-class Sleeps(Records):
-    """The env of gymnasium's own test of time limits."""
-
-    def step(self, action):
-        time.sleep(action)  # which takes no numpy.float32
-        return super().step(action)

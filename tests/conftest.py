@@ -82,8 +82,6 @@ remote_backend = and_ray(PROCESS_BACKENDS)
 """The same, on Ray too."""
 waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
 """Each class whose calls wait for envs that run elsewhere."""
-every_backend = vector_env_classes(BACKENDS)
-"""Each class in turn, all of them in the quick tier: for what backends decide."""
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Programs that the tests start, interrupt and kill: `python -m tests.drivers <name> <folder>`. There is no main guard.
 
-A driver reports where it is by files in its folder: `<name>.ready` before it waits to be disturbed, `<name>.json` for
-what it found.
+A driver reports where it is by files in its folder.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +16,12 @@ from typing import Any
 import numpy as np
 
 import vecenv.engine.lifetime
-from tests.faulty import (
-    Counter,
-    HangsInInit,
-    HangsOnStep,
-    SlowClose,
-    SpawnsChild,
-    SpawnsChildAndHangs,
-    WaitsForFile,
-)
-from tests.ledger import appears
-from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from tests.faulty import Counter, HangsOnStep, SpawnsChild, SpawnsChildAndHangs
+from tests.ledger import Ledger, appears
+from vecenv import RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 FOLDER = Path(sys.argv[2])
-LOCAL = {"Dummy": DummyVectorEnv, "Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv}
-BACKENDS = {**LOCAL, "Ray": RayVectorEnv}
+BACKENDS = {"Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv, "Ray": RayVectorEnv}
 
 
 def tell(name: str, what: Any = None) -> None:
@@ -81,70 +70,11 @@ def is_hanging(env_class: Any) -> bool:
     return isinstance(env_class, partial)
 
 
-# Interrupted: each with all backends in turn.
+# Interrupted.
 
 
-def interrupted_in_step(venv_class: Any, name: str) -> dict[str, Any]:
-    """The results of the interrupted step are discarded; a reset makes every env usable."""
-    go = FOLDER / f"{name}.go"
-    venv = venv_class([partial(Counter, 0), partial(WaitsForFile, 1, at=1, go=str(go))])
-    venv.reset()
-    found = interruptions(name, venv.step, [5, 6])
-    go.touch()
-    found["obs"] = venv.reset()[0].tolist()
-    found["again"] = venv.step([7, 7])[0].tolist()
-    return found | {"close": timed(venv.close)}
-
-
-def interrupted_in_constructor(venv_class: Any, name: str) -> dict[str, Any]:
-    begin = time.monotonic()
-    found = interruptions(
-        name, venv_class, [partial(Counter, 0), partial(HangsInInit, 1, seen=str(FOLDER / f"{name}.seen"))]
-    )
-    return found | {"close": time.monotonic() - begin}
-
-
-def interrupted_in_close(venv_class: Any, name: str) -> dict[str, Any]:
-    venv = venv_class([partial(Counter, 0), partial(SlowClose, 1)])
-    venv.reset()
-    found = interruptions(name, close_quietly, venv)
-    return found | {"close": timed(venv.close)}
-
-
-def interruptions(name: str, call: Any, *args: Any) -> dict[str, Any]:
-    """Call, to be interrupted, and count the interrupts: also of those that come late."""
-    count = 0
-    try:
-        tell(f"{name}.ready")
-        try:
-            call(*args)
-        except KeyboardInterrupt:
-            count += 1
-        appears(FOLDER / f"{name}.sent")
-        time.sleep(0.05)
-    except KeyboardInterrupt:
-        count += 1
-    return {"interrupts": count}
-
-
-def close_quietly(venv: Any) -> None:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a worker had to be killed
-        venv.close()
-
-
-def timed(call: Any, *args: Any) -> float:
-    begin = time.monotonic()
-    call(*args)
-    return time.monotonic() - begin
-
-
-def interrupted_at_random(venv_class: Any, name: str) -> None:
+def interrupted_at_random(venv_class: Any) -> None:
     """Steps and resets for ever; each interrupt may fall anywhere, and after a reset every row is right."""
-    from tests.ledger import Ledger
-
     venv = venv_class([partial(Counter, i) for i in range(4)], num_workers=2)
     ledger = Ledger(venv)
     ledger.begin()
@@ -170,7 +100,7 @@ def interrupted_at_random(venv_class: Any, name: str) -> None:
 # Left alone.
 
 
-def raises_with_an_open_venv(venv_class: Any, name: str) -> None:
+def raises_with_an_open_venv(venv_class: Any) -> None:
     venv = venv_class([partial(Counter, i) for i in range(2)])
     venv.reset()
     venv.step([0, 0])
@@ -178,7 +108,7 @@ def raises_with_an_open_venv(venv_class: Any, name: str) -> None:
     raise LookupError("the user's own mistake")
 
 
-def ends_during_a_step(venv_class: Any, name: str) -> None:
+def ends_during_a_step(venv_class: Any) -> None:
     seen = FOLDER / "seen"
     global kept
     kept = venv_class([partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen))], num_workers=2)
@@ -188,25 +118,13 @@ def ends_during_a_step(venv_class: Any, name: str) -> None:
     tell("ready")
 
 
-def in_haste() -> None:
-    """Closing by force comes soon: how soon is not what these drivers are about."""
-    vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
-
-
-def _main() -> None:
-    in_haste()
-    name, which = sys.argv[1], sys.argv[3:] and sys.argv[3]
-    if name == "every_state":
-        every_state(str(which), sys.argv[4:])
-    elif name == "interrupted_at_random":
-        interrupted_at_random(BACKENDS[sys.argv[4]], sys.argv[4])
-    elif name.startswith("interrupted"):
-        for backend in LOCAL:
-            if not (backend == "Dummy" and name == "interrupted_in_constructor"):
-                tell(f"{backend}.json", globals()[name](BACKENDS[backend], backend))
-    else:
-        globals()[name](BACKENDS[str(which)], which)
-
-
+# Closing by force comes soon: how soon is not what these drivers are about.
+vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
 np.seterr(all="raise")
-_main()
+name, which = sys.argv[1], sys.argv[3]
+if name == "every_state":
+    every_state(which, sys.argv[4:])
+elif name == "interrupted_at_random":
+    interrupted_at_random(BACKENDS[sys.argv[4]])
+else:
+    globals()[name](BACKENDS[which])

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,13 +94,13 @@ class RaisesOnStep(Counter):
 class RaisesOnReset(Counter):
     """At the beginning of the episodes `at`, the first one is 1."""
 
-    def __init__(self, id: int, at: tuple[int, ...] = (2,), error: Callable[[], BaseException] = boom) -> None:
+    def __init__(self, id: int, at: Container[int]) -> None:
         super().__init__(id)
-        self.at, self.error = at, error
+        self.at = at
 
     def on_reset(self) -> None:
         if self.episode in self.at:
-            raise self.error()
+            raise ValueError(f"no episode {self.episode}")
 
 
 class RaisesInInit(Counter):
@@ -111,25 +111,11 @@ class RaisesInInit(Counter):
 class RaisesElsewhere(Counter):
     """In close, in render, in a method, in a property, and when it is seeded."""
 
-    def close(self) -> None:
+    def fail(self, *values: Any) -> Any:
         raise boom()
 
-    def render(self) -> None:
-        raise boom()
-
-    def method(self) -> None:
-        raise boom()
-
-    def seed(self, seed: int) -> None:
-        raise boom()
-
-    @property
-    def prop(self) -> int:
-        raise boom()
-
-    @prop.setter
-    def prop(self, value: int) -> None:
-        raise boom()
+    close = render = method = seed = fail
+    prop = property(fail, fail)
 
 
 # It ends its process.
@@ -225,31 +211,11 @@ class DiesInInit(Counter):
 class DiesElsewhere(Counter):
     """Its process ends in a method, in a property, and when it is seeded."""
 
-    def method(self) -> None:
+    def die(self, *values: Any) -> Any:
         ENDS["SIGKILL"]()
 
-    def seed(self, seed: int) -> None:
-        ENDS["SIGKILL"]()
-
-    @property
-    def prop(self) -> int:
-        ENDS["SIGKILL"]()
-        return 0
-
-    @prop.setter
-    def prop(self, value: int) -> None:
-        ENDS["SIGKILL"]()
-
-
-class HugeInfo(Counter):
-    """The info of step `at` is 8 MiB: far more than fits a pipe."""
-
-    def __init__(self, id: int, at: int = 2, size: int = 8 << 20) -> None:
-        super().__init__(id)
-        self.at, self.size = at, size
-
-    def info(self) -> dict[str, Any]:
-        return {"huge": b"x" * self.size} if self.t == self.at else {}
+    method = seed = die
+    prop = property(die, die)
 
 
 # It takes its time.
@@ -279,40 +245,26 @@ class HangsOnStep(Counter):
             hold_interpreter_lock() if self.gil else sleep_for_ages()
 
 
-class HangsOnReset(HangsOnStep):
-    """In the second reset."""
+class HangsElsewhere(Counter):
+    """In a method, and in the second reset."""
 
-    def on_step(self) -> None:
-        pass
+    def method(self) -> None:
+        sleep_for_ages()
 
     def on_reset(self) -> None:
         if self.episode == 2:
-            self.t = self.at
-            super().on_step()
+            sleep_for_ages()
 
 
-class HangsInInit(HangsOnStep):
-    def __init__(self, id: int, gil: bool = False, seen: str | None = None) -> None:
-        super().__init__(id, 1, gil, seen)
-        self.t = 1
-        super().on_step()
+class HangsInInit(Counter):
+    def __init__(self, id: int, gil: bool = False) -> None:
+        hold_interpreter_lock() if gil else sleep_for_ages()
 
 
 class SlowClose(Counter):
-    """A minute and more; the file `seen` appears first."""
-
-    def __init__(self, id: int, gil: bool = False, seen: str | None = None) -> None:
-        super().__init__(id)
-        self.gil, self.seen = gil, seen
+    """A minute and more."""
 
     def close(self) -> None:
-        if self.seen:
-            Path(self.seen).touch()
-        hold_interpreter_lock() if self.gil else sleep_for_ages()
-
-
-class HangsInCall(Counter):
-    def method(self) -> None:
         sleep_for_ages()
 
 
@@ -401,18 +353,3 @@ class NoSpace(Counter):
 
     def observe(self, action: Any) -> Any:
         return {"numbers": super().observe(-1), "extra": None}
-
-
-class ReusesItsArrays(Counter):
-    """Returns the same array each time, and writes into it later."""
-
-    def __init__(self, id: int) -> None:
-        super().__init__(id)
-        self.array = np.zeros(4, np.int64)
-
-    def observe(self, action: Any) -> Any:
-        self.array[...] = super().observe(action)
-        return self.array
-
-    def spoil(self) -> None:
-        self.array[...] = -7

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.faulty import ENDS, Counter, NoSpace, boom
+from tests.faulty import ENDS, Counter, NoSpace, boom, hold_interpreter_lock
 
 
 class Unpicklable:
@@ -34,39 +34,29 @@ class DiesAtPickle:
         os._exit(3)
 
 
-def _raise_elsewhere(home: int) -> str:
+def _break_elsewhere(home: int, how: str) -> str:
     if os.getpid() != home:
-        raise RuntimeError("no unpickling here")
-    return "at home"
-
-
-def _exit_elsewhere(home: int) -> str:
-    if os.getpid() != home:
-        sys.exit("out, while unpickling")
-    return "at home"
-
-
-def _die_elsewhere(home: int) -> str:
-    if os.getpid() != home:
-        os._exit(3)
+        if how == "raise":
+            raise RuntimeError("no unpickling here")
+        sys.exit("out, while unpickling") if how == "exit" else os._exit(3)
     return "at home"
 
 
 class RaisesAtUnpickle:
     """Only in other processes than the one that pickled it."""
 
+    how = "raise"
+
     def __reduce__(self) -> Any:
-        return _raise_elsewhere, (os.getpid(),)
+        return _break_elsewhere, (os.getpid(), self.how)
 
 
-class ExitsAtUnpickle:
-    def __reduce__(self) -> Any:
-        return _exit_elsewhere, (os.getpid(),)
+class ExitsAtUnpickle(RaisesAtUnpickle):
+    how = "exit"
 
 
-class DiesAtUnpickle:
-    def __reduce__(self) -> Any:
-        return _die_elsewhere, (os.getpid(),)
+class DiesAtUnpickle(RaisesAtUnpickle):
+    how = "die"
 
 
 def nested(depth: int = 5000) -> list[Any]:
@@ -128,6 +118,8 @@ class Breaks(Counter):
             raise HoldsLock("held")
         if self.done == "die":
             ENDS["SIGKILL"]()
+        if self.done == "hang in C":
+            hold_interpreter_lock()
         while self.done == "hang" and not os.path.exists(self.go):
             time.sleep(0.005)
 
@@ -187,7 +179,7 @@ class NoAttributes(Exception):
 
 class RaisesWhenRebuilt(Exception):
     def __reduce__(self) -> Any:
-        return _raise_elsewhere, (os.getpid(),)
+        return _break_elsewhere, (os.getpid(), "raise")
 
 
 def rebuilt_or_exit(home: int, kind: type[Exception], args: tuple[Any, ...]) -> Exception:

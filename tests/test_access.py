@@ -3,8 +3,6 @@
 The host of the envs decides, so that DummyVectorEnv states it; ShmemVectorEnv where something travels.
 """
 
-import threading
-
 import gymnasium
 import numpy as np
 import pytest
@@ -160,19 +158,6 @@ class TestAttributes:
         assert venv.get_env_attr("items") == [[1, 2], [1], [1]]
         assert [value.tolist() for value in venv.get_env_attr("array")] == [[0, 0], [7, 7], [0, 0]]
         assert (mine, array.tolist(), got.tolist()) == ([1], [0, 0], [0, 0])
-
-    def test_what_cannot_be_sent_or_returned_is_a_type_error(self, remote_backend):
-        with remote_backend(wrapped(2), num_workers=1) as venv:
-            with pytest.raises(TypeError, match="cannot"):
-                venv.set_env_attr("lock", threading.Lock())
-            venv.set_env_attr("maker", iter_maker)
-            with pytest.raises(TypeError, match="cannot be sent"):
-                venv.call("maker")
-            assert venv.get_env_attr("env_id") == [0, 1]
-
-
-def iter_maker():
-    return (i for i in range(3))
 
 
 class Simulator:

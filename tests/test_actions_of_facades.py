@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from action_cases import N, Sleeps, arrived, cheetah, described
+from action_cases import N, arrived, described
 from cases import Records, custom
 from gymnasium import spaces
 
@@ -46,48 +46,6 @@ def test_envs_get_what_gymnasium_hands_them(backend):
 
 def test_workers_of_ones_own_get_what_gymnasium_hands_them():
     assert arrived(lambda env_fns: GymnasiumVectorEnv(custom(env_fns)), actions_of) == with_gymnasium()
-
-
-BATCHES = {
-    "float32": lambda batch: batch.astype(np.float32),
-    "float64": lambda batch: batch,
-    "lists": lambda batch: batch.tolist(),
-    "Python ints": lambda batch: np.rint(batch).astype(np.int64).tolist(),
-    "int32": lambda batch: np.rint(batch).astype(np.int32),
-    "int64": lambda batch: np.rint(batch).astype(np.int64),
-    "bool": lambda batch: batch > 0,
-}
-
-
-def rewards_of(envs):
-    """The rewards of 200 steps with batches of each type, past ends of episodes."""
-    found = {}
-    for name, as_type in BATCHES.items():
-        envs.reset(seed=3)
-        batches = np.random.default_rng(1).uniform(-1, 1, (200, 2, 6))
-        found[name] = [envs.step(as_type(batch))[1].tolist() for batch in batches]
-    envs.close()
-    return found
-
-
-@functools.cache
-def rewards_with_gymnasium():
-    return rewards_of(gym.vector.SyncVectorEnv([cheetah] * 2))
-
-
-def test_half_cheetahs_rewards_are_those_with_gymnasium(backend):
-    want = rewards_with_gymnasium()
-    assert len({tuple(map(tuple, rewards)) for rewards in want.values()}) == 4  # float32 rounds, bool squares otherwise
-    assert rewards_of(GymnasiumVectorEnv(backend([cheetah] * 2))) == want
-
-
-def test_an_env_may_sleep_as_long_as_its_action_says(backend):
-    envs = GymnasiumVectorEnv(backend([lambda: Sleeps(spaces.Box(0, 1, ()))] * 2))
-    envs.reset()
-    envs.step_async(np.array([0.01, 0.0]))
-    envs.step_wait()
-    assert envs.get_attr("actions") == ([0.01], [0.0])
-    envs.close()
 
 
 @pytest.mark.parametrize("batch", [torch.ones(N, 2, dtype=torch.float64), [torch.ones(2, dtype=torch.float64)] * N])

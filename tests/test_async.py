@@ -36,13 +36,6 @@ class TestWaitNum:
             monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("waits for what is there"))
             assert ids_of(venv.recv()) == [0, 2]
 
-    def test_fewer_in_flight_than_wait_num_are_enough(self):
-        with BaseVectorEnv(counting(4), wait_num=3, backend=FakeBackend()) as venv:
-            venv.reset()
-            venv.send([1], [2])
-            assert ids_of(venv.recv()) == [2]
-            assert ids_of(venv.step([4, 5], [3, 0])) == [0, 3]
-
     def test_every_env_is_returned_once_on_dummy(self):
         """One process: all that was sent is done, and none is skipped."""
         with DummyVectorEnv(counting(5), wait_num=1) as venv:
@@ -93,15 +86,6 @@ class TestResetsInAsyncMode:
             assert ids_of(venv.reset()) == [0, 1, 2, 3]
             thread.join()
 
-    def test_a_reset_that_was_sent_is_waited_for_like_a_step(self):
-        with BaseVectorEnv(counting(3), wait_num=1, backend=FakeBackend()) as venv:
-            venv.reset()
-            venv.send([1, 2, 3], reset=[0])
-            obs, rew, terminated, truncated, info = venv.recv()
-            assert info.tolist() == [{"episode": 1, "env_id": 0}]
-            assert (obs[0, 1:3].tolist(), rew[0], terminated[0], truncated[0]) == ([1, 0], 0, False, False)
-            assert [ids_of(venv.recv()), ids_of(venv.recv())] == [[1], [2]]
-
 
 class TestReadiness:
     @pytest.fixture
@@ -136,7 +120,5 @@ class TestReadiness:
         ):
             with pytest.raises(RuntimeError, match=text):
                 call()
-
-    def test_render_says_who_is_stepping(self, stepping):
         with pytest.raises(RuntimeError, match=r"Environments \[1\] are still stepping, cannot render them now\."):
             stepping.render()

@@ -195,7 +195,7 @@ class TestMakeVec:
     @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", AsyncVectorEnv)])
     def test_it_makes_either_facade_with_its_arguments(self, env_id: str, facade: type) -> None:
         options = {"autoreset_mode": "SameStep", "step_timeout": None, "shared_memory": True, "daemon": True}
-        envs = make_vec(env_id, 4, backend="auto", vector_kwargs=options)
+        envs = make_vec(env_id, 4, backend="auto", venv_kwargs=options)
         assert type(envs) is facade
         assert envs.spec.kwargs["backend"] == "auto"
         assert repr(envs) == f"{facade.__name__}({env_id}, num_envs=4)"
@@ -206,7 +206,7 @@ class TestMakeVec:
             ({"max_concurrency": 1}, ShmemVectorEnv, 1),
             ({"shared_memory": False, "step_timeout": 30.0, "num_workers": 2}, SubprocVectorEnv, 2),
         ):
-            envs = make_vec("Cheap-v0", 2, backend="auto", vector_kwargs=options)
+            envs = make_vec("Cheap-v0", 2, backend="auto", venv_kwargs=options)
             assert (type(envs.venv), envs.venv.num_workers) == (engine, workers)
             envs.close()
 

@@ -4,14 +4,12 @@ Stated on DummyVectorEnv, and on ShmemVectorEnv where something would have to tr
 """
 
 import re
-import threading
 from types import MappingProxyType
 
 import gymnasium
 import numpy as np
 import pytest
-from cases import LocalWorker, Plays, counting
-from gymnasium import spaces
+from cases import LocalWorker, counting
 
 from tests.backends import and_ray
 from vecenv import BaseVectorEnv, DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, ThreadVectorEnv
@@ -57,26 +55,14 @@ class TestConstructors:
             DummyVectorEnv([CountingEnv, lambda: shy()])
         assert "env 1, __init__()" in "".join(caught.value.__notes__)
 
-    def test_the_same_env_for_all_is_refused_where_it_would_be_stepped_twice(self):
+    @pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv])
+    def test_the_same_env_for_all_is_refused_where_it_would_be_stepped_twice(self, backend):
         env = CountingEnv()
         text = r"env_fns\[0\] and env_fns\[1\] returned the same env object; each must make a new one"
         with pytest.raises(ValueError, match=text):
-            DummyVectorEnv([lambda: env] * 2)
+            backend([lambda: env] * 2, num_workers=2)
         with pytest.raises(ValueError, match="same env object"):
-            DummyVectorEnv([lambda: env, lambda: gymnasium.wrappers.TimeLimit(env, 3)])
-
-    def test_an_env_fn_that_cannot_be_sent(self, remote_backend):
-        lock = threading.Lock()
-        started = []
-
-        def made():
-            with lock:
-                return CountingEnv()
-
-        with pytest.raises(
-            TypeError, match=r"env_fns\[1\] cannot be sent to a worker: TypeError: cannot pickle '_thread.lock'"
-        ):
-            remote_backend([lambda: started.append(1) or CountingEnv(), made])
+            backend([lambda: env, lambda: gymnasium.wrappers.TimeLimit(env, 3)], num_workers=2)
 
     @pytest.mark.parametrize("value", [0, 9, -1, 1.5, True, "2", [1], np.float64(2), np.True_], ids=repr)
     def test_counts_that_are_out_of_range_or_no_integers(self, value):
@@ -225,17 +211,6 @@ class TestCalls:
             assert venv.step([0])[0][0, 1:3].tolist() == [-1, 1]
             assert venv.step([0])[0][0, 1:3].tolist() == [-1, 2]
 
-    def test_what_cannot_be_sent_as_an_action_or_argument(self, remote_backend):
-        env_fns = [lambda: Plays(spaces.Discrete(2), [0], action_space=spaces.Text(3))] * 2
-        with remote_backend(env_fns) as venv:
-            venv.reset()
-            with pytest.raises(TypeError, match="the action or argument for env 1 cannot be sent to its worker"):
-                venv.step([1, threading.Lock()])
-            with pytest.raises(TypeError, match="the action or argument for env 0 cannot be sent to its worker"):
-                venv.reset(0, options={"lock": threading.Lock()})
-            assert venv.get_env_attr("at") == [0, 0]
-            assert venv.ready_id == [0, 1]
-
 
 def returning(step=None, reset=None):
     """An env whose step or reset returns what the function makes of the right result."""
@@ -304,17 +279,6 @@ class TestEnvsThatBreakTheApi:
             assert [terminated.item(), truncated.item()] == ["true" in name] * 2
             assert info[0] == {"t": 1, "env_id": 0}
             assert np.isnan(rew[0]) if "NaN" in name else rew[0] == 1 / 1024
-
-    def test_an_info_that_cannot_be_sent_fails_its_env_alone(self, remote_backend):
-        def locked(o, r, te, tr, i):
-            return o, r, te, tr, {"lock": threading.Lock()}
-
-        with remote_backend([CountingEnv, returning(step=locked)], num_workers=1) as venv:
-            venv.reset()
-            with pytest.raises(TypeError, match=r"what env 1 returned \(info or observation\) cannot be sent"):
-                venv.step([0, 0])
-            assert venv.failed_id == [1]
-            assert venv.get_env_attr("calls") == [2, 2]
 
     def test_an_info_may_hold_the_env_itself(self):
         def selfish(o, r, te, tr, i):

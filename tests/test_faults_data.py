@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from cases import Records
 from gymnasium import spaces
 
 from tests import oddities
 from tests.backends import BACKENDS, and_ray
-from tests.faulty import Counter, NoSpace, ReusesItsArrays, counters
-from tests.ledger import Column, Ledger, N, block_of, columns, said
+from tests.faulty import Counter, NoSpace, counters
+from tests.ledger import Column, Ledger, N, columns, said
 from tests.oddities import OddAttribute, OddInfo, OddObservation
 from vecenv import DummyVectorEnv, EnvStepError, WorkerDiedError
 
@@ -31,22 +29,32 @@ CANNOT_LEAVE: dict[str, tuple[Any, str]] = {
 }
 
 
+# Why each cannot be copied, which is what an observation of objects needs where the env lives in this process.
+CANNOT_BE_COPIED: dict[str, type[Exception]] = {
+    "unpicklable": TypeError,
+    "raises at pickle": RuntimeError,
+    "exits at pickle": EnvStepError,
+    "nested too deep": RecursionError,
+}
+
+
 @columns("blocks", "async")
-def test_an_info_that_cannot_travel_fails_its_env_alone(column: Column) -> None:
-    with column.open(counters(N, env1=partial(OddInfo, make=dict), env3=partial(OddInfo, make=dict))) as ledger:
+@pytest.mark.parametrize("part", ["info", "observation"])
+def test_what_cannot_travel_or_be_copied_fails_its_env_alone(column: Column, part: str) -> None:
+    odd, other = (OddInfo, Counter) if part == "info" else (OddObservation, NoSpace)
+    with column.open([partial(odd, i, dict) if i == 1 else partial(other, i) for i in range(N)]) as ledger:
         ledger.begin()
-        for make, why in CANNOT_LEAVE.values():
+        for name, (make, why) in CANNOT_LEAVE.items():
             ledger.venv.set_env_attr("make", make, [1])
-            if not column.remote:
+            here = CANNOT_BE_COPIED.get(name) if part == "observation" else None  # infos stay as they are
+            if kind := TypeError if column.remote else here:
+                error = ledger.fails(kind)
+                assert "env 1" in said(error)
+                assert why in str(error)
+                ledger.goes_on([1], kind)
+            else:
                 assert ledger.round() == []
-                assert "odd" in ledger.rows[1]
-                ledger.reset()
-                assert ledger.round() == []
-                continue
-            error = ledger.fails(TypeError)
-            assert "env 1" in said(error)
-            assert why in str(error)
-            ledger.goes_on([1], TypeError)
+                assert part == "observation" or "odd" in ledger.rows[1]
             ledger.reset()
             assert ledger.round() == []
 
@@ -60,44 +68,7 @@ def test_an_info_that_cannot_be_sent_beside_one_that_cannot_be_read(remote_backe
             venv.step([0, 0])
 
 
-# Why each cannot be copied, which is what an observation of objects needs where the env lives in this process.
-CANNOT_BE_COPIED: dict[str, type[Exception]] = {
-    "unpicklable": TypeError,
-    "raises at pickle": RuntimeError,
-    "exits at pickle": EnvStepError,
-    "nested too deep": RecursionError,
-}
-
-
-@columns("blocks", "single")
-def test_an_observation_that_cannot_travel_or_be_copied_fails_its_env_alone(column: Column) -> None:
-    env_fns = [partial(OddObservation, i, dict) if i == 1 else partial(NoSpace, i) for i in range(N)]
-    with column.open(env_fns) as ledger:
-        ledger.begin()
-        for name, (make, why) in CANNOT_LEAVE.items():
-            ledger.venv.set_env_attr("make", make, [1])
-            if kind := TypeError if column.remote else CANNOT_BE_COPIED.get(name):
-                error = ledger.fails(kind)
-                assert "env 1" in said(error)
-                assert why in str(error)
-                ledger.goes_on([1], kind)
-            else:
-                assert ledger.round() == []
-            ledger.reset()
-            assert ledger.round() == []
-
-
-@columns("blocks", "async", dummy=False)
-def test_an_info_that_ends_its_process_is_the_death_of_a_worker(column: Column) -> None:
-    with column.open(counters(N, env1=partial(OddInfo, make=oddities.DiesAtPickle))) as ledger:
-        ledger.begin()
-        block = block_of(ledger.venv, 1)
-        assert column.cause("exited with code 3") in str(ledger.round()[0])
-        ledger.born_again(block)
-        ledger.goes_on(block, WorkerDiedError)
-
-
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, quick=True)
 def test_an_attribute_that_cannot_travel_is_reported_and_nothing_is_lost(column: Column) -> None:
     with column.open(counters(N, env0=partial(OddAttribute, make=int), env1=partial(OddAttribute, make=int))) as ledger:
         ledger.begin()
@@ -127,7 +98,7 @@ def unsendable() -> list[tuple[Any, str]]:
     ]
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", "async", dummy=False, quick=True)
 def test_actions_options_and_values_that_cannot_travel_are_refused_before_anything_is_sent(column: Column) -> None:
     with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:
         ledger.reset()
@@ -211,7 +182,7 @@ def test_an_action_that_ends_the_worker_is_its_death(column: Column) -> None:
 # env_fns.
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, quick=True)
 def test_an_env_fn_that_cannot_travel_is_refused_before_anything_starts(column: Column) -> None:
     before = psutil.Process().children(recursive=True)
     for odd, why in unsendable()[:2]:
@@ -221,37 +192,36 @@ def test_an_env_fn_that_cannot_travel_is_refused_before_anything_starts(column: 
     assert psutil.Process().children(recursive=True) == before
 
 
-@columns("blocks", dummy=False)
-@pytest.mark.parametrize(
-    ("make", "kind", "why"),
-    [
-        (oddities.RaisesAtUnpickle, RuntimeError, "no unpickling here"),
-        (oddities.ExitsAtUnpickle, EnvStepError, "out, while unpickling"),
-        (oddities.DiesAtUnpickle, WorkerDiedError, "exited with code 3"),
-    ],
-)
-def test_an_env_fn_that_cannot_be_read_in_the_worker_is_named(column: Column, make: Any, kind: Any, why: str) -> None:
-    odd = make()
-    with pytest.raises(kind, match=column.cause(why) if kind is WorkerDiedError else why) as caught:
-        column.backend([*counters(2), lambda: Counter(odd), *counters(1)], **column.options)
-    assert "env 2" in said(caught.value) or getattr(caught.value, "env_ids", ()) == (2, 3)
-
-
-class OddParts(Counter):
+class OddMetadata(Counter):
     """What it reports of itself cannot travel."""
 
-    def __init__(self, id: int, part: str, make: Any) -> None:
+    def __init__(self, id: int, make: Any) -> None:
         super().__init__(id)
-        setattr(self, part, {"odd": make()})
+        self.metadata = {"odd": make()}
 
 
-@columns("single", dummy=False)
-@pytest.mark.parametrize("name", ["unpicklable", "exits at unpickle"])
-def test_metadata_that_cannot_travel_is_reported_with_its_env(column: Column, name: str) -> None:
-    make, why = CANNOT_LEAVE[name]
-    with pytest.raises(TypeError, match=why) as caught:
-        column.backend(counters(N, env1=partial(OddParts, part="metadata", make=make)), **column.options)
-    assert "env 1" in said(caught.value)
+def holding(odd: Any) -> Any:
+    return lambda: Counter(odd)
+
+
+@columns("blocks", dummy=False)
+@pytest.mark.parametrize(
+    ("env_fn", "kind", "why"),
+    [
+        (holding(oddities.RaisesAtUnpickle()), RuntimeError, "no unpickling here"),
+        (holding(oddities.ExitsAtUnpickle()), EnvStepError, "out, while unpickling"),
+        (holding(oddities.DiesAtUnpickle()), WorkerDiedError, "exited with code 3"),
+        (partial(OddMetadata, 2, oddities.Unpicklable), TypeError, "lock"),
+        (partial(OddMetadata, 2, oddities.ExitsAtUnpickle), TypeError, "out, while unpickling"),
+    ],
+    ids=["raises", "exits", "dies", "metadata with a lock", "metadata that exits"],
+)
+def test_an_env_fn_that_cannot_be_read_or_whose_report_cannot_travel_is_named(
+    column: Column, env_fn: Any, kind: Any, why: str
+) -> None:
+    with pytest.raises(kind, match=column.cause(why) if kind is WorkerDiedError else why) as caught:
+        column.backend([*counters(2), env_fn, *counters(1)], **column.options)
+    assert "env 2" in said(caught.value) or getattr(caught.value, "env_ids", ()) == (2, 3)
 
 
 # Large and many.
@@ -268,99 +238,4 @@ def test_large_infos_arrive(column: Column) -> None:
             assert ledger.rows[1]["odd"] == make()
 
 
-class HugeObservation(Counter):
-    """One leaf of 600 MB; the two ones in it stand where t says."""
-
-    observation_space = spaces.MultiBinary(600_000_000)
-
-    def observe(self, action: Any) -> Any:
-        obs = np.zeros(600_000_000, np.int8)
-        obs[[self.t, -1 - self.t]] = 1
-        return obs
-
-
-@pytest.mark.slow
-def test_an_observation_of_600_megabytes_arrives(backend: type) -> None:
-    with backend([partial(HugeObservation, 0)]) as venv:
-        for t, (obs, *_) in enumerate([venv.reset(), venv.step([0]), venv.step([0])]):
-            assert np.flatnonzero(obs[0]).tolist() == [t, 600_000_000 - 1 - t]
-
-
 # Who owns what.
-
-
-@columns()
-def test_an_env_that_goes_on_writing_into_what_it_returned_changes_nothing(column: Column) -> None:
-    """Nor does a caller, into what was returned or what an attribute was."""
-    with column.open([partial(ReusesItsArrays, i) for i in range(N)]) as ledger:
-        ledger.begin()
-        obs, info = ledger.venv.reset()
-        arrays, kept = ledger.venv.get_env_attr("array"), obs.copy()
-        ledger.venv.call("spoil")
-        assert obs.tolist() == kept.tolist()
-        ledger.catch_up()
-        assert ledger.round() == []
-        assert obs.tolist() == kept.tolist()
-        obs[...] = -9
-        for row in info:
-            row.clear()
-        for mine in arrays if column.remote else ():
-            mine[...] = -9
-        assert ledger.round() == []
-
-
-@columns("blocks", "single")
-def test_an_observation_of_objects_is_the_callers_own(column: Column) -> None:
-    with column.open([partial(KeepsItsObservation, i) for i in range(N)]) as ledger:
-        obs, _ = ledger.venv.reset()
-        assert [row["numbers"].tolist() for row in obs] == [[i, 1, 0, -1] for i in range(N)]
-        ledger.venv.call("spoil")
-        assert [row["numbers"].tolist() for row in obs] == [[i, 1, 0, -1] for i in range(N)]
-        obs[0]["numbers"][...] = -9
-        assert ledger.venv.get_env_attr("kept", [0])[0]["numbers"].tolist() == [-7] * 4
-
-
-class KeepsItsObservation(NoSpace):
-    def observe(self, action: Any) -> Any:
-        self.kept = super().observe(action)
-        return self.kept
-
-    def spoil(self) -> None:
-        self.kept["numbers"][...] = -7
-
-
-@columns("blocks", "single")
-def test_arrays_within_an_info_are_the_callers_own(column: Column) -> None:
-    with column.open([partial(InfosOfOneArray, i) for i in range(N)]) as ledger:
-        ledger.venv.reset()
-        first = ledger.venv.step([0] * N)[-1]
-        ledger.venv.step([0] * N)
-        for i, row in enumerate(first):
-            found = row["listed"][0], row["tuple"][0], row["named"].array
-            assert [array.tolist() for array in found] == [[i, 1]] * 3
-            assert type(row["named"]) is Named
-
-
-class Named(NamedTuple):
-    array: np.ndarray
-
-
-class InfosOfOneArray(Counter):
-    """Its infos hold one array, that of its class, which is written into with each step."""
-
-    array = np.zeros(2, np.int64)
-
-    def info(self) -> dict[str, Any]:
-        self.array[...] = self.id, self.t
-        return {"listed": [self.array], "tuple": (self.array,), "named": Named(self.array)}
-
-
-def test_actions_are_the_envs_to_keep_and_the_callers_to_change(backend: type) -> None:
-    with backend([partial(Records, spaces.Box(-9, 9, (2,), np.float32))] * 2) as venv:
-        venv.reset()
-        actions = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
-        venv.send(actions)
-        actions[...] = -9
-        venv.recv()
-        venv.step(np.array([[5.0, 6.0], [7.0, 8.0]], np.float32))
-        assert np.array(venv.get_env_attr("actions")).tolist() == [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]

@@ -7,6 +7,7 @@ import select
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -31,13 +32,7 @@ from tests.faulty import (
 from tests.ledger import SEEN, kill, pids, reply_begins, said
 from tests.local_ray import FAR, NEAR
 from tests.oddities import DiesAtPickle, OddInfo, RaisesAtUnpickle
-from vecenv import (
-    DummyVectorEnv,
-    RayVectorEnv,
-    SubprocVectorEnv,
-    WorkerDiedError,
-    WorkerTimeoutError,
-)
+from vecenv import DummyVectorEnv, RayVectorEnv, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.backends.pool import process_worker
 
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
@@ -234,20 +229,12 @@ def test_a_hung_env_among_quick_ones_is_given_up(remote_backend: Any) -> None:
         assert caught.value.env_id == 2
 
 
-def test_a_worker_that_never_begins_is_reported_for_the_env_that_was_asked(remote_backend: Any) -> None:
-    with remote_backend(counters(4), num_workers=2, step_timeout=0.5) as venv:
-        venv.reset()
-        os.kill(pids(venv)[0], signal.SIGSTOP)
-        with pytest.raises(WorkerTimeoutError, match="env 0 has been busy") as caught:
-            venv.step([0], [0])
-        assert caught.value.env_id == 0
-
-
 def test_a_process_that_ends_while_it_sends_blames_no_other_env(remote_backend: Any) -> None:
     with remote_backend([partial(OddInfo, 0, DiesAtPickle, 1), *counters(4)[1:]], num_workers=2) as venv:
         venv.reset()
         with pytest.raises(WorkerDiedError, match="while sending what its envs returned") as caught:
             venv.step([0] * 4)
+        assert remote_backend is RayVectorEnv or "exited with code 3" in str(caught.value)
         assert caught.value.env_id == 0
         assert not caught.value.bystander
 
@@ -326,28 +313,17 @@ def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(
 # What one call or env leaves to another.
 
 
-def test_refusals_do_not_pile_up_their_calls() -> None:
+def test_refusals_have_no_results_of_the_call_that_failed_and_do_not_pile_up() -> None:
     with DummyVectorEnv([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
         venv.reset()
         lengths = []
-        for _ in range(4):
-            with pytest.raises(ValueError) as caught:  # noqa: PT011
-                venv.step(ACTIONS)
-            trace, length = caught.value.__traceback__, 0
-            while trace is not None:
-                trace, length = trace.tb_next, length + 1
-            lengths.append(length)
-    assert lengths[2] == lengths[3]
-
-
-def test_a_refusal_has_no_results_of_the_call_that_failed() -> None:
-    with DummyVectorEnv([partial(RaisesOnStep, 0, at=1), partial(Counter, 1)]) as venv:
-        venv.reset()
-        for results in ([1], None):
+        for results in ([1], None, None, None):
             with pytest.raises(ValueError, match="boom") as caught:
                 venv.step(ACTIONS)
             reported = caught.value.partial
             assert results == (reported and reported.env_id.tolist())
+            lengths.append(len([*traceback.walk_tb(caught.value.__traceback__)]))
+    assert lengths[2] == lengths[3]
 
 
 def test_a_reset_beside_a_failure_is_over_when_that_is_raised() -> None:
@@ -421,41 +397,3 @@ def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(
     for where in (NEAR, FAR) if remote_backend is RayVectorEnv else ({},):
         with pytest.raises(ValueError, match="boom"):
             remote_backend(fns, num_workers=1, start_timeout=60, **where)
-
-
-class SeedsItself(Counter):
-    def seed(self, seed: int) -> None:
-        """Nothing is reset."""
-
-
-def test_a_seed_that_resets_nothing_is_no_reset() -> None:
-    with DummyVectorEnv([partial(SeedsItself, 0), partial(Counter, 1)], strict=True) as venv:
-        venv.seed(3)
-        with pytest.raises(RuntimeError, match="env 0 has not been reset"):
-            venv.step(ACTIONS)
-        venv.step([0], [1])
-
-
-class Waits(Counter):
-    arrived, go_on = threading.Event(), threading.Event()
-
-    def step(self, action: Any) -> Any:
-        self.arrived.set()
-        assert self.go_on.wait(30)
-        return super().step(action)
-
-
-def test_another_thread_is_told_that_the_envs_of_dummy_are_stepping() -> None:
-    Waits.arrived.clear(), Waits.go_on.clear()
-    with DummyVectorEnv([partial(Waits, 0), partial(Counter, 1)]) as venv:
-        venv.reset()
-        rewards: list[Any] = []
-        stepping = threading.Thread(target=lambda: rewards.append(venv.step(ACTIONS)[0][:, 2].tolist()))
-        stepping.start()
-        assert Waits.arrived.wait(30)
-        for call in (partial(venv.step, ACTIONS), partial(venv.seed, 1), venv.reset):
-            with pytest.raises(RuntimeError, match="env 0 is still stepping"):
-                call()
-        Waits.go_on.set()
-        stepping.join()
-        assert rewards == [[1, 1]]

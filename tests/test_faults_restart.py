@@ -23,39 +23,34 @@ from tests.faulty import (
     counters,
 )
 from tests.ledger import STARTED, Column, N, block_of, columns, pids, said
+from tests.oddities import Breaks
 from vecenv import DummyVectorEnv, RayVectorEnv, ThreadVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
 
 backend = and_ray(BACKENDS)
 
 
-@columns("blocks")
-def test_restart_turns_a_failure_into_a_truncated_row_and_reset_brings_the_env_back(column: Column) -> None:
-    with column.open(counters(N, env1=RaisesOnStep), on_error="restart") as ledger:
+@columns("blocks", "async")
+def test_restart_turns_failures_into_truncated_rows_until_the_env_is_reset(column: Column) -> None:
+    """A raise, the death of a worker and a hang, each on its own."""
+    faults = {"raise in step": "ValueError: boom", "die": "WorkerDiedError", "hang": "WorkerTimeoutError"}
+    options = {"step_timeout": 0.5} if column.remote else {}
+    with column.open(counters(N, env1=Breaks), on_error="restart", **options) as ledger:
         ledger.begin()
-        for _ in range(3):
-            assert ledger.round() == []
-            assert ledger.rows[1]["restarted"] is True
-            assert "ValueError: boom" in ledger.rows[1]["error"]
-            ledger.reset([1])
+        for fault, error in faults.items() if column.remote else [*faults.items()][:1]:
+            lost, pid = [1] if fault == "raise in step" else block_of(ledger.venv, 1), pids(ledger.venv)[1]
+            ledger.venv.set_env_attr("fault", fault, [1])
+            for _ in range(3):  # a failed env that is stepped without a reset says so again
+                assert ledger.round() == []
+                assert [i for i in range(N) if ledger.rows[i].get("restarted")] == lost
+                assert error in ledger.rows[1]["error"]
+            if fault != "raise in step":
+                ledger.born_again(lost)
+            ledger.reset(lost)
             assert ledger.round() == []
             assert "restarted" not in ledger.rows[1]
-        assert ledger.venv.stats()["absorbed"] == 3
-
-
-@columns("blocks", "async", dummy=False)
-def test_restart_turns_the_death_of_a_worker_into_truncated_rows_of_its_envs(column: Column) -> None:
-    with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
-        ledger.begin()
-        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
-        assert ledger.round() == []
-        assert [i for i in range(N) if ledger.rows[i].get("restarted")] == block
-        assert "WorkerDiedError" in ledger.rows[1]["error"]
-        ledger.born_again(block)
-        ledger.reset(block)
-        assert ledger.round() == []
-        assert pids(ledger.venv)[1] != pid
-        assert ledger.venv.stats()["restarts"] == 1
+            assert (pids(ledger.venv)[1] == pid) is (fault == "raise in step")
+        assert ledger.venv.stats()["restarts"] == (2 if column.remote else 0)
 
 
 @pytest.mark.parametrize("end", [None, "SIGKILL"])
@@ -84,35 +79,6 @@ def test_the_row_of_a_failure_is_the_last_one_whole_also_where_the_next_was_writ
             assert not terminated.any()
         obs, _ = venv.reset([1])
         assert obs["first"][0, 2] == obs["second"][0] == 0
-
-
-@columns("blocks", "async", dummy=False)
-def test_a_failed_env_that_is_stepped_without_reset_says_again_that_it_is_truncated(column: Column) -> None:
-    with column.open(counters(N, env1=DiesOnStep), on_error="restart") as ledger:
-        ledger.begin()
-        block = block_of(ledger.venv, 1)
-        for _ in range(3):
-            assert ledger.round() == []
-            assert ledger.rows[1]["restarted"]
-        ledger.born_again(block)
-        ledger.reset(block)
-        assert ledger.round() == []
-
-
-@columns(only=DummyVectorEnv)
-def test_the_budget_of_restarts_ends_in_the_error_of_the_env(column: Column) -> None:
-    with column.open(counters(N, env1=RaisesOnStep), on_error="restart", max_restarts=2) as ledger:
-        ledger.begin()
-        for _ in range(2):
-            assert ledger.round() == []
-            assert ledger.rows[1]["restarted"]
-            ledger.reset([1])
-            assert ledger.round() == []
-        error = ledger.fails(ValueError)
-        assert "boom" in str(error)
-        assert "env 1 was restarted 2 times within a minute (max_restarts=2)" in said(error)
-        ledger.reset([1])
-        assert ledger.round() == []
 
 
 @columns("blocks", dummy=False, far=False, quick=True)
@@ -153,14 +119,8 @@ def test_the_budget_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) 
             venv.step([0])
 
 
-class CountsItsFailures(Counter):
-    def on_reset(self) -> None:
-        if self.episode > 1:
-            raise ValueError(f"no episode {self.episode}")
-
-
 def test_the_error_of_a_reset_is_that_of_the_last_try() -> None:
-    with DummyVectorEnv([partial(CountsItsFailures, 0)], on_error="restart", max_restarts=2) as venv:
+    with DummyVectorEnv([partial(RaisesOnReset, 0, at=range(2, 9))], on_error="restart", max_restarts=2) as venv:
         venv.reset()
         with pytest.raises(ValueError, match="no episode 4"):
             venv.reset()

@@ -16,26 +16,13 @@ import pytest
 
 import vecenv.engine.lifetime
 from tests.backends import PROCESS_BACKENDS, full, vector_env_classes
-from tests.faulty import (
-    AGES,
-    Counter,
-    HangsInCall,
-    HangsInInit,
-    HangsOnReset,
-    HangsOnStep,
-    LargeAction,
-    SlowClose,
-    TakesLong,
-    WaitsForFile,
-    counters,
-)
-from tests.ledger import CLOSED, Column, Ledger, N, appears, block_of, columns, gone, kill, pids
-from vecenv import ShmemVectorEnv, WorkerTimeoutError
+from tests.faulty import AGES, Counter, HangsElsewhere, HangsInInit, LargeAction, TakesLong, WaitsForFile, counters
+from tests.ledger import CLOSED, Column, Ledger, N, block_of, column_params, columns, kill, pids
+from vecenv import ShmemVectorEnv, ThreadVectorEnv, WorkerTimeoutError
 from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.pool import watchdog
 
 LIMIT = 0.5
-REPORTED = LIMIT + 2.5
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
 
 
@@ -53,32 +40,12 @@ def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) ->
     assert where in str(error)
 
 
-@columns("blocks", "async", dummy=False, far=False)
-def test_a_step_that_never_ends_in_c_is_given_up_with_its_stack(column: Column) -> None:
-    with column.open(counters(N, env1=partial(HangsOnStep, gil=True)), step_timeout=LIMIT) as ledger:
-        ledger.begin()
-        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
-        begin = time.monotonic()
-        errors = ledger.round()
-        assert LIMIT <= time.monotonic() - begin < REPORTED
-        check_error(errors[-1], 1, pid, "hold_interpreter_lock")
-        assert "faulty.py" in str(errors[-1])
-        assert gone(pid)
-        ledger.born_again(block)
-        failed = ledger.venv.failed_id
-        assert failed == block or (column.mode == "async blocks" and failed == [0, 1])
-        ledger.goes_on(failed, WorkerTimeoutError)
-
-
-@pytest.mark.parametrize(
-    ("kind", "hang"),
-    [(HangsInCall, lambda venv: venv.call("method", id=[0])), (HangsOnReset, lambda venv: venv.reset([0]))],
-)
+@pytest.mark.parametrize("hang", [lambda venv: venv.call("method", id=[0]), lambda venv: venv.reset([0])])
 def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_was_used_last(
-    process_backend: Any, kind: Any, hang: Any
+    process_backend: Any, hang: Any
 ) -> None:
     """With the stack of this hang, also where it is not the first one."""
-    with process_backend([partial(kind, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
+    with process_backend([partial(HangsElsewhere, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
         for _ in range(2):
             ledger = Ledger(venv)
             ledger.begin()
@@ -92,18 +59,6 @@ def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_wa
             ledger.catch_up()
             assert ledger.round() == []
             venv.set_env_attr("episode", 0)
-
-
-@columns("blocks", dummy=False)
-def test_a_hang_is_a_truncated_row_with_on_error_restart(column: Column) -> None:
-    with column.open(counters(N, env1=HangsOnStep), step_timeout=LIMIT, on_error="restart") as ledger:
-        ledger.begin()
-        assert ledger.round() == []
-        assert "WorkerTimeoutError" in ledger.rows[1]["error"]
-        assert ledger.rows[1]["restarted"]
-        ledger.born_again([0, 1])
-        ledger.reset([0, 1])
-        assert ledger.round() == []
 
 
 @columns("single", only=ShmemVectorEnv)
@@ -129,7 +84,13 @@ def test_a_block_that_gets_on_may_take_longer_than_one_step(column: Column) -> N
         assert time.monotonic() - begin > 1.1
 
 
-@columns("single", dummy=False, far=False)
+@pytest.mark.parametrize(
+    "column",
+    [
+        *column_params("single", dummy=False, far=False),
+        *column_params("single", only=ThreadVectorEnv, quick=True, ray=False),
+    ],
+)
 def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +109,8 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
             monkeypatch.setattr(warnings, "showwarning", showwarning)
             assert ledger.round() == []
         hang = next(text for text in reported if text.startswith("env 2"))
-        assert f"(worker pid {pids(ledger.venv)[2]}" in hang
+        worker = f"worker pid {pids(ledger.venv)[2]}" if column.remote else "thread vecenv-block-2"
+        assert f"({worker}" in hang
         assert "faulty.py" in hang
         assert "on_step" in hang
 
@@ -249,30 +211,6 @@ def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(column: Col
 # Stopped processes.
 
 
-@columns("blocks", "async", dummy=False)
-def test_a_worker_that_is_stopped_in_a_step_is_given_up(column: Column, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    with column.open(counters(N, env1=partial(HangsOnStep, seen=str(seen))), step_timeout=LIMIT) as ledger:
-        ledger.begin()
-        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
-        was_near = next(w.on_this_node for w in ledger.venv.engine.backend.pool.workers if 1 in w.ids)
-        ledger.send()
-        appears(seen)
-        os.kill(pid, signal.SIGSTOP)
-        errors: list[Any] = []
-        while ledger.venv.waiting_id:
-            try:
-                ledger.check(*ledger.venv.recv())
-            except WorkerTimeoutError as error:
-                ledger._take(error)
-                errors.append(error)
-        ledger._lose()
-        assert len(errors) == 1
-        check_error(errors[0], 1, pid, "is it stopped?" if was_near else "not read from another machine")
-        ledger.born_again(block)
-        ledger.goes_on(block, WorkerTimeoutError)
-
-
 @columns("blocks", dummy=False)
 def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: Column) -> None:
     """1 MiB does not fit the pipe of a worker that does not read."""
@@ -284,13 +222,16 @@ def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: C
         while venv.waiting_id:
             venv.step(None)
         block, pid = block_of(venv, 1), pids(venv)[1]
+        was_near = next(w.on_this_node for w in venv.engine.backend.pool.workers if 1 in w.ids)
         os.kill(pid, signal.SIGSTOP)
         begin = time.monotonic()
         venv.send(actions)
         assert time.monotonic() - begin < LIMIT
         with pytest.raises(WorkerTimeoutError) as caught:
             receive_all(venv)
-        assert caught.value.pid == pid
+        where = "is it stopped?" if was_near else "not read from another machine"
+        check_error(caught.value, caught.value.env_id, pid, where)
+        assert caught.value.env_id in block
         receive_all(venv)
         assert venv.failed_id == block
         venv.reset(block)
@@ -309,46 +250,9 @@ def receive_all(venv: Any) -> None:
 # timeout and wait_num do not wait for a hung env.
 
 
-@columns("async", dummy=False)
-@pytest.mark.usefixtures("hasty_close")
-def test_a_hung_env_does_not_hold_up_the_others_nor_close(column: Column, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    venv = column.backend(counters(N, env1=partial(HangsOnStep, seen=str(seen))), **column.options)
-    ledger = Ledger(venv)
-    ledger.begin()
-    ledger.send()
-    for _ in range(4):
-        while set(venv.waiting_id) != {1}:
-            ledger.check(*venv.recv())
-        ledger.send([0, 2, 3])
-    while set(venv.waiting_id) != {1}:
-        ledger.check(*venv.recv())
-    appears(seen)  # a worker that has not begun the step yet would close instead
-    check_forced_close(venv, [1])
-
-
-def check_forced_close(venv: Any, envs: list[int]) -> None:
-    """close() ends in time, names who had to be killed, leaves no process, and has no effect when repeated."""
-    workers = {worker.pid for worker in venv.engine.backend.workers}
-    begin = time.monotonic()
-    with pytest.warns(RuntimeWarning, match="did not close in time and was killed") as warned:
-        venv.close()
-    assert time.monotonic() - begin < CLOSED
-    assert [str(warning.message).split(" (pid")[0] for warning in warned] == [f"the worker of envs {envs}"]
-    assert all(gone(pid) for pid in workers)
-    venv.close()
-
-
-@columns("single", only=ShmemVectorEnv)
-def test_by_default_close_gives_an_env_five_seconds(column: Column) -> None:
-    venv = column.backend(counters(N, env1=SlowClose), **column.options)
-    Ledger(venv).begin()
-    begin = time.monotonic()
-    check_forced_close(venv, [1])
-    assert time.monotonic() - begin >= 5
-
-
-@columns("blocks", dummy=False)
+@pytest.mark.parametrize(
+    "column", [*column_params("blocks", dummy=False), *column_params("blocks", only=ThreadVectorEnv, quick=True)]
+)
 def test_envs_that_wait_instead_of_computing_are_reported_of_once(column: Column) -> None:
     """However many workers notice."""
     fns = [partial(TakesLong, i, seconds=0.05) for i in range(N)]

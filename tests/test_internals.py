@@ -4,7 +4,7 @@ import os
 import pickle
 import socket
 import threading
-from collections import deque
+from collections import deque, namedtuple
 from contextlib import closing
 
 import numpy as np
@@ -146,6 +146,9 @@ def ends():
     theirs.close()
 
 
+Pair = namedtuple("Pair", "x y")
+
+
 def received(channel):
     """The frames that have arrived."""
     channel.receive()
@@ -157,6 +160,11 @@ def test_own_containers_are_of_the_same_kind_and_size():
     assert (queue, queue.maxlen) == (deque([1, 2]), 3)
     text[0] = 0
     assert data == b"ab"
+    array = np.zeros(1)
+    listed, (inner,), named = own_containers({"a": [array], "b": (array,), "c": Pair(array, 1)}).values()
+    array[0] = 5
+    assert [copy.tolist() for copy in (listed[0], inner, named.x)] == [[0]] * 3
+    assert type(named) is Pair
 
 
 class TestChannel:

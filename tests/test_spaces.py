@@ -4,28 +4,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from cases import (
-    NEAR_ON_RAY,
-    WITH_TWO_WORKERS,
-    Plays,
-    assert_rows,
-    custom,
-    equal_bits,
-    playing,
-    same,
-    samples,
-    sharing,
-)
+from cases import NEAR_ON_RAY, WITH_TWO_WORKERS, Plays, assert_rows, custom, equal_bits, playing, same, samples, sharing
 from gymnasium import spaces
 
-from vecenv import (
-    DummyVectorEnv,
-    EnvContractError,
-    ObservationError,
-    ShmemVectorEnv,
-    SubprocVectorEnv,
-    ThreadVectorEnv,
-)
+from vecenv import DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 DTYPES = [
     "bool",
@@ -95,12 +77,6 @@ def test_a_batch_with_all_kinds_of_spaces(make):
 
 
 class TestArrays:
-    @pytest.mark.parametrize("space", [*FUNDAMENTAL, *OBJECTS], ids=str)
-    def test_each_kind_alone(self, space):
-        scripts = samples(space, 3), samples(space, 3, seed=1)
-        for obs, rows in zip(seen(space, *scripts), zip(*scripts, strict=True), strict=True):
-            assert_rows(obs, rows, space)
-
     def test_bits_are_kept(self):
         """NaNs with payloads, infinities, minus zero."""
         floats = np.array([0x7FC00001, 0xFFC12345, 0x7F800000, 0x80000000, 1], np.uint32).view(np.float32)

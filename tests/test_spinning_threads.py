@@ -72,25 +72,6 @@ class TestOpenMP:
         assert torch.get_num_threads() == threads
         assert pages() - resident < 1000  # less than a page a cycle, and what the allocator rounds up
 
-    @pytest.mark.timeout(900)
-    @pytest.mark.parametrize("rounds", [10, pytest.param(2000, marks=pytest.mark.slow)])
-    def test_training_gives_the_same_weights(self, rounds):
-        def train(release: bool) -> list[Any]:
-            torch.manual_seed(0)
-            net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 8))
-            optimizer = torch.optim.Adam(net.parameters())
-            x, y = torch.randn(512, 64), torch.randn(512, 8)
-            for _ in range(rounds):
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(net(x), y).backward()
-                optimizer.step()
-                if release:
-                    release_pool()
-            return [p.detach() for p in net.parameters()]
-
-        for one, other in zip(train(False), train(True), strict=True):
-            assert torch.equal(one, other)
-
     def test_the_pool_of_another_thread_goes_on(self):
         wrong, end = [], threading.Event()
 
@@ -338,21 +319,16 @@ class TestWhenItIsUsed:
         program.rounds(200)
         assert program.rounds(160) >= 144
 
-    def test_openblas_is_made_to_sleep_once_and_no_pool_is_released(self, monkeypatch, recwarn):
-        program = Program(monkeypatch)
-        program.openblas = True
+    @pytest.mark.parametrize(
+        ("cpus", "state"),
+        [(2, {"openblas": True}), (2, {"spins": False, "user_threads": 1.0}), (4, {})],
+        ids=["OpenBLAS is made to sleep", "only threads of the user run", "CPUs are spare"],
+    )
+    def test_no_pool_is_released_where_there_is_no_need(self, cpus, state, monkeypatch, recwarn):
+        program = Program(monkeypatch, cpus)
+        vars(program).update(state)
         assert program.rounds(1000) == 0
         assert not program.openblas
-        assert len(recwarn) == 0
-
-    def test_a_loop_in_which_nothing_spins_is_left_alone_whatever_threads_of_the_user_do(self, monkeypatch):
-        program = Program(monkeypatch)
-        program.spins, program.user_threads = False, 1.0
-        assert program.rounds(1000) == 0
-
-    def test_spare_cpus_are_no_alarm(self, monkeypatch, recwarn):
-        program = Program(monkeypatch, cpus=4)
-        assert program.rounds(1000) == 0
         assert len(recwarn) == 0
 
     def test_the_time_of_training_does_not_matter(self, monkeypatch):

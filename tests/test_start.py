@@ -29,7 +29,7 @@ from tests.backends import FULL, full
 from tests.faulty import Counter, SpawnsChild, UsesMultiprocessing, counters
 from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids
 from tests.oddities import RaisesAtPickle
-from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import ClosedError, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.pool import worker_pool
 from vecenv.backends.worker import worker_setup
@@ -40,18 +40,30 @@ ROOT = Path(__file__).parent.parent
 fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 
 PROGRAM = """
-import gymnasium, numpy as np
+import functools, gymnasium, numpy as np
 
 class Three(gymnasium.spaces.Discrete):
     pass
 
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
 class Mine(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
-    action_space = Three(3)
+
+    @functools.lru_cache(maxsize=7, typed=True)
+    def space(self, n):
+        return Three(n)
+
+    @functools.cached_property
+    def action_space(self):
+        return self.space(3)
 
     def reset(self, *, seed=None, options=None):
         assert options is None or type(options["kind"]) is Kind, options
-        return np.array([LEVEL, 0], np.float32), {"kind": Kind("reset")}
+        assert str(Mine.space.cache_parameters()) == "{'maxsize': 7, 'typed': True}"
+        return np.array([LEVEL, fibonacci(20) - 6765], np.float32), {"kind": Kind("reset")}
 
     def step(self, action):
         if action == 2:
@@ -63,6 +75,12 @@ class Kind(str):
 
 class Mistake(Exception):
     pass
+
+class ByName:
+    def __reduce__(self):
+        return "by_name"
+
+by_name = ByName()
 
 LEVEL = 3
 import vecenv
@@ -85,6 +103,20 @@ for venv_class in (vecenv.SubprocVectorEnv, vecenv.ShmemVectorEnv):
     else:
         raise SystemExit("no mistake")
     venv.close()
+if CONTEXT != "fork":
+    with vecenv.ShmemVectorEnv([Mine], context=CONTEXT) as venv:
+        for what, send in {
+            TypeError: lambda: venv.call("step", by_name),
+            AttributeError: lambda: vecenv.ShmemVectorEnv([lambda: by_name], context=CONTEXT),
+        }.items():
+            try:
+                send()
+            except what as error:
+                text = str(error)
+                assert "by_name" in text and "move it to a module" in text, error
+                assert what is TypeError or 'context="fork"' in text and "'by_name'" in text, error
+            else:
+                raise SystemExit("sent")
 print("started", flush=True)
 """
 
@@ -109,7 +141,9 @@ def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **option
     ],
 )
 def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None:
-    """Classes, functions and exceptions of the program itself travel, and the program is run once only.
+    """Classes, functions, also cached ones, and exceptions of the program itself travel; it is run once only.
+
+    And what cannot travel says so, with what to do.
 
     A file in the working directory does not hide a library from workers, as it does not from the program, whose own
     folder is searched instead.
@@ -133,69 +167,6 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
         script.write_text(f"CELLS = {[before, line + after]!r}\n{loop}")
         reported = python("-c", f"exec(open({str(script)!r}).read())")
     assert reported == "started\n"
-
-
-CACHED = """
-import functools
-import gymnasium
-import numpy as np
-import vecenv
-
-@functools.cache
-def fibonacci(n):
-    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
-
-class Cached(gymnasium.Env):
-    observation_space = gymnasium.spaces.Discrete(9999)
-
-    @functools.lru_cache(maxsize=7, typed=True)
-    def space(self, n):
-        return gymnasium.spaces.Discrete(n)
-
-    @functools.cached_property
-    def action_space(self):
-        return self.space(3)
-
-    def reset(self, *, seed=None, options=None):
-        return fibonacci(20), {"cache": str(Cached.space.cache_parameters())}
-
-    def step(self, action):
-        return fibonacci(int(action)), 0.0, False, False, {}
-
-class ByName:
-    def __reduce__(self):
-        return "by_name"
-
-by_name = ByName()
-with vecenv.ShmemVectorEnv([Cached, lambda: Cached()], context=CONTEXT) as venv:
-    obs, info = venv.reset()
-    assert obs.tolist() == [6765, 6765], obs
-    assert info[1]["cache"] == "{'maxsize': 7, 'typed': True}", info
-    assert venv.step([2, 1])[0].tolist() == [1, 1]
-    try:
-        venv.call("step", by_name)
-    except TypeError as error:
-        assert "by_name" in str(error) and "move it to a module" in str(error), error
-    else:
-        raise SystemExit("sent")
-try:
-    vecenv.ShmemVectorEnv([lambda: by_name], context=CONTEXT)
-except AttributeError as error:
-    assert "'by_name'" in str(error) and 'move it to a module' in str(error) and 'context="fork"' in str(error), error
-else:
-    raise SystemExit("made")
-print("started")
-"""
-
-
-@pytest.mark.parametrize(
-    "context", [pytest.param("forkserver", marks=FULL), pytest.param("spawn", marks=pytest.mark.slow)]
-)
-def test_cached_functions_and_properties_of_the_script_travel(context: str, tmp_path: Path) -> None:
-    """And what cannot travel says so, with what to do."""
-    script = tmp_path / "program.py"
-    script.write_text(f"CONTEXT = {context!r}\n{CACHED}")
-    assert python(str(script), env={**os.environ, "PYTHONPATH": str(ROOT)}) == "started\n"
 
 
 def test_a_cached_function_of_a_module_travels_by_its_name() -> None:
@@ -333,18 +304,20 @@ def test_what_the_program_registered_is_looked_up_once_for_all_workers(
 
 
 MODULES = """
-import sys, gymnasium, vecenv, torch, pytest, matplotlib, collector
+import multiprocessing, sys, gymnasium, vecenv, torch, pytest, matplotlib, collector
 class ShowsModules(type(gymnasium.make("CartPole-v1").unwrapped)):
     def modules(self):
         return set(sys.modules)
 for context in ("forkserver", "spawn"):
     with vecenv.SubprocVectorEnv([ShowsModules], context=context) as venv:
         print(*venv.call("modules")[0])
+assert multiprocessing.get_start_method(allow_none=True) is None, multiprocessing.get_start_method()
+multiprocessing.set_start_method("spawn")
 """
 
 
 @FULL
-def test_workers_import_nothing_heavy_of_the_program() -> None:
+def test_workers_import_nothing_heavy_of_the_program_whose_start_method_stays_its_own_choice() -> None:
     for line in python("-c", MODULES).splitlines():
         assert {"numpy", "gymnasium"} <= set(line.split())
         assert not set(line.split()) & {"torch", "ray", "pytest", "pandas", "matplotlib", "collector", "unittest"}
@@ -500,19 +473,6 @@ def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch:
     assert len({worker_setup.worker_seeds(0), worker_setup.worker_seeds(0)}) == 2
 
 
-@FULL
-def test_the_start_method_of_the_program_stays_its_own_choice() -> None:
-    program = (
-        "import multiprocessing, vecenv\n"
-        "from tests.faulty import Counter\n"
-        "vecenv.SubprocVectorEnv([lambda: Counter(0)]).close()\n"
-        "assert multiprocessing.get_start_method(allow_none=True) is None, multiprocessing.get_start_method()\n"
-        "multiprocessing.set_start_method('spawn')\n"
-        "print('free')\n"
-    )
-    assert python("-c", program) == "free\n"
-
-
 # Envs that start processes.
 
 
@@ -603,17 +563,6 @@ def _in_the_copy(venv: Any, leave: str) -> None:
     calls = venv = None
     gc.collect()
     os._exit(0 if refused == 7 + (leave == "exit") else 1)
-
-
-@FULL
-def test_vector_envs_at_a_time_do_not_mix() -> None:
-    with ShmemVectorEnv(counters(2)) as one, DummyVectorEnv(counters(2)) as other, ShmemVectorEnv(counters(2)) as third:
-        ledgers = [Ledger(venv) for venv in (one, other, third)]
-        for ledger in ledgers:
-            ledger.begin()
-        one.close()
-        for ledger in ledgers[1:]:
-            assert ledger.round() == []
 
 
 HOW_SIGINT_IS_TAKEN = """

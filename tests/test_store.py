@@ -16,8 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
-from collector.store.head import read_head
-from collector.store.space_forms import space_from_json, space_to_json
+from collector.store.dataset_head import read_head, space_from_json, space_to_json
 from tests.backends import FULL
 from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
 from vecenv import nest

@@ -34,39 +34,30 @@ def machine(monkeypatch, tmp_path):
 
 
 class TestUsableCpus:
-    def test_without_a_quota_the_affinity_counts(self, machine):
-        assert system_limits.usable_cpus() == 8
-        machine("/sys/fs/cgroup/cpu.max", "max 100000\n")
-        assert system_limits.usable_cpus() == 8
-
-    @pytest.mark.parametrize(("text", "count"), [("250000 100000", 3), ("50000 100000", 1), ("9900000 100000", 8)])
-    def test_a_quota_limits_it_rounded_up(self, machine, text, count):
-        machine("/sys/fs/cgroup/cpu.max", text + "\n")
-        assert system_limits.usable_cpus() == count
-
-    @pytest.mark.parametrize(("quota", "count"), [("200000", 2), ("-1", 8)])
-    def test_the_older_control_groups(self, machine, quota, count):
-        machine("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota + "\n")
-        machine("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-        assert system_limits.usable_cpus() == count
-
     @pytest.mark.parametrize(
         ("groups", "quotas", "count"),
         [
+            ("", {}, 8),
+            *(("", {"cpu.max": text}, count) for text, count in (
+                ("max 100000", 8), ("250000 100000", 3), ("50000 100000", 1), ("9900000 100000", 8))),
+            *(("", {"cpu/cpu.cfs_quota_us": quota, "cpu/cpu.cfs_period_us": "100000"}, count)
+              for quota, count in (("200000", 2), ("-1", 8))),
             ("0::/user.slice/job.scope\n", {"user.slice/job.scope/cpu.max": "200000 100000"}, 2),
             ("0::/slurm/job_1/step\n", {"slurm/cpu.max": "300000 100000", "slurm/job_1/cpu.max": "max 100000"}, 3),
             ("0::/a\n", {"a/cpu.max": "400000 100000", "cpu.max": "100000 100000"}, 1),
             ("0::/of/the/host\n", {"cpu.max": "200000 100000"}, 2),
             ("0::/../elsewhere\n", {}, 8),
-            (
-                "5:cpu,cpuacct:/slurm/job_1\n0::/x\n",
-                {"cpu/slurm/job_1/cpu.cfs_quota_us": "200000", "cpu/slurm/job_1/cpu.cfs_period_us": "100000"},
-                2,
-            ),
+            ("5:cpu,cpuacct:/slurm/job_1\n0::/x\n",
+             {"cpu/slurm/job_1/cpu.cfs_quota_us": "200000", "cpu/slurm/job_1/cpu.cfs_period_us": "100000"}, 2),
+            ("nor this\n", {"cpu.max": "what is this"}, 8),
         ],
-    )
-    def test_the_own_control_group_and_those_around_it_limit_it(self, machine, groups, quotas, count):
-        machine("/proc/self/cgroup", groups)
+    )  # fmt: skip
+    def test_the_affinity_counts_and_quotas_of_the_own_control_group_and_those_around_it(
+        self, machine, groups, quotas, count
+    ):
+        """Rounded up; also those of the older control groups; nonsense is no limit."""
+        if groups:
+            machine("/proc/self/cgroup", groups)
         for path, text in quotas.items():
             machine(f"/sys/fs/cgroup/{path}", text + "\n")
         assert system_limits.usable_cpus() == count
@@ -84,11 +75,6 @@ class TestUsableCpus:
         )
         monkeypatch.setitem(sys.modules, "ray", ray)
         assert system_limits.usable_cpus() == (count if connected else 8)
-
-    def test_nonsense_is_no_limit(self, machine):
-        machine("/sys/fs/cgroup/cpu.max", "what is this\n")
-        machine("/proc/self/cgroup", "nor this\n")
-        assert system_limits.usable_cpus() == 8
 
 
 class TestAvailableMemory:

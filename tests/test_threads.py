@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 import vecenv.engine.lifetime
 from tests.backends import PROCESS_BACKENDS, and_ray
 from tests.ledger import CLOSED
-from vecenv import ClosedError, ConcurrentCallError, ThreadVectorEnv
+from vecenv import ClosedError, ConcurrentCallError, DummyVectorEnv, ThreadVectorEnv
 from vecenv.testing import Gates
 
 waiting_backend = and_ray([ThreadVectorEnv, *PROCESS_BACKENDS])
@@ -113,3 +114,15 @@ def test_another_thread_may_ask_who_is_alive_and_is_reported_to_wait_for_the_res
                 venv.recv()
             gates.open(0, 1)
         assert len(outcome[0]) == 5
+
+
+def test_another_thread_is_told_that_the_envs_of_dummy_are_stepping() -> None:
+    with Gates(2, ops=["step"]) as gates, DummyVectorEnv(gates.env_fns) as venv:
+        venv.reset()
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            gates.await_arrival(0)
+            for call in (partial(venv.step, ACTIONS), partial(venv.seed, 1), venv.reset):
+                with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+                    call()
+            gates.open()
+        assert outcome[0][0][:, 2].tolist() == [1, 1]

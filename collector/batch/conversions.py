@@ -24,7 +24,14 @@ def flat_columns(rollout: Any) -> dict[str, Any]:
     """The columns of a `FlatRollout` with the steps that the mask of a `Rollout` marks."""
     mask = nest.as_array(rollout.mask)
     row, time = np.nonzero(mask)
-    columns = {name: pick(getattr(rollout, name), row, time) for name in COLUMNS}
+    all_steps = len(row) == mask.size
+
+    def steps(rows: Any) -> Any:
+        if all_steps and isinstance(rows, np.ndarray):  # in order, which is several times as fast as an index
+            return rows.copy().reshape(mask.size, *rows.shape[2:])
+        return pick(rows, row, time)
+
+    columns = {name: nest.map(steps, getattr(rollout, name)) for name in COLUMNS}
     tails = tail_rows(columns)
     at = row[tails], time[tails]
     tail_obs = pick(rollout.all_obs, at[0], at[1] + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,29 +139,30 @@ class EpisodeCutter:
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int64)
         """The episode in progress in each env; -1: none that is known from its reset on."""
-        self._parts: dict[int, list[dict[str, Any]]] = {}
-        """By env: its steps until now."""
+        self._parts: dict[int, list[list[np.ndarray]]] = {}
+        """By env: the leaves of the columns of its steps until now, of each batch."""
         self._returns: Any = None
         """By env: the sum of its rewards until now."""
 
     @property
     def unfinished_steps(self) -> int:
         """Steps of episodes that have begun and not ended."""
-        return sum(len(part["reward"]) for parts in self._parts.values() for part in parts)
+        return sum(len(part[-1]) for parts in self._parts.values() for part in parts)
 
     def cut(self, batch: Rollout | FlatRollout) -> EpisodeBatch:
         """The episodes that end in this batch, by the time of their end (of a flat batch: by env), in new memory."""
         flat = batch.flatten()
-        columns = {name: nest.map(nest.as_array, getattr(flat, name)) for name in _COLUMNS}
+        trees = {name: getattr(flat, name) for name in _COLUMNS}
+        columns = [(nest.as_array(leaf), name == "obs") for name in trees for leaf in nest.leaves(trees[name])]
         runs = self._runs(flat.env_ids, flat.traj_ids, flat.step_count, flat.done, batch.broken_ids)
-        before: dict[int, list[dict[str, Any]]] = {}
+        before: dict[int, list[list[np.ndarray]]] = {}
         for which in np.flatnonzero(runs.usable & (runs.follows | ~runs.ends)).tolist():
-            env, start, stop = int(runs.env[which]), int(runs.start[which]), int(runs.stop[which])
+            env, rows = int(runs.env[which]), slice(int(runs.start[which]), int(runs.stop[which]))
             parts = self._parts.pop(env, []) if runs.follows[which] else []
             if runs.ends[which]:
                 before[which] = parts
             else:  # as a copy: a view would keep the whole batch
-                self._parts[env] = [*parts, nest.map(np.copy, nest.take(columns, slice(start, stop)))]
+                self._parts[env] = [*parts, [column[rows].copy() for column, _ in columns]]
         self._parts = {env: parts for env, parts in self._parts.items() if self._ids[env] >= 0}
         ended = (runs.ends & runs.usable).nonzero()[0]
         if isinstance(batch, Rollout):
@@ -170,16 +171,21 @@ class EpisodeCutter:
         last, many = runs.stop[ended] - 1, np.arange(len(ended))
         lengths = nest.as_array(flat.step_count)[last] + 1
         begins, here = np.cumsum(lengths) - lengths, runs.stop[ended] - runs.start[ended]
-        rows, whole = _ranges(runs.start[ended], here), dict[str, Any]()
-        for name, column in columns.items():
-            first = begins + many if name == "obs" else begins
-            size = int(lengths.sum()) + (len(ended) if name == "obs" else 0)
-            tree = whole[name] = nest.map(partial(_empty, size), column)
-            nest.put(tree, _ranges(first + lengths - here, here), nest.take(column, rows))
-            for place, which in enumerate(ended.tolist()):
-                at = int(first[place])
-                for part in before.get(which, ()):
-                    nest.put(tree, slice(at, at := at + len(part["reward"])), part[name])
+        sources, target = _ranges(runs.start[ended], here), _ranges(begins + lengths - here, here)
+        obs_target, arrays = target + np.repeat(many, here), list[np.ndarray]()
+        for column, is_obs in columns:
+            rows_of_all = int(lengths.sum()) + len(ended) * is_obs
+            array = np.empty((rows_of_all, *column.shape[1:]), column.dtype)
+            array[obs_target if is_obs else target] = nest.take(column, sources)
+            arrays.append(array)
+        for place, which in enumerate(ended.tolist()):
+            first = int(begins[place])
+            for part in before.get(which, ()):
+                first += (steps := len(part[-1]))
+                for array, rows_before, (_, is_obs) in zip(arrays, part, columns, strict=True):
+                    array[first - steps + place * is_obs : first + place * is_obs] = rows_before
+        in_order = iter(arrays)
+        whole = nest.map(lambda _: next(in_order), trees)
         tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
         nest.put(whole["obs"], begins + lengths + many, nest.take(nest.map(nest.as_array, flat.tail_obs), tails))
         unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
@@ -226,10 +232,6 @@ class EpisodeCutter:
             usable &= ~np.isin(run_ids, broken_ids)
         self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # of an env with several runs the last one counts
         return _Runs(env, start, stop, ends, follows, usable)
-
-
-def _empty(rows: int, like: np.ndarray) -> np.ndarray:
-    return np.empty((rows, *like.shape[1:]), like.dtype)
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

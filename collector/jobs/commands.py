@@ -22,8 +22,8 @@ import tyro
 from tyro.conf import Positional, arg
 
 from collector.jobs.job import Job, JobError, as_record, as_shown, job_of_settings, load_job, with_settings
-from collector.store.errors import DatasetError
-from collector.store.head import HEAD
+from collector.store.dataset_head import HEAD
+from collector.store.safe_folder import DatasetError
 
 if TYPE_CHECKING:
     from collector.jobs.run import JobState, Progress

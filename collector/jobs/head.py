@@ -15,10 +15,9 @@ import vecenv
 from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown, make_job
 from collector.jobs.making import declares_repeatable, hash_of, with_statistics
 from collector.jobs.names import check_names
-from collector.store.errors import DatasetError
+from collector.store.dataset_head import HEAD, make_head, read_head
 from collector.store.folder import check_files, contents
-from collector.store.head import HEAD, make_head, read_head
-from collector.store.safe_folder import FolderLock, SafeFolder
+from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
 
 SAME = ("observation_space", "action_space", "policy_hash")
 """Entries of the head that are to be the same when a job goes on, besides the job itself."""

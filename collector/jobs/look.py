@@ -16,9 +16,8 @@ from collector.jobs.job import as_shown
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
-from collector.store.errors import DatasetError
 from collector.store.manifest import read_manifest
-from collector.store.safe_folder import SafeFolder
+from collector.store.safe_folder import DatasetError, SafeFolder
 from vecenv.transforms.transform import Freezable
 
 METRICS = "metrics.jsonl"

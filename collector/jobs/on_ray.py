@@ -34,8 +34,8 @@ from collector.jobs.job import Job, JobError, as_record
 from collector.jobs.making import with_statistics
 from collector.jobs.playing import Commits, JobFailedError, Plan, Player, check_budget
 from collector.jobs.stopping import Stopping
-from collector.store.errors import DatasetError
 from collector.store.folder import SHARDS
+from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import StoreWriter
 from vecenv.errors import RemoteTraceback, WorkerTimeoutError

@@ -29,7 +29,7 @@ from collector.jobs.job import Job, JobError
 from collector.jobs.making import make_policy, make_venv
 from collector.jobs.statistics import States, statistics_of, write_statistics
 from collector.jobs.stopping import OutOfTime, Stopping
-from collector.store.errors import DatasetError
+from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.errors import VectorEnvError
@@ -181,9 +181,9 @@ def skipped_in(state: Any) -> set[int]:
 
     >>> skipped_in({"skipped": [3, 7]})
     {3, 7}
-    >>> skipped_in({"skipped": 3})
+    >>> skipped_in({"skipped": 3})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    collector.store.errors.DatasetError: its state is no state of a job: Expected `array`, got `int` - at `$.skipped`
+    collector.store.safe_folder.DatasetError: its state is no state of a job: Expected `array`, got ...
     """
     try:
         return {*msgspec.convert({} if state is None else state, _State).skipped}

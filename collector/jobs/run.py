@@ -32,9 +32,8 @@ from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_o
 from collector.jobs.playing import Commits, Plan, Player, skipped_in
 from collector.jobs.statistics import States, read_statistics, with_frozen
 from collector.jobs.stopping import Stopping
-from collector.store.errors import DatasetError
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
-from collector.store.safe_folder import LOCK
+from collector.store.safe_folder import LOCK, DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv

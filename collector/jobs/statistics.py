@@ -21,8 +21,7 @@ import numpy as np
 
 from collector.jobs.job import Call, Frozen, Job, JobError
 from collector.store import schema
-from collector.store.errors import DatasetError
-from collector.store.safe_folder import SafeFolder
+from collector.store.safe_folder import DatasetError, SafeFolder
 from vecenv import transforms
 from vecenv.errors import VectorEnvError
 from vecenv.transforms.transform import Freezable

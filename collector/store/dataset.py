@@ -12,12 +12,11 @@ from typing import Any, overload
 import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store.errors import DatasetError
-from collector.store.head import read_head
+from collector.store.dataset_head import read_head, space_from_json
 from collector.store.manifest import Index, read_manifest
 from collector.store.packed import Layout, pack
+from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
-from collector.store.space_forms import space_from_json
 from vecenv import nest
 
 MEMORY = 2**28

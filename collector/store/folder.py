@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from collector.store import system_calls
-from collector.store.errors import DatasetError
-from collector.store.head import HEAD, changes, read_head
+from collector.store.dataset_head import HEAD, changes, read_head
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
-from collector.store.safe_folder import LOCK, PARTIAL, SafeFolder
+from collector.store.safe_folder import LOCK, PARTIAL, DatasetError, SafeFolder
 from collector.store.shard import mismatch
 
 OURS = re.compile(

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from collector.store import schema, system_calls
-from collector.store.errors import DatasetError
 from collector.store.packed import Layout
-from collector.store.safe_folder import SafeFolder
+from collector.store.safe_folder import DatasetError, SafeFolder
 from collector.store.schema import End, LayoutLine, Line, Note, ShardLine
 
 MANIFEST = "manifest.jsonl"

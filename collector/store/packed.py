@@ -27,7 +27,7 @@ import numpy as np
 
 from collector.batch.arrays import join
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store.errors import DatasetError
+from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LARGEST_SIZE, LayoutLine
 from vecenv import nest
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from collector.store import system_calls
-from collector.store.errors import DatasetError, FolderInUseError
 from vecenv.portability import path_of_descriptor
 
 FILE, FOLDER = "file", "folder"
@@ -26,6 +25,14 @@ _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # A FIFO without a writer would block the caller for ever.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class DatasetError(RuntimeError):
+    """A folder of episodes cannot be used; the message has what is wrong with it and what to do."""
+
+
+class FolderInUseError(DatasetError):
+    """Another process writes to the folder."""
 
 
 class SafeFolder(os.PathLike[str]):

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
-from collector.store.errors import DatasetError
 from collector.store.manifest import MANIFEST, Index, ShardRecord, file_name
 from collector.store.packed import Column, Layout, batch_of, check_whole, returns_of
-from collector.store.safe_folder import PARTIAL, SafeFolder
+from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 
 LARGEST_INFLATED = 2**32
 """The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""

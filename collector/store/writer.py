@@ -23,9 +23,8 @@ import numpy as np
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import folder as on_disk
 from collector.store import schema
-from collector.store.errors import DatasetError
+from collector.store.dataset_head import HEAD, head_bytes, read_head
 from collector.store.folder import SHARDS
-from collector.store.head import HEAD, head_bytes, read_head
 from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines
 from collector.store.packed import (
     Layout,
@@ -37,7 +36,7 @@ from collector.store.packed import (
     pack,
     returns_of,
 )
-from collector.store.safe_folder import FolderLock, SafeFolder
+from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Line, Note, ShardLine
 from collector.store.shard import write_shard
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
 from collector.store.dataset import Dataset
-from collector.store.errors import DatasetError
 from collector.store.export.arrow_parquet import column_of
 from collector.store.packed import arrays_of, layout_of, offsets_of
+from collector.store.safe_folder import DatasetError
 from vecenv import nest
 
 try:

@@ -12,8 +12,8 @@ import numpy as np
 from collector.episodes.episode import EpisodeBatch
 from collector.store import schema
 from collector.store.dataset import Dataset
-from collector.store.errors import DatasetError
 from collector.store.packed import Column, arrays_of, offsets_of
+from collector.store.safe_folder import DatasetError
 
 try:
     import pyarrow as pa

@@ -14,8 +14,8 @@ import numpy as np
 
 from collector.episodes.episode import Episode
 from collector.store.dataset import Dataset
-from collector.store.errors import DatasetError
-from collector.store.head import make_head
+from collector.store.dataset_head import make_head
+from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
 

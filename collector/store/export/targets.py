@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.store.dataset import Dataset
-from collector.store.errors import DatasetError
+from collector.store.safe_folder import DatasetError
 
 TARGETS = {
     "parquet": "collector.store.export.arrow_parquet",

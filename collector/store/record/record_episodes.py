@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from collector.store.head import make_head
+from collector.store.dataset_head import make_head
 from collector.store.record.recorder import EpisodeRecorder, row_layout
 from collector.store.writer import StoreWriter
 from vecenv import nest

@@ -14,8 +14,8 @@ import numpy as np
 from collector.batch.rollout_buffer import RolloutBuffer
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
 from collector.interruptor import sigint_deferred
-from collector.store.errors import DatasetError
 from collector.store.packed import pack
+from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.backends.host.failure import add_note
@@ -23,7 +23,6 @@ from vecenv.backends.memory.layout import Layout, ObjectLeaf, common_layout
 from vecenv.engine.actions import batch_actions
 
 _ROUNDS = 256
-_NUMBERS = ("episode", "step", "seed")
 _BYTES = 2**24
 """The buffer holds so many rounds, or so many bytes of them, whichever is less."""
 
@@ -43,9 +42,9 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
 class EpisodeRecorder:
     """Records the episodes of `n` envs, whose rows have the `layout`, until `finish`.
 
-    Rounds go into a rollout buffer, with the number of the episode of each row and the steps before it. Rows that are
-    not recorded belong to an episode whose first step is missing: the `EpisodeCutter` discards those. A shard is
-    committed when its episodes have `shard_bytes`, or when the first of them is `shard_seconds` old.
+    Rounds go into a rollout buffer, and marks say in which rows other episodes begin. Rows that are not recorded belong
+    to an episode whose first step is missing: the `EpisodeCutter` discards those. A shard is committed when its
+    episodes have `shard_bytes`, or when the first of them is `shard_seconds` old.
     """
 
     def __init__(self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float) -> None:
@@ -59,13 +58,18 @@ class EpisodeRecorder:
         self._cutter, self._all = EpisodeCutter(), np.arange(n)
         self._count, self._together = np.zeros(n, np.int64), True
         """Rows of each env in the buffer, and whether all envs took part in each round."""
-        self._episode, self._step, self._seed = np.arange(n), np.ones(n, np.int64), np.full(n, -1)
-        """Of each env: id of its episode, steps taken in it (more than there were, where it is not recorded), and seed
-        of its reset."""
-        self._ended: list[int] = []
-        """Ids of the episodes in the buffer that have ended, in this order."""
+        self._room = self._buffer.steps
+        """The buffer has room for so many rounds, or for more."""
+        self._free = 1
+        """The id of the next episode that begins."""
+        self._marks = np.zeros((3, (self._buffer.steps + 1) * n), np.int64)
+        """For each row in which another episode begins: its id, its steps before (more than there were, where it is not
+        recorded), and the seed of its reset. Zeros in all other rows."""
+        self._ended: list[np.ndarray] = []
+        """The rows in which episodes have ended, in this order."""
         self._ended_at = 0.0
         """When the first episode in the buffer ended; 0.0: none has."""
+        self.discard()
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
         """The actions of these envs as they are stored: a tree of arrays. Raises as a vector env of vecenv does for
@@ -92,14 +96,18 @@ class EpisodeRecorder:
         envs = self._all if ids is None else ids
         if obs is not None:
             self._buffer.write("obs", self._count[envs] * self.n + envs, obs)
-        self._seed[envs] = -1 if seeds is None else [-1 if seed is None else seed for seed in seeds]
-        self._episode[envs] += self.n
-        self._step[envs] = 0
+        self._mark(envs, 0, -1 if seeds is None else [-1 if seed is None else seed for seed in seeds])
 
     def discard(self, ids: Any = slice(None)) -> None:
         """The episodes in progress of these envs are not recorded, nor their next steps, until others begin."""
-        self._episode[ids] += self.n
-        self._step[ids] = 1
+        self._mark(self._all[ids], 1, -1)
+
+    def _mark(self, envs: np.ndarray, step: int, seed: Any) -> None:
+        """The next rows of these envs belong to other episodes than those before."""
+        episode, steps, seeds = self._marks
+        at = self._count[envs] * self.n + envs
+        episode[at], steps[at], seeds[at] = np.arange(self._free, self._free + len(envs)), step, seed
+        self._free += len(envs)
 
     def step(
         self,
@@ -118,27 +126,28 @@ class EpisodeRecorder:
         """
         self._check_open()
         which: Any = slice(None) if ids is None else ids
-        if self._count[which].max(initial=0) == self._buffer.steps:
-            self.cut()
+        if not self._room:
+            self._room = self._buffer.steps - int(self._count.max())
+            if not self._room:
+                self.cut()
+        self._room -= 1
         self._together &= ids is None
         envs, n, buffer = self._all[which], self.n, self._buffer
         first = int(self._count[0]) * n
         at: Any = slice(first, first + n) if self._together else self._count[which] * n + envs
-        for name, column in zip(_NUMBERS, (self._episode, self._step, self._seed), strict=True):
-            buffer.write(name, at, column[which])
         buffer.write("action", at, action)
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        buffer.write_step(at, nest.as_array(reward).astype(np.float64), *flags)
+        buffer.write_step(at, np.asarray(nest.as_array(reward), np.float64), *flags)
         buffer.write("obs", slice(first + n, first + 2 * n) if self._together else at + n, obs)
         self._count[which] += 1
-        self._step[which] += 1
         ended: np.ndarray = (flags[0] | flags[1]).nonzero()[0]
         if ended.size:
-            over, find = envs[ended], last_obs
+            find = last_obs
+            rows = np.arange(first, first + n)[ended] if self._together else at[ended]
             last = nest.take(obs, ended) if find is None else nest.merge(np.stack, [find(i) for i in ended.tolist()])
-            buffer.end_episodes((self._count[over] - 1) * n + over, last)
-            self._ended += self._episode[over].tolist()  # after Ctrl-C before it, `cut` leaves them out
-            self.discard(over)
+            buffer.end_episodes(rows, last)
+            self._ended.append(rows)  # after Ctrl-C before it, `cut` leaves them out
+            self.discard(envs[ended])
             self._ended_at = self._ended_at or time.monotonic()
         if self._ended_at and time.monotonic() - self._ended_at > self._shard_seconds:
             self.cut()
@@ -164,24 +173,31 @@ class EpisodeRecorder:
     def _take(self) -> EpisodeBatch | None:
         """Cut the episodes out of the buffer, and empty it."""
         latest = self._buffer.read("obs", self._count * self.n + self._all)
-        whole = self._cutter.cut(self._buffer.finish(self._count, self._numbers, 0))
+        numbers = self._numbers(int(self._count.max()))
+        whole = self._cutter.cut(self._buffer.finish(self._count, lambda _: tuple(numbers[:, :, :-1]), 0))
         self._buffer.rewind()
+        self._marks[:] = 0
+        self._marks[:, : self.n] = numbers[:, self._all, self._count]
         self._buffer.write("obs", slice(0, self.n), latest)
-        places = {episode: place for place, episode in enumerate(self._ended)}
+        time, env = np.divmod(np.concatenate([np.zeros(0, np.int64), *self._ended]), self.n)
+        places = {episode: place for place, episode in enumerate(numbers[0, env, time].tolist())}
         known = [which for which, episode in enumerate(whole.episode.tolist()) if episode in places]
         order = sorted(known, key=lambda which: places[int(whole.episode[which])])
-        self._count[:], self._together, self._ended, self._ended_at = 0, True, [], 0.0
+        self._count[:], self._together, self._room = 0, True, self._buffer.steps
+        self._ended, self._ended_at = [], 0.0
         if not order:
             return None
         if order != [*range(len(whole))]:  # the envs took part in different rounds, or Ctrl-C came
             whole = pack([whole[which] for which in order])
         return replace(whole, episode=np.full(len(whole), -1))
 
-    def _numbers(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Episode, steps before, and seed of each row `(n, rounds)`."""
-        rows = slice(0, done.size)
-        episode, step, seed = (self._buffer.read(name, rows).reshape(done.T.shape).T for name in _NUMBERS)
-        return episode, step, seed
+    def _numbers(self, rounds: int) -> np.ndarray:
+        """Episode, steps before, and seed of each row, and of the next one: `(3, n, rounds + 1)`."""
+        marks, time = self._marks.reshape(3, -1, self.n)[:, : rounds + 1], np.arange(rounds + 1)[:, None]
+        since = np.maximum.accumulate(np.where(marks[0] > 0, time, 0))
+        numbers = np.take_along_axis(marks, since[None], 1)
+        numbers[1] += time - since
+        return numbers.swapaxes(1, 2)
 
     def _give(self, whole: EpisodeBatch) -> None:
         """Give the writer these episodes; where it refuses one, all others, before that is raised."""
