@@ -14,7 +14,17 @@ from typing import Any
 import gymnasium
 import pytest
 from collector_envs import arrays, assert_equal
-from tuned_envs import CrashesWhenMade, Draws, HangsOnStep, ImportsForLong, Logged, NeverMade, OnlyIn, RaisesOnStep
+from tuned_envs import (
+    CrashesWhenMade,
+    Draws,
+    HangsOnStep,
+    ImportsForLong,
+    Logged,
+    NeverMade,
+    OnlyIn,
+    RaisesOnStep,
+    lock_holder,
+)
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.backends import FULL
@@ -61,10 +71,6 @@ THEIR_DEFAULTS |= {"context": None, "wait_num": None, "strict": True}
 def noted(log: Path) -> list[str]:
     """The words in the log, in their order."""
     return [line.split()[0] for line in log.read_text().splitlines()]
-
-
-def lock_holder(lock: Any) -> Draws:
-    return Draws()
 
 
 class TestTheChoice:
@@ -163,10 +169,6 @@ class TestTheMeasurement:
     def test_what_an_env_imports_is_not_part_of_its_steps(self) -> None:
         """A worker imports for seconds what the program may have imported already (torch, by the Monitor of SB3)."""
         assert choose_backend([ImportsForLong, CHEAP], {}).backend == "dummy"
-
-    def test_envs_that_wait_get_a_worker_each(self) -> None:
-        with auto_vector_env([partial(Draws, sleep=4e-3)] * 4) as venv:
-            assert (type(venv), venv.num_workers) == (ShmemVectorEnv, 4)
 
     def test_the_first_steps_may_be_slow(self) -> None:
         assert 16 <= slow_steps([5e-3] * 20 + [1e-5] * 40) <= 20

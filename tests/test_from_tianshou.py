@@ -122,25 +122,18 @@ class TestCustomWorkers:
                 venv.call("tune", 9)
             assert venv.call("length") == [5]
 
-    def test_they_are_at_hand(self):
+    def test_they_are_at_hand_but_those_in_other_processes(self):
         with VectorEnvWrapper(custom(counting(2))) as venv:
             assert [worker.env.unwrapped.env_id for worker in venv.workers] == [0, 1]
             assert {type(worker) for worker in venv.workers} == {LocalWorker}
         with pytest.raises(ClosedError):
             venv.workers  # noqa: B018
-
-    def test_worker_processes_are_not(self):
-        with (
-            ShmemVectorEnv(counting(2)) as venv,
-            pytest.raises(AttributeError, match="reach its envs by get_env_attr"),
-        ):
-            venv.workers  # noqa: B018
-
-    def test_the_workers_of_dummy_have_the_envs(self):
         with DummyVectorEnv(counting(2)) as venv:
             assert [worker.env for worker in venv.workers] == venv.envs
             venv.workers[1].env.length = 9
             assert venv.get_env_attr("length") == [5, 9]
+        with ShmemVectorEnv(counting(2)) as venv, pytest.raises(AttributeError, match="reach its envs by get_env_attr"):
+            venv.workers  # noqa: B018
 
     def test_what_is_no_worker_is_closed_like_the_others(self):
         class Half(BareWorker):
