@@ -1,12 +1,15 @@
 """The examples in docstrings: each of them runs, and gives what it says."""
 
+import ast
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 MODULES = [
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     for package in ("vecenv", "collector")
@@ -24,3 +27,13 @@ def test_the_examples_in_docstrings_are_true(name):
     failed, tried = doctest.testmod(importlib.import_module(name))
     assert failed == 0
     assert tried > 0
+
+
+def test_no_docstring_begins_with_a_question():
+    """Its first word is the verb or the thing."""
+    asks = re.compile(r"(What|How|Where|That of|Those|Whether|When|Why)\b")
+    files = [p for name in ("vecenv", "collector") for p in (ROOT / name).rglob("*.py") if "store" not in p.parts]
+    nodes = [(path.name, node) for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    found = [(name, doc) for name, node in nodes if isinstance(node, DOCUMENTED) and (doc := ast.get_docstring(node))]
+    assert len(found) > 1000
+    assert [(name, doc) for name, doc in found if asks.match(doc)] == []
