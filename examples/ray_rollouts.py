@@ -1,7 +1,6 @@
 """PPO on CartPole with the rollouts of two Ray actors; needs torch and ray.
 
 python examples/ray_rollouts.py [--fast]
-
 On a cluster: `ray job submit -- python examples/ray_rollouts.py`, with more actors.
 """
 

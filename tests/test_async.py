@@ -120,7 +120,5 @@ class TestReadiness:
         ):
             with pytest.raises(RuntimeError, match=text):
                 call()
-
-    def test_render_says_who_is_stepping(self, stepping):
         with pytest.raises(RuntimeError, match=r"Environments \[1\] are still stepping, cannot render them now\."):
             stepping.render()

@@ -67,19 +67,6 @@ def test_it_gives_what_ale_gives(make):
 
 
 @FULL
-def test_next_step_mode_resets_in_the_step_after_the_end(make):
-    envs = make("breakout", 2, **SHORT)
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    envs.reset(seed=0)
-    ends = [envs.step([0, 0]) for _ in range(10)][-1]
-    assert ends[3].tolist() == [True, True]
-    _, rewards, terminations, truncations, infos = envs.step([0, 0])
-    assert (rewards.tolist(), terminations.any(), truncations.any()) == ([0, 0], False, False)
-    assert infos["episode_frame_number"].tolist() == [1, 1]
-    assert "final_obs" not in infos
-
-
-@FULL
 def test_same_step_mode_gives_the_last_observation_in_the_form_of_gymnasium(make):
     shared = dict(gym.vector.VectorEnv.metadata)
     envs, plain = (make("breakout", 2, autoreset_mode=mode, **SHORT) for mode in (AutoresetMode.SAME_STEP, "NextStep"))

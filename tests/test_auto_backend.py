@@ -14,7 +14,17 @@ from typing import Any
 import gymnasium
 import pytest
 from collector_envs import arrays, assert_equal
-from tuned_envs import CrashesWhenMade, Draws, HangsOnStep, ImportsForLong, Logged, NeverMade, OnlyIn, RaisesOnStep
+from tuned_envs import (
+    CrashesWhenMade,
+    Draws,
+    HangsOnStep,
+    ImportsForLong,
+    Logged,
+    NeverMade,
+    OnlyIn,
+    RaisesOnStep,
+    lock_holder,
+)
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.backends import FULL
@@ -61,10 +71,6 @@ THEIR_DEFAULTS |= {"context": None, "wait_num": None, "strict": True}
 def noted(log: Path) -> list[str]:
     """The words in the log, in their order."""
     return [line.split()[0] for line in log.read_text().splitlines()]
-
-
-def lock_holder(lock: Any) -> Draws:
-    return Draws()
 
 
 class TestTheChoice:
@@ -164,10 +170,6 @@ class TestTheMeasurement:
         """A worker imports for seconds what the program may have imported already (torch, by the Monitor of SB3)."""
         assert choose_backend([ImportsForLong, CHEAP], {}).backend == "dummy"
 
-    def test_envs_that_wait_get_a_worker_each(self) -> None:
-        with auto_vector_env([partial(Draws, sleep=4e-3)] * 4) as venv:
-            assert (type(venv), venv.num_workers) == (ShmemVectorEnv, 4)
-
     def test_the_first_steps_may_be_slow(self) -> None:
         assert 16 <= slow_steps([5e-3] * 20 + [1e-5] * 40) <= 20
         assert time_steps(Draws(slow_steps=20), 0.5).wall < 0.005
@@ -193,7 +195,7 @@ class TestMakeVec:
     @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", AsyncVectorEnv)])
     def test_it_makes_either_facade_with_its_arguments(self, env_id: str, facade: type) -> None:
         options = {"autoreset_mode": "SameStep", "step_timeout": None, "shared_memory": True, "daemon": True}
-        envs = make_vec(env_id, 4, backend="auto", vector_kwargs=options)
+        envs = make_vec(env_id, 4, backend="auto", venv_kwargs=options)
         assert type(envs) is facade
         assert envs.spec.kwargs["backend"] == "auto"
         assert repr(envs) == f"{facade.__name__}({env_id}, num_envs=4)"
@@ -204,7 +206,7 @@ class TestMakeVec:
             ({"max_concurrency": 1}, ShmemVectorEnv, 1),
             ({"shared_memory": False, "step_timeout": 30.0, "num_workers": 2}, SubprocVectorEnv, 2),
         ):
-            envs = make_vec("Cheap-v0", 2, backend="auto", vector_kwargs=options)
+            envs = make_vec("Cheap-v0", 2, backend="auto", venv_kwargs=options)
             assert (type(envs.venv), envs.venv.num_workers) == (engine, workers)
             envs.close()
 

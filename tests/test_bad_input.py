@@ -55,13 +55,14 @@ class TestConstructors:
             DummyVectorEnv([CountingEnv, lambda: shy()])
         assert "env 1, __init__()" in "".join(caught.value.__notes__)
 
-    def test_the_same_env_for_all_is_refused_where_it_would_be_stepped_twice(self):
+    @pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv])
+    def test_the_same_env_for_all_is_refused_where_it_would_be_stepped_twice(self, backend):
         env = CountingEnv()
         text = r"env_fns\[0\] and env_fns\[1\] returned the same env object; each must make a new one"
         with pytest.raises(ValueError, match=text):
-            DummyVectorEnv([lambda: env] * 2)
+            backend([lambda: env] * 2, num_workers=2)
         with pytest.raises(ValueError, match="same env object"):
-            DummyVectorEnv([lambda: env, lambda: gymnasium.wrappers.TimeLimit(env, 3)])
+            backend([lambda: env, lambda: gymnasium.wrappers.TimeLimit(env, 3)], num_workers=2)
 
     @pytest.mark.parametrize("value", [0, 9, -1, 1.5, True, "2", [1], np.float64(2), np.True_], ids=repr)
     def test_counts_that_are_out_of_range_or_no_integers(self, value):

@@ -78,18 +78,6 @@ def test_processes_that_get_a_creator_as_an_argument_see_one_count(context: str)
     assert creator().calls() == 12
 
 
-@FULL
-def test_an_update_whose_process_ends_in_it_is_absent_and_leaves_the_state_free() -> None:
-    creator = EnvCreator(counted)
-    with ShmemVectorEnv([creator] * 2, num_workers=2) as venv:
-        venv.reset()
-        with pytest.raises(WorkerDiedError):
-            venv.call("stop_inside", id=0)
-        assert calls_of(creator) == 2
-        venv.reset(0)
-        assert venv.call("calls") == [3, 3]
-
-
 def test_no_update_of_eight_processes_is_lost_though_two_are_killed_in_theirs() -> None:
     creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
     ready = mp.Event()

@@ -4,13 +4,16 @@ On a double of EnvPool by default, and on the package itself, of 740 MB, in the 
 but not for Python 3.10, for which there is no release.
 """
 
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from pool_double import PoolDouble, real_pool
+from pool_double import MISSING, PoolDouble, real_pool
 
 from vecenv import BaseVectorEnv, ClosedError, EnvPoolVectorEnv, GymnasiumVectorEnv, MultiThreadedEnv
+from vecenv import MultiThreadedEnvWrapper as Wrapper
 from vecenv.engine.arguments import seed_chain
 
 
@@ -38,46 +41,6 @@ def run(venv, steps):
         log.append([*result, elapsed(info)])
         done = result[2] | result[3]
     return log
-
-
-# The pool itself: what the double and EnvPool have in common.
-
-
-def test_a_pool_resets_by_the_step_after_the_end(make):
-    pool = make(3, seed=1)
-    _, info = pool.reset()
-    assert info["env_id"].tolist() == [0, 1, 2]
-    over, resets = np.zeros(3, np.bool_), 0
-    for _ in range(40):
-        _, reward, terminated, truncated, info = pool.step(np.ones(3, np.int32))
-        assert (reward.dtype, info["env_id"].dtype, info["elapsed_step"].dtype) == (np.float32, np.int32, np.int32)
-        assert (info["elapsed_step"][over] == 0).all()
-        assert (info["elapsed_step"][~over] > 0).all()
-        assert (reward[over] == 0).all()
-        assert info["players"]["env_id"].tolist() == [0, 1, 2]
-        resets += int(over.sum())
-        over = terminated | truncated
-    assert resets > 3
-
-
-def test_a_pool_answers_in_the_order_in_which_it_was_asked(make):
-    pool = make(4)
-    assert pool.step(np.zeros(4, np.int32))[4]["elapsed_step"].tolist() == [0, 0, 0, 0]  # never reset: now they are
-    obs, reward, *_, info = pool.step(np.zeros(2, np.int32), np.array([3, 1]))
-    assert (info["env_id"].tolist(), obs.shape, len(reward)) == ([3, 1], (2, *obs.shape[1:]), 2)
-    assert pool.reset(np.array([2, 0], np.int32))[1]["env_id"].tolist() == [2, 0]
-
-
-def test_an_asynchronous_pool_returns_exactly_its_batch_size(make):
-    pool = make(4, batch_size=3)
-    pool.async_reset()
-    seen = np.zeros(4, int)
-    for _ in range(20):
-        *_, info = pool.recv()
-        assert len(set(info["env_id"].tolist())) == 3
-        seen[info["env_id"]] += 1
-        pool.send(np.zeros(3, np.int32), info["env_id"])
-    assert (seen > 5).all()
 
 
 # Results.
@@ -187,24 +150,6 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
         assert elapsed(venv.step([0, 0], others)[4]) == [1, 1]
         assert elapsed(venv.reset(over)[1]) == [0]
         assert elapsed(venv.step([0, 0, 0])[4])[over] == 1
-
-
-def test_no_row_of_a_run_with_resets_by_id_is_a_ghost(make):
-    """The loop that tianshou's users write: the observation of the next step follows from the reset."""
-    with EnvPoolVectorEnv(make(4, seed=3)) as venv:
-        _, info = venv.reset()
-        ages, episodes = np.zeros(4, int), 0
-        for t in range(80):
-            _, rew, terminated, truncated, info = venv.step(np.full(4, t % 2))
-            ages += 1
-            assert elapsed(info) == ages.tolist()
-            assert (rew > 0).all()
-            done = np.flatnonzero(terminated | truncated)
-            if len(done):
-                assert elapsed(venv.reset(done)[1]) == [0] * len(done)
-                ages[done] = 0
-                episodes += len(done)
-        assert episodes > 4
 
 
 # What EnvPool would crash on, guess or ignore.
@@ -423,3 +368,115 @@ def test_without_envpool_the_error_says_what_to_install(monkeypatch):
     for make in (lambda: EnvPoolVectorEnv.make("CartPole-v1", 2), lambda: MultiThreadedEnv(2, "CartPole-v1")):
         with pytest.raises(ImportError, match=r"pip install 'vecenv\[envpool\]'"):
             make()
+
+
+# The names of torchrl.
+
+
+def test_the_wrapper_of_torchrl_takes_a_synchronous_pool(make):
+    with Wrapper(env=make(4), frame_skip=1, device="cpu", categorical_action_encoding=True) as env:
+        assert repr(env) == "MultiThreadedEnvWrapper(num_workers=4, device=cpu)"
+        assert (env.num_workers, env.batch_size) == (4, (4,))
+        assert env.set_seed(1) == seed_chain(1, 4)[4]
+        assert env.reset()[0].shape[0] == 4
+        assert env.step([0, 1, 0, 1])[1].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        ({"frame_skip": 4}, "create_env_kwargs"),
+        ({"frame_skip": True}, "create_env_kwargs"),
+        ({"device": "cuda:0"}, "collector"),
+        ({"categorical_action_encoding": False}, "one-hot"),
+        ({"disable_env_checker": False}, "check_vector_env"),
+        ({"allow_done_after_reset": True}, "after a reset"),
+    ],
+)
+def test_an_argument_that_would_be_ignored_is_refused_with_what_to_use_instead(arguments, instead):
+    with pytest.raises(ValueError, match=instead):
+        Wrapper(PoolDouble.make(2), **arguments)
+    with pytest.raises(ValueError, match=instead):
+        MultiThreadedEnv(2, "CartPole-v1", **arguments)
+
+
+def test_the_errors_of_torchrls_wrapper():
+    with pytest.raises(TypeError, match="needs env"):
+        Wrapper()
+    with pytest.raises(TypeError, match="expected a pool"):
+        Wrapper(env=object())
+    with pytest.raises(TypeError, match="unexpected argument 'speed'"):
+        Wrapper(PoolDouble.make(2), speed=3)
+    with pytest.raises(ValueError, match=r"asynchronous, 1 of 2 .*EnvPoolVectorEnv"):
+        Wrapper(PoolDouble.make(2, batch_size=1))
+    with pytest.raises(TypeError, match="env_name"):
+        MultiThreadedEnv(2)
+    with pytest.raises(ValueError, match=r"create_env_kwargs has \['batch_size'\]"):
+        MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"batch_size": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"env_name": None}, TypeError, "env_name must be a str, .* got None"),
+        ({"create_env_kwargs": [("seed", 1)]}, TypeError, "create_env_kwargs must be a dict"),
+        ({"num_workers": 0}, ValueError, "num_workers must be an integer of at least 1, got 0"),
+        ({"num_workers": "2"}, TypeError, "num_workers must be an integer of at least 1, got '2'"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        MultiThreadedEnv(**{"num_workers": 2, "env_name": "CartPole-v1", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("task_id", "num_envs", "error", "message"),
+    [
+        ("CartPole-v1", 0, ValueError, "num_envs must be an integer of at least 1, got 0"),
+        ("CartPole-v1", 1.5, TypeError, "num_envs must be an integer of at least 1, got 1.5"),
+        (None, 1, TypeError, "the task must be a str"),
+    ],
+)
+def test_a_pool_that_cannot_be_made_is_refused(task_id, num_envs, error, message):
+    with pytest.raises(error, match=message):
+        EnvPoolVectorEnv.make(task_id, num_envs)
+
+
+# EnvPool's own tasks.
+
+
+@pytest.mark.slow
+def test_multi_threaded_env_makes_the_pool():
+    pytest.importorskip("envpool", reason=MISSING)
+    with MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs={"max_episode_steps": 5}) as env:
+        assert repr(env) == "MultiThreadedEnv(env=Pendulum-v1, num_workers=3, device=cpu)"
+        assert env.reset(seed=0)[0].shape == (3, 3)
+        ends = [env.step(np.zeros((3, 1), np.float32))[3] for _ in range(5)]
+        assert np.all(ends, axis=1).tolist() == [False] * 4 + [True]
+    with MultiThreadedEnv(1, "ALE/Pong-v5") as env:
+        assert env.env_name == "Pong-v5"
+        obs, info = env.reset()
+        assert (obs.shape, obs.dtype) == ((1, 4, 84, 84), np.uint8)
+        assert info[0]["ram"].shape == (128,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task", ["CheetahRun-v1", "FrozenLake-v1", "HumanoidStand-v1", "LunarLander-v3", "Breakout-v5"]
+)
+def test_observations_are_in_their_spaces(task):
+    with EnvPoolVectorEnv(real_pool(2, task)) as venv:
+        space = venv.observation_space[0]
+        for obs in (venv.reset()[0], venv.step([s.sample() for s in venv.action_space])[0], venv.reset([1])[0]):
+            row = {k: np.asarray(part[-1]) for k, part in obs.items()} if isinstance(obs, dict) else obs[-1]
+            assert space.contains(row)
+
+
+@pytest.mark.slow
+def test_the_program_of_the_migration_page_runs():
+    pytest.importorskip("envpool", reason=MISSING)
+    page = (Path(__file__).resolve().parent.parent / "docs/migrate.md").read_text("utf-8")
+    program = page.partition("## From EnvPool")[2].partition("```py\n")[2].partition("```")[0]
+    assert "EnvPoolVectorEnv(pool)" in program
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

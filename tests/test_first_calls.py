@@ -111,10 +111,10 @@ class TestKeywords:
         for name in ("num_workers", "num_worker"):
             with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'") as caught:
                 make_vec("CartPole-v1", 2, backend="dummy", **{name: 2})
-            assert "make_vec(vector_kwargs={'num_workers': 2}) is for the vector env" in str(caught.value)
+            assert "make_vec(venv_kwargs={'num_workers': 2}) is for the vector env" in str(caught.value)
         with pytest.raises(TypeError, match="'colour'") as caught:
             make_vec("CartPole-v1", 2, backend="dummy", colour="red")
-        assert not any("vector_kwargs" in note for note in caught.value.__notes__)
+        assert not any("venv_kwargs" in note for note in caught.value.__notes__)
 
 
 class TestAutoresetModes:

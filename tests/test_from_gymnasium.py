@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium_cases import Foreign, assert_same
 
 from collector import AsyncDataCollector, SyncDataCollector, rollout
 from collector.policy.random_policy import RandomPolicy
@@ -68,15 +69,6 @@ def drive(venv: Any, how: str, steps: int = 12) -> list[Any]:
     return log
 
 
-def assert_same_logs(ours: list[Any], others: list[Any]) -> None:
-    for left, right in zip(ours, others, strict=True):
-        for mine, yours in zip(nest.leaves(left[:-1]), nest.leaves(right[:-1]), strict=True):
-            assert mine.dtype == yours.dtype
-            np.testing.assert_array_equal(mine, yours)
-        for mine, yours in zip(left[-1], right[-1], strict=True):
-            np.testing.assert_equal(mine, yours)
-
-
 WAYS = {
     "NextStep": [("reset", True), ("autoreset", True), ("step", True), ("step", False)],
     "SameStep": [("reset", True), ("autoreset", True), ("reset", False), ("autoreset", False)],
@@ -91,7 +83,7 @@ def test_rows_are_those_of_the_same_envs_one_by_one(mode: str, form: str) -> Non
     for how, by_id in WAYS[mode]:
         with native(mode, form, resets_by_id=by_id) as venv, DummyVectorEnv(counting(form)) as plain:
             assert isinstance(venv, BaseVectorEnv)
-            assert_same_logs(drive(venv, how), drive(plain, how))
+            assert_same(drive(venv, how), drive(plain, how))
 
 
 @FULL
@@ -99,7 +91,7 @@ def test_processes_of_gymnasium_and_those_that_reset_twice_which_are_refused() -
     """Without shared memory its workers do not note that a reset was made, and make one more in the next step."""
     envs = AsyncVectorEnv(counting(), shared_memory=False, context="fork", autoreset_mode="Disabled")
     with from_gymnasium(envs) as venv, DummyVectorEnv(counting()) as plain:
-        assert_same_logs(drive(venv, "reset"), drive(plain, "reset"))
+        assert_same(drive(venv, "reset"), drive(plain, "reset"))
     envs = AsyncVectorEnv(counting(), shared_memory=False, context="fork")
     with pytest.raises(ValueError, match="resets an env again in the step after its reset: make it with shared_memory"):
         from_gymnasium(envs)
@@ -269,16 +261,6 @@ class Odd(VectorEnv):
         self.closed_with = kwargs
 
 
-class Foreign:
-    """An array of another library, as JAX's: numpy can read it."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = np.asarray(array)
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return self.array.astype(self.array.dtype if dtype is None else dtype)
-
-
 class InAnotherLibrary(gym.vector.VectorWrapper):
     """A wrapper of gymnasium's: what its `env` returns, as foreign arrays."""
 
@@ -295,7 +277,7 @@ def test_arrays_of_other_libraries() -> None:
     for how in ("step", "reset", "autoreset"):
         envs = InAnotherLibrary(SyncVectorEnv(counting(infos=False)))
         with from_gymnasium(envs) as venv, DummyVectorEnv(counting(infos=False)) as plain:
-            assert_same_logs(drive(venv, how), drive(plain, how))
+            assert_same(drive(venv, how), drive(plain, how))
 
 
 def test_odd_vector_envs() -> None:
@@ -397,18 +379,6 @@ def test_episodes_are_cut_where_envs_can_be_reset_in_them() -> None:
             batch = collector.next()
             assert batch.obs[:, :, 2].tolist() == [[0, 1, 0, 1]] * N
             assert batch.truncated.tolist() == [[False, True, False, True]] * N
-
-
-@FULL
-def test_atari_in_the_collector() -> None:
-    atari = pytest.importorskip("vecenv.envs.atari_env")
-    envs = atari.AtariVectorEnv("breakout", 2, autoreset_mode="SameStep", img_height=12, img_width=12)
-    with SyncDataCollector(envs, frames_per_batch=1000) as collector:
-        collector.set_seed(0)
-        batch = collector.next()
-    assert batch.obs.shape == (2, 500, 4, 12, 12)
-    assert batch.obs.dtype == np.uint8
-    assert (batch.terminated | batch.truncated).sum() >= 2
 
 
 @modes

@@ -107,25 +107,33 @@ class TestCustomWorkers:
             assert venv.get_env_attr("seeded") == [3, 4]
             assert venv.get_env_attr("calls") == [0, 0]
 
-    def test_they_are_at_hand(self):
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_a_call_reaches_the_env_or_is_refused(self):
+        class Calls(ProcessWorker):
+            def call(self, name, *args, **kwargs):
+                return self.ask(name, *args, **kwargs)
+
+        for worker_fn in (Calls, BareWorker):
+            with BaseVectorEnv([Tuned, Tuned], worker_fn) as venv:
+                assert venv.call("tune", 9) == [9, 9]
+                assert venv.get_env_attr("length") == [9, 9]
+        with BaseVectorEnv([Tuned], ProcessWorker) as venv:
+            with pytest.raises(TypeError, match=r"get_env_attr\('tune'\) of ProcessWorker returned a method of a copy"):
+                venv.call("tune", 9)
+            assert venv.call("length") == [5]
+
+    def test_they_are_at_hand_but_those_in_other_processes(self):
         with VectorEnvWrapper(custom(counting(2))) as venv:
             assert [worker.env.unwrapped.env_id for worker in venv.workers] == [0, 1]
             assert {type(worker) for worker in venv.workers} == {LocalWorker}
         with pytest.raises(ClosedError):
             venv.workers  # noqa: B018
-
-    def test_worker_processes_are_not(self):
-        with (
-            ShmemVectorEnv(counting(2)) as venv,
-            pytest.raises(AttributeError, match="reach its envs by get_env_attr"),
-        ):
-            venv.workers  # noqa: B018
-
-    def test_the_workers_of_dummy_have_the_envs(self):
         with DummyVectorEnv(counting(2)) as venv:
             assert [worker.env for worker in venv.workers] == venv.envs
             venv.workers[1].env.length = 9
             assert venv.get_env_attr("length") == [5, 9]
+        with ShmemVectorEnv(counting(2)) as venv, pytest.raises(AttributeError, match="reach its envs by get_env_attr"):
+            venv.workers  # noqa: B018
 
     def test_what_is_no_worker_is_closed_like_the_others(self):
         class Half(BareWorker):
@@ -135,6 +143,12 @@ class TestCustomWorkers:
         with pytest.raises(TypeError, match=r"which is no EnvWorker: it lacks \['wait'\]"):
             BaseVectorEnv(counting(2), lambda env_fn: made.append(Half(env_fn)) or made[-1])
         assert [worker.is_closed for worker in made] == [True]
+
+
+class Tuned(CountingEnv):
+    def tune(self, length):
+        self.length = length
+        return length
 
 
 class SaysSo(ProcessWorker):

@@ -190,18 +190,13 @@ class TestSpec:
 
 
 class TestFrameSkip:
-    def test_rewards_are_summed_and_the_last_observation_counts(self):
-        env = GymEnv(CountingEnv(length=6), frame_skip=4)
-        env.reset()
-        obs, reward, terminated, truncated, info = env.step(7)
-        assert (obs[2], obs[4], reward) == (4, 7, (1 + 2 + 3 + 4) / 1024)
-        assert (terminated, truncated, info) == (False, False, {})
-
-    def test_the_end_of_an_episode_ends_it(self):
+    def test_rewards_are_summed_the_last_observation_counts_and_the_end_of_an_episode_ends_it(self):
         env = GymEnv(CountingEnv(length=6), frame_skip=4)
         for episode, end in enumerate([(True, False), (False, True)]):
             env.reset()
-            env.step(0)
+            obs, reward, terminated, truncated, info = env.step(7)
+            assert (obs[2], obs[4], reward) == (4, 7, (1 + 2 + 3 + 4) / 1024)
+            assert (terminated, truncated, info) == (False, False, {})
             obs, reward, *flags, _ = env.step(0)
             assert (obs[1], obs[2], reward, tuple(flags)) == (episode, 6, (5 + 6) / 1024, end)
         assert env.unwrapped.calls == 2 * 7
@@ -332,9 +327,7 @@ class TestInThreads:
     def test_polygons_are_those_of_one_thread(self):
         """gfxdraw fills them by way of one buffer, without the interpreter lock."""
         alone = [GymEnv(Polygons(i), from_pixels=True) for i in range(2)]
-        with ThreadVectorEnv(
-            [lambda i=i: GymEnv(Polygons(i), from_pixels=True) for i in range(2)], num_workers=2
-        ) as venv:
+        with in_two_threads(Polygons) as venv:
             venv.reset()
             for env in alone:
                 env.reset()
@@ -347,9 +340,7 @@ class TestInThreads:
 
     def test_frames_are_made_in_turn_where_gfxdraw_may_draw_them(self):
         inside, met = [], threading.Event()
-        with ThreadVectorEnv(
-            [lambda i=i: GymEnv(Meets(i, inside, met), from_pixels=True) for i in range(2)], num_workers=2
-        ) as venv:
+        with in_two_threads(Meets, inside, met) as venv:
             venv.reset()
             venv.step([0, 0])
             venv.render()
@@ -392,11 +383,3 @@ class TestInVectorEnvs:
                 want, reward, *_ = env.step(0)
                 assert rew[1] == reward == 2
             assert venv.get_env_attr("frame_skip") == [2, 2]
-
-    def test_atari_in_workers_is_reset_by_id(self):
-        with ShmemVectorEnv([lambda: GymEnv("ALE/Pong-v5", frame_skip=2)] * 2) as venv:
-            obs, _ = venv.reset(seed=0)
-            assert obs["pixels"].shape == (2, 210, 160, 3)
-            info = venv.step([0, 2])[4][1]
-            assert (info["episode_frame_number"], info["lives"]) == (2, 0)
-            assert venv.reset(1)[1][0]["env_id"] == 1

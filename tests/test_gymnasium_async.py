@@ -92,11 +92,15 @@ def test_waiting_for_what_was_not_started_is_refused(envs, call):
     getattr(envs, f"{other}_wait")()
 
 
-def test_the_exception_of_a_call_comes_when_it_is_waited_for(envs):
-    envs.call_async("typo")
-    with pytest.raises(AttributeError, match="typo"):
-        envs.call_wait()
+def test_the_exception_of_a_call_comes_when_it_is_waited_for_and_breaks_nothing(envs):
+    """W4"""
+    envs.reset()
+    for name, error in (("typo", AttributeError), ("add", TypeError)):
+        envs.call_async(name)
+        with pytest.raises(error, match=name):
+            envs.call_wait()
     assert envs.call("add", 1) == (1, 1, 1)
+    assert envs.step([1, 2, 0])[1].tolist() == [1.0, 2.0, 0.0]
 
 
 def test_closing_while_a_call_is_pending_warns(envs):
@@ -111,10 +115,10 @@ def test_closing_while_a_call_is_pending_warns(envs):
     ("mode", "shared_memory"), [("SameStep", True), *(pytest.param(mode, False, marks=FULL) for mode in MODES[:2])]
 )
 def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memory):
-    """In each phase of a step: while the others have answered, while the resets of SAME_STEP mode are running."""
+    """W2. In each phase of a step: while the others have answered, while the resets of SAME_STEP mode are running."""
     with Gates(2, length=1, infos=False) as gates:
         envs = AsyncVectorEnv(gates.env_fns, shared_memory, autoreset_mode=mode, num_workers=2)
-        timed_out = functools.partial(pytest.raises, multiprocessing.TimeoutError)
+        timed_out = functools.partial(pytest.raises, multiprocessing.TimeoutError, match="nothing is lost")
         envs.reset_async(seed=4)
         gates.open(0)
         with timed_out():

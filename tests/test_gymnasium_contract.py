@@ -59,13 +59,6 @@ class TestAttributes:
         assert envs.np_random_seed == (42, 43, 44)
         assert [rng.bit_generator.state for rng in envs.np_random] != first
 
-    def test_render_returns_a_tuple_of_frames(self, make):
-        envs = make([lambda i=i: CountingEnv(i) for i in range(3)])
-        envs.reset()
-        frames = envs.render()
-        assert isinstance(frames, tuple)
-        assert [frame[0, 0, 0] for frame in frames] == [0, 1, 2]
-
 
 class TestSeedsAndOptions:
     def test_bad_seeds_and_options_are_refused_before_any_env_is_touched(self, make):
@@ -95,9 +88,12 @@ class TestSeedsAndOptions:
         assert envs.get_attr("resets") == ([], [], [])
         envs.reset()
 
-    def test_a_masked_reset_returns_the_latest_observations_of_the_others(self, make):
+    def test_a_masked_reset_returns_the_latest_observations_of_the_others_and_frames_are_a_tuple(self, make):
         envs = make([lambda i=i: CountingEnv(i) for i in range(3)], autoreset_mode="Disabled")
         envs.reset(seed=5)
+        frames = envs.render()
+        assert isinstance(frames, tuple)
+        assert [frame[0, 0, 0] for frame in frames] == [0, 1, 2]
         before, *_ = envs.step([7, 7, 7])
         kept = before[1].copy()
         before[:] = -99  # the caller's own
@@ -107,16 +103,10 @@ class TestSeedsAndOptions:
 
 
 class TestSteps:
-    def test_results_have_the_documented_types_and_belong_to_the_caller(self, make):
+    def test_results_belong_to_the_caller(self, make):
         envs = make([Reports] * 3)
         first, _ = envs.reset()
         obs, rewards, terminations, truncations, infos = envs.step(iter([1, 2, 3]))
-        assert [array.dtype.name for array in (obs, rewards, terminations, truncations)] == [
-            "float32",
-            "float64",
-            "bool",
-            "bool",
-        ]
         assert infos == {}
         for array in (obs, rewards, terminations, truncations):
             array[...] = 1  # vector wrappers write into what they get
@@ -139,15 +129,14 @@ class TestSteps:
 
 
 class TestCalls:
-    def test_call_calls_methods_and_returns_what_is_none(self, make):
+    def test_call_calls_methods_with_all_keywords_and_returns_what_is_none(self, make):
         envs = make([Remembers] * 2)
         assert envs.call("add", 1, b=2) == (3, 3)
         assert envs.call("failure") == (None, None)
         assert envs.get_attr("metadata") == ({"render_modes": []},) * 2
-
-    def test_every_keyword_of_a_call_is_the_methods_own(self, make):
-        """Also those that the methods of the engine have."""
-        envs = make([Keywords] * 3)
+        envs.call("reset")
+        assert [len(env.resets) for env in envs.envs] == [1, 1]
+        envs = make([Keywords] * 3)  # whose keywords are also those of the engine's methods
         assert envs.call("all", id=2, op="x") == ({"id": 2, "op": "x"},) * 3
         envs.call_async("all", id=[1])
         assert envs.call_wait() == ({"id": [1]},) * 3
@@ -182,11 +171,6 @@ class TestCalls:
                 with pytest.raises(ValueError, match=f"use `{name}` directly"):
                     GymnasiumVectorEnv(venv).call(name)
 
-    def test_sync_shows_its_envs_and_lets_call_reset_them(self, make):
-        envs = make([Remembers] * 2)
-        envs.call("reset")
-        assert [len(env.resets) for env in envs.envs] == [1, 1]
-
 
 class TestEnd:
     def test_close_is_idempotent_and_nothing_works_afterwards(self, make):
@@ -205,8 +189,6 @@ class TestEnd:
         envs = cls.__new__(cls)
         envs.close(timeout=1.0)
         assert envs.closed
-
-    def test_close_takes_the_arguments_of_gymnasium(self):
         AsyncVectorEnv([Reports] * 2).close(timeout=1.0, terminate=False)
         AsyncVectorEnv([Reports] * 2).close(terminate=True)
 
@@ -244,21 +226,14 @@ class TestArguments:
         assert envs.venv.num_workers == min(most, 2)
         envs.close()
 
-    def test_a_venv_that_does_not_wait_for_all_is_refused(self):
+    def test_what_steps_not_together_or_not_in_batches_or_is_no_vector_env_of_ours_is_refused(self):
         with DummyVectorEnv([Reports] * 2, wait_num=1) as venv, pytest.raises(ValueError, match="without wait_num"):
             GymnasiumVectorEnv(venv)
-
-    def test_what_is_no_vector_env_of_ours_is_refused(self):
-        with (
-            gym.make("CartPole-v1") as env,
-            pytest.raises(TypeError, match=r"a vector env of vecenv is needed, .*got <"),
-        ):
-            GymnasiumVectorEnv(env)
-
-    def test_a_venv_that_does_not_batch_observations_is_refused(self):
         env_fns = [lambda: CountingEnv(form="dict")] * 2
         with DummyVectorEnv(env_fns, stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs"):
             GymnasiumVectorEnv(venv)
+        with pytest.raises(TypeError, match=r"a vector env of vecenv is needed, .*got <"):
+            GymnasiumVectorEnv(Reports())
 
 
 class Keywords(Reports):

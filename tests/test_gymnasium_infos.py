@@ -36,6 +36,11 @@ LIKE = [
 ]
 
 
+def of_x(values, n=3):
+    """The infos of envs of which the first have these values of x."""
+    return vector_infos(enumerate({"x": value} for value in values), n)
+
+
 @pytest.mark.parametrize("info", LIKE, ids=str)
 def test_infos_of_one_kind_are_batched_as_by_gymnasium(info):
     for ids in ([0, 1, 2], [1], [0, 2]):
@@ -67,26 +72,22 @@ def test_infos_of_one_kind_are_batched_as_by_gymnasium(info):
 )
 def test_values_that_differ_in_type_stay_what_they_are(values, dtype, expected):
     """gymnasium takes the type of the first env for all: 2.7 after 1 becomes 2, 7 after True becomes True."""
-    infos = vector_infos(enumerate(values_of("x", values)), 3)
+    infos = of_x(values)
     assert infos["x"].dtype == dtype
     assert infos["x"].tolist() == expected
     assert infos["_x"].tolist() == [True, True, False]
 
 
-def test_nan_is_a_number_like_others():
-    infos = vector_infos(enumerate(values_of("x", [1, float("nan")])), 2)
-    np.testing.assert_array_equal(infos["x"], [1.0, np.nan])
-    infos = vector_infos(enumerate(values_of("x", [np.ones(2, np.float32), np.array([0.5, np.nan])])), 2)
-    np.testing.assert_array_equal(infos["x"], [[1, 1], [0.5, np.nan]])
-
-
 def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are():
-    infos = vector_infos(enumerate(values_of("x", [np.ones(2, int), np.full(2, 0.5)])), 2)
+    np.testing.assert_array_equal(of_x([1, float("nan")], 2)["x"], [1.0, np.nan])
+    of_arrays = of_x([np.ones(2, np.float32), np.array([0.5, np.nan])], 2)
+    np.testing.assert_array_equal(of_arrays["x"], [[1, 1], [0.5, np.nan]])
+    infos = of_x([np.ones(2, int), np.full(2, 0.5)], 2)
     assert infos["x"].tolist() == [[1, 1], [0.5, 0.5]]
-    infos = vector_infos(enumerate(values_of("x", [np.array("ab"), np.array("abcd")])), 2)
+    infos = of_x([np.array("ab"), np.array("abcd")], 2)
     assert infos["x"].tolist() == ["ab", "abcd"]
     for values in ([np.ones(2), np.ones(3)], [np.ones(3), np.ones(1)], [np.array([2**53 + 1]), np.array([0.5])]):
-        infos = vector_infos(enumerate(values_of("x", values)), 3)
+        infos = of_x(values)
         assert infos["x"].dtype == object
         assert [infos["x"][i].tolist() for i in range(2)] == [value.tolist() for value in values]
         assert infos["x"][2] is None
@@ -97,15 +98,6 @@ def test_a_key_that_looks_like_a_mask_does_not_replace_the_mask():
     assert infos["x"].tolist() == [5, 0, 0]
     assert infos["_x"].tolist() == [True, False, False]
     assert vector_infos([(0, {"_y": 7})], 2)["_y"].tolist() == [7, 0]
-
-
-def test_differing_infos_of_real_steps_raise_nothing_and_lose_nothing():
-    envs = SyncVectorEnv([lambda: Reports({"x": 1}), lambda: Reports({"x": 2.7}, {"x": "late"}), Reports])
-    envs.reset()
-    *_, infos = envs.step([0, 0, 0])
-    assert infos["x"].tolist() == [1.0, 2.7, 0.0]
-    *_, infos = envs.step([0, 0, 0])
-    assert infos["x"].tolist() == [1, "late", None]
 
 
 class Named(Reports):
@@ -174,7 +166,3 @@ def test_nor_is_an_episode_taken_for_begun_when_another_env_fails():
     envs.reset(options={"reset_mask": np.array([False, True])})
     obs, rewards, *_ = envs.step([0, 0])
     assert (obs[:, 0].tolist(), rewards.tolist()) == ([0, 1], [0.0, 1.0])
-
-
-def values_of(key, values):
-    return [{key: value} for value in values]

@@ -206,13 +206,14 @@ BATCHES = [
     ("kind", "space"),
     [
         *(("sync", space) for space in BATCHES),
+        ("async", spaces.Text(5)),
         pytest.param("async", spaces.Tuple(BATCHES), id="async-all"),
         pytest.param("async-subproc", spaces.Tuple(BATCHES), marks=FULL, id="async-subproc-all"),
     ],
     ids=str,
 )
 def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(space, kind):
-    """Spaces are batched as by gymnasium, with the same generators."""
+    """W9: gymnasium's shared memory refuses some. Spaces are batched as by gymnasium, with the same generators."""
     space.seed(3)
     theirs, ours = gym.vector.SyncVectorEnv([lambda: Echo(space)] * 3), OURS[kind]([lambda: Echo(space)] * 3)
     for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
@@ -227,14 +228,3 @@ def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(spac
         assert obs in ours.observation_space
     ours.close()
     theirs.close()
-
-
-def test_dict_actions_may_be_a_list_of_dicts():
-    space = spaces.Dict(a=spaces.Discrete(9))
-    envs = SyncVectorEnv([lambda: Echo(space)] * 2)
-    envs.reset()
-    assert envs.step([{"a": 3}, {"a": 4}])[0]["a"].tolist() == [3, 4]
-    with pytest.raises(ValueError, match="got 1 actions for 2 envs"):
-        envs.step([{"a": 3}])
-    with pytest.raises(ValueError, match="got 3 actions for 2 envs"):
-        envs.step({"a": [1, 2, 3]})

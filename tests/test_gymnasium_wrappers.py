@@ -1,17 +1,12 @@
 """gymnasium's wrappers for vector envs do the same around ours as around gymnasium's SyncVectorEnv."""
 
 import functools
-import sys
-from types import ModuleType
 
-import array_api_compat.numpy
-import array_api_compat.torch
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from gymnasium.wrappers import vector as wrappers
-from gymnasium_cases import MODES, Pictures, Untimed, assert_same
+from gymnasium_cases import MODES, Untimed, assert_same
 
 import vecenv
 from tests.backends import FULL, one_of
@@ -20,8 +15,6 @@ from vecenv.testing import CountingEnv
 PENDULUM = [lambda: gym.make("Pendulum-v1", max_episode_steps=7)] * 3
 CARTPOLE = [lambda: gym.make("CartPole-v1", max_episode_steps=7)] * 3
 DICTS = [lambda i=i: CountingEnv(i, length=3 + i, form="dict") for i in range(3)]
-PICTURES = [Pictures] * 3
-FRAMES = [lambda i=i: CountingEnv(i + 5, length=3) for i in range(2)]
 WITH_STATISTICS = [lambda: Untimed(gym.wrappers.RecordEpisodeStatistics(CARTPOLE[0]()))] * 3
 
 
@@ -47,7 +40,6 @@ WRAPPERS = {
     "DictInfoToList": (WITH_STATISTICS, wrappers.DictInfoToList),
     "FilterObservation": (DICTS, lambda envs: wrappers.FilterObservation(envs, ["who"])),
     "FlattenObservation": (DICTS, wrappers.FlattenObservation),
-    "ResizeObservation": (PICTURES, lambda envs: wrappers.ResizeObservation(envs, (4, 3))),
     "NormalizeObservation": (CARTPOLE, wrappers.NormalizeObservation),
     "RescaleAction": (PENDULUM, lambda envs: wrappers.RescaleAction(envs, -1, 1)),
     "RecordEpisodeStatistics": (CARTPOLE, wrappers.RecordEpisodeStatistics),
@@ -84,56 +76,6 @@ def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name):
     for mode in MODES[:2]:
         expected = outcome(gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap)
         assert_same(outcome(vecenv.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap), expected)
-
-
-TENSORS = {
-    "NumpyToTorch": lambda envs: wrappers.NumpyToTorch(envs),
-    "ArrayConversion": lambda envs: wrappers.ArrayConversion(envs, array_api_compat.numpy, array_api_compat.torch),
-}
-
-
-@FULL
-@pytest.mark.parametrize("name", TENSORS)
-def test_actions_and_results_have_the_arrays_of_another_library(name):
-    logs = []
-    for make in (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv):
-        envs = TENSORS[name](make(PENDULUM))
-        log = [envs.reset(seed=3)[0]]
-        envs.action_space.seed(1)
-        for _ in range(10):
-            obs, rewards, terminations, truncations, _ = envs.step(torch.tensor(envs.action_space.sample()))
-            log += [obs, rewards, terminations, truncations]
-        assert all(isinstance(part, torch.Tensor) for part in log)
-        logs.append([np.asarray(part) for part in log])
-        envs.close()
-    assert_same(logs[1], logs[0])
-
-
-@FULL
-def test_videos_are_those_around_gymnasiums_class(monkeypatch, tmp_path):
-    """What is given to moviepy: it needs an older pillow than the other libraries, so it is not installed."""
-    videos = []
-
-    class ImageSequenceClip:
-        def __init__(self, frames, fps):
-            self.frames, self.fps = frames, fps
-
-        def write_videofile(self, path, logger):
-            videos.append((np.array(self.frames), self.fps))
-
-    for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["moviepy.video.io.ImageSequenceClip"].ImageSequenceClip = ImageSequenceClip
-    for make in (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv):
-        envs = wrappers.RecordVideo(make(FRAMES), tmp_path / make.__module__, episode_trigger=lambda episode: True)
-        envs.reset(seed=0)
-        for _ in range(8):
-            envs.step([0, 0])
-        envs.close()
-    half = len(videos) // 2
-    assert half >= 2
-    assert videos[0][0].any()
-    assert_same(videos[half:], videos[:half])
 
 
 @FULL

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collector_envs import zeros
-from countdown import Tells
+from countdown import Countdown, Tells
 
 from collector import AsyncDataCollector, SyncDataCollector
 from vecenv import DummyVectorEnv, ShmemVectorEnv
@@ -30,7 +30,7 @@ def test_they_are_those_of_the_step_also_where_an_episode_ends(kind: type, backe
             flat = it.next().flatten()
             np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
             np.testing.assert_array_equal(flat.extras["vector"], np.repeat(flat.step_count[:, None] + 1, 3, axis=1))
-            assert (flat.extras["taken"].dtype, flat.extras["vector"].dtype) == (np.float64, np.float32)
+            assert (flat.extras["taken"].dtype, flat.extras["vector"].dtype) == (np.int64, np.float32)
             seen += flat.terminated.any()
             if seen:
                 np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
@@ -38,6 +38,22 @@ def test_they_are_those_of_the_step_also_where_an_episode_ends(kind: type, backe
     np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
     np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
     np.testing.assert_array_equal(flat.extras["id"], flat.env_ids)
+
+
+@kinds
+def test_the_first_value_that_does_not_fit_promotes_a_column(kind: type) -> None:
+    values = iter([True, 2**53 + 1, np.int8(3), 4.5, True, None])
+
+    class Scores(Countdown):
+        def step(self, action: Any) -> Any:
+            value = next(values, None)
+            return *super().step(action)[:4], {} if value is None else {"score": value, "flag": True}
+
+    with kind([partial(Scores, 99)], zeros, frames_per_batch=1, info_keys=("score", "flag"), backend="dummy") as it:
+        scores = [it.next().flatten().extras["score"] for _ in range(2)]
+        scores += [it.collect(n_step=count).batch.flatten().extras["score"] for count in (3, 1)]
+    assert [score.dtype for score in scores] == [np.bool_, np.int64, np.float64, np.float64]
+    assert [score.tolist() for score in scores] == [[True], [2**53 + 1], [3.0, 4.5, 1.0], [0.0]]
 
 
 def test_with_seeds_of_episodes() -> None:

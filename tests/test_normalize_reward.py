@@ -5,7 +5,7 @@ import pytest
 from stable_baselines3.common.vec_env import VecNormalize
 from transform_envs import VECTOR, plain
 
-from vecenv import DummyVectorEnv, SB3VecEnv, VectorEnvNormObs
+from vecenv import DummyVectorEnv, SB3VecEnv
 from vecenv.transforms import NormalizeReward, Rows, TransformedVectorEnv
 
 N = 4
@@ -71,15 +71,6 @@ def test_a_frozen_copy_learns_nothing_and_the_state_goes_with_the_vector_env():
     with venv_of(NormalizeReward()) as other:
         other.load_state_dict(state)
         assert other.transform[0].return_rms.var == norm.return_rms.var
-
-
-def test_beside_vector_env_norm_obs():
-    with TransformedVectorEnv(VectorEnvNormObs(DummyVectorEnv([plain(VECTOR, 5)] * N)), NormalizeReward()) as venv:
-        venv.reset(seed=0)
-        for _ in range(9):
-            _, rew, *_ = venv.step(ACTIONS)
-        assert np.abs(rew).max() <= 10
-        assert venv.get_obs_rms().count > 0
 
 
 @pytest.mark.parametrize("options", [{"gamma": 1.1}, {"gamma": -0.1}, {"epsilon": 0}, {"clip": 0}])

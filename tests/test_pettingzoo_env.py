@@ -9,18 +9,9 @@ import pettingzoo
 import pytest
 from agent_envs import Herd, Nameless, RandomPlay, Relay, Zoo, herd_in_turns, play_by_hand
 
-from tests.backends import FULL
 from vecenv import DummyVectorEnv, PettingZooEnv, ShmemVectorEnv
 
-KNIGHTS = "butterfly/knights_archers_zombies-v11"
-GAMES = ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2", "herd"]
-GAMES = [GAMES[0], *(pytest.param(name, marks=FULL) for name in [*GAMES[1:], KNIGHTS])]
-
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
-
-
-def game(name, **kwargs):
-    return pettingzoo.make("aec", name, **kwargs) if "/" in name else herd_in_turns()
 
 
 def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
@@ -39,10 +30,9 @@ def test_the_envs_of_these_tests_pass_pettingzoos_api_test():
         assert parallel_api_test(make(), num_cycles=50) is None
 
 
-@pytest.mark.parametrize("name", GAMES)
-def test_turns_are_those_of_pettingzoos_own_loop(name):
+def test_turns_are_those_of_pettingzoos_own_loop():
     """Agents, observations, masks and the sums of the rewards of one episode, for two envs that play alike."""
-    make = partial(game, name, **({"max_cycles": 250} if name == KNIGHTS else {}))
+    make = partial(pettingzoo.make, "aec", "classic/tictactoe-v3")
     turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
     play = RandomPlay(make())
     with ShmemVectorEnv([lambda: PettingZooEnv(make())] * 2, num_workers=1) as venv:
@@ -50,14 +40,12 @@ def test_turns_are_those_of_pettingzoos_own_loop(name):
         total = 0
         for t, (agent, seen, info) in enumerate(turns):
             assert obs["agent_id"].tolist() == [agent, agent]
-            assert np.array_equal(obs["obs"][1], seen["observation"] if isinstance(seen, dict) else seen)
+            assert np.array_equal(obs["obs"][1], seen["observation"])
             assert np.array_equal(obs["mask"][1], play.mask(seen, info))
             obs, rew, terminated, truncated, _ = venv.step([play(agent, seen, info)] * 2)
             total = total + rew
             assert (terminated | truncated).tolist() == [t == len(turns) - 1] * 2
     assert total.tolist() == [list(returns.values())] * 2
-    counts = [[agent for agent, _, _ in turns].count(agent) for agent in returns]
-    assert name != KNIGHTS or min(counts) < max(counts) - 1  # an agent died in mid-episode
 
 
 def test_a_step_after_the_end_is_an_error_that_names_the_env():
@@ -125,9 +113,3 @@ def test_there_is_no_mask_where_actions_are_not_discrete():
 def test_an_env_that_does_not_fit_is_refused_when_it_is_made(make, error, message):
     with pytest.raises(error, match=message):
         PettingZooEnv(make())
-
-
-def test_possible_agents_can_be_given():
-    env = PettingZooEnv(pettingzoo.utils.parallel_to_aec(Nameless()), possible_agents=["cow_2", "cow_1", "cow_0"])
-    assert env.agents == ["cow_2", "cow_1", "cow_0"]
-    assert env.reset(seed=0)[0]["agent_id"] == "cow_0"

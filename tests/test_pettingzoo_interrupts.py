@@ -16,8 +16,8 @@ KINDS = [(ParallelVectorEnv, Herd), (AECVectorEnv, herd_in_turns)]
 pytestmark = [pytest.mark.usefixtures("ctrl_c"), pytest.mark.full]
 
 
-def any_actions(venv):
-    zeros = np.zeros(len(venv), int)
+def any_actions(venv, n=None):
+    zeros = np.zeros(n or len(venv), int)
     return zeros if isinstance(venv, AECVectorEnv) else dict.fromkeys(venv.agents, zeros)
 
 
@@ -33,35 +33,28 @@ def usable(venv):
     assert (venv.waiting_id, venv.failed_id) == ([], [])
 
 
-@pytest.mark.parametrize("moment", ["wait", "note"])
-@pytest.mark.parametrize(("kind", "make"), KINDS)
-def test_after_an_interrupted_step_the_envs_accept_only_a_reset(kind, make, moment, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "make", "moment", "ids"),
+    [
+        *((ParallelVectorEnv, Herd, moment, [1]) for moment in ("send", "wait", "take", "note")),
+        *((*each, moment, [0, 1]) for each in KINDS for moment in ("wait", "note")),
+    ],
+)
+def test_after_an_interrupted_step_its_envs_accept_only_a_reset_and_the_others_go_on(
+    kind, make, moment, ids, monkeypatch
+):
     with kind([make] * 2, "shmem", num_workers=2) as venv:
-        venv.reset()
-        for _ in range(2):
-            owner = AgentActions if moment == "note" else venv.venv.engine.backend
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, moment, interrupted(getattr(owner, moment)))
-                with pytest.raises(KeyboardInterrupt):
-                    venv.step(any_actions(venv))
-            assert (venv.waiting_id, venv.failed_id) == ([], [0, 1])
-            with pytest.raises(VectorEnvError, match=r"KeyboardInterrupt interrupted.*reset\(0\)"):
-                venv.step(any_actions(venv))
-            usable(venv)
-
-
-@pytest.mark.parametrize("moment", ["send", "wait", "take", "note"])
-def test_an_interrupted_step_of_one_env_leaves_the_other_as_it_is(moment, monkeypatch):
-    with ParallelVectorEnv([Herd] * 2, "shmem") as venv:
         venv.reset(seed=0)
-        one = dict.fromkeys(venv.agents, (0,))
         owner = AgentActions if moment == "note" else venv.venv.engine.backend
         with monkeypatch.context() as patch:
             patch.setattr(owner, moment, interrupted(getattr(owner, moment)))
             with pytest.raises(KeyboardInterrupt):
-                venv.step(one, [1])
-        assert venv.failed_id == [1]
-        assert venv.step(one, [0])[0]["cow_2"].tolist() == [[1, 1]]
+                venv.step(any_actions(venv, len(ids)), ids)
+        assert (venv.waiting_id, venv.failed_id) == ([], ids)
+        with pytest.raises(VectorEnvError, match=rf"KeyboardInterrupt interrupted.*reset\({ids[0]}\)"):
+            venv.step(any_actions(venv, len(ids)), ids)
+        if ids == [1]:
+            assert venv.step(any_actions(venv, 1), [0])[0]["cow_2"].tolist() == [[1, 1]]
         usable(venv)
 
 

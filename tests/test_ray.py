@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import psutil
 import pytest
 from collector_envs import arrays, assert_equal, lean
@@ -38,7 +37,7 @@ from vecenv import (
     WorkerTimeoutError,
     make_vec,
 )
-from vecenv.testing import CHECKS, check_vector_env
+from vecenv.testing import check_vector_env
 
 pytestmark = pytest.mark.local_ray
 CARTPOLE = partial(gym.make, "CartPole-v1")
@@ -49,31 +48,6 @@ def spread(venv: RayVectorEnv) -> list[bool]:
     return [worker.on_this_node for worker in venv.engine.backend.pool.workers]
 
 
-def same_rounds(venv: Any, other: Any, rounds: int = 30) -> None:
-    """Both give the same rows for the same seeds and actions, resets included."""
-    assert (venv.reset(seed=3)[0] == other.reset(seed=3)[0]).all()
-    rng = np.random.default_rng(0)
-    over = None
-    for _ in range(rounds):
-        actions = rng.integers(0, 2, len(venv))
-        got, want = venv.step(actions, reset=over), other.step(actions, reset=over)
-        assert all((a == b).all() for a, b in zip(got[:4], want[:4], strict=True))
-        over = got[2] | got[3]
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("check", CHECKS)
-def test_it_keeps_the_contract(check: Any) -> None:
-    check_vector_env(partial(RayVectorEnv, num_workers=2, **NEAR), [check])
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("options", [FAR, {}], ids=["other node", "both nodes"])
-@pytest.mark.parametrize("check", CHECKS)
-def test_it_keeps_the_contract_across_nodes(check: Any, options: dict[str, Any]) -> None:
-    check_vector_env(partial(RayVectorEnv, num_workers=2, **options), [check])
-
-
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("options", "places"),
@@ -81,12 +55,10 @@ def test_it_keeps_the_contract_across_nodes(check: Any, options: dict[str, Any])
     ids=["near", "far", "both"],
 )
 def test_results_do_not_depend_on_the_place_of_the_actors(options: dict[str, Any], places: list[bool]) -> None:
-    with (
-        RayVectorEnv([CARTPOLE] * 8, num_workers=2, **options) as venv,
-        ShmemVectorEnv([CARTPOLE] * 8, num_workers=2) as other,
-    ):
+    make = partial(RayVectorEnv, num_workers=2, **options)
+    with make([CARTPOLE] * 8) as venv:
         assert sorted(spread(venv)) == places
-        same_rounds(venv, other)
+    check_vector_env(make, ["rows", "mixed_rounds", "autoreset"])
 
 
 def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -> None:

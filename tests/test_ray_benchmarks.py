@@ -76,15 +76,3 @@ def test_a_short_soak_holds_all_but_its_speed(tmp_path: Path) -> None:
     found = Found(**measured)
     assert found.kills >= 2
     assert all(holds for text, _, holds in found.checks() if "speed" not in text), done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_collectors_on_ray_are_measured_beside_a_local_one(tmp_path: Path) -> None:
-    target = tmp_path / "row.json"
-    quick = ["--rounds", "1", "--seconds", "0.2", "--patience", "0", "--json", str(target)]
-    done = run("benchmarks.ray", "--only", "collector-cartpole", *quick)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(target.read_text())["results"]
-    assert len(results) == 2
-    assert all(each["value"][0].isdigit() and "local collector" in each["yardstick"] for each in results)

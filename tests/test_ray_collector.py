@@ -179,16 +179,13 @@ def test_no_frame_is_lost_twice_or_delivered_twice_while_actors_are_killed(ledge
     log.check()
 
 
-def test_the_driver_can_be_interrupted_and_an_actor_that_takes_too_long_is_killed(ledger: str) -> None:
+def test_the_driver_can_be_interrupted(ledger: str) -> None:
     with Gates(2) as gates, held(ledger, gates) as collector:
         threading.Thread(target=lambda: (gates.await_arrival(0), os.kill(os.getpid(), signal.SIGINT))).start()
         with pytest.raises(KeyboardInterrupt):
             collector.next()
         with pytest.raises(RuntimeError, match="shut down"):
             collector.next()
-    too_long = pytest.raises(WorkerTimeoutError, match=r"actor [01] .* has taken more than rollout_timeout=1 s")
-    with Gates(2) as gates, held(ledger, gates, rollout_timeout=1.0, on_worker_failure="raise") as late, too_long:
-        late.next()
 
 
 def workers_signed(ledger: str) -> Any:

@@ -181,11 +181,11 @@ class TestBatches:
             RayCollector(frames_per_batch=40, **parts(lambda n: DummyVectorEnv(cartpoles(n)), 1, 2))
 
     def test_entries_of_infos_come_too_from_actors_that_have_seen_none_yet(self, ray: LocalRay) -> None:
-        envs = parts(lambda length: DummyVectorEnv([partial(TellsLate, length)]), 99, 3, 99)
+        envs = parts(lambda length: DummyVectorEnv([partial(TellsLate, length)]), 99, 3, 5)
         with RayCollector(frames_per_batch=60, info_keys=("left",), **envs) as collector:
             for ray.first in (0, 1):
                 batch = collector.next()
-                np.testing.assert_array_equal(batch.extras["left"], np.where(batch.terminated, 7.0, 0.0))
+                np.testing.assert_array_equal(batch.extras["left"], np.where(batch.terminated, [[7], [7], [7.5]], 0.0))
                 assert batch.terminated[1].any()
 
     def test_frames_are_rounded_up_and_end_the_iterator_and_the_actors(self, ray: LocalRay) -> None:
@@ -245,7 +245,7 @@ class TellsLate(Countdown):
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"left": 7} if terminated else {}
+        return obs, reward, terminated, truncated, {"left": 7 if self.length < 4 else 7.5} if terminated else {}
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -8,7 +8,7 @@ from cases import WITH_TWO_WORKERS, custom, near, sharing
 
 from tests.backends import BACKENDS, FULL, RAY
 from tests.local_ray import FAR
-from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RayVectorEnv, SubprocVectorEnv
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RayVectorEnv, SubprocVectorEnv, VectorEnvWrapper
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ipc.opcodes import AUTORESET, STEP, STEP_OBJECT
 from vecenv.testing import CHECKS, FakeBackend, check_rounds, check_vector_env
@@ -18,8 +18,12 @@ def fake(env_fns, **options):
     return BaseVectorEnv(env_fns, backend=FakeBackend(), **options)
 
 
+def wrapped(env_fns, **options):
+    return VectorEnvWrapper(VectorEnvWrapper(DummyVectorEnv(env_fns, **options)))
+
+
 MAKERS = [
-    *(DummyVectorEnv, fake, custom, *WITH_TWO_WORKERS),
+    *(DummyVectorEnv, fake, custom, wrapped, *WITH_TWO_WORKERS),
     *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 5)),
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -155,7 +154,10 @@ def step_until_error(venv: Any) -> None:
         venv.step([0] * len(ready) if ready else None, ready or None)
 
 
-def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_go_on(gate: Gate) -> None:
+def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_and_close_go_on(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 2 * TIMEOUT)
     with make_hanging(gate, wait_num=2) as venv:
         venv.reset()
         with pytest.raises(WorkerTimeoutError) as caught:
@@ -183,6 +185,8 @@ def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_go_on(gate: Gate)
         assert obs[:, :3].tolist() == [[0, 1, 0], [1, 1, 0]]
         assert venv.stats()["restarts"] == 1
         assert len(block_threads()) == 3  # with the abandoned one
+        begin = time.monotonic()
+    assert time.monotonic() - begin < TIMEOUT  # which is not waited for
 
 
 def test_a_step_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) -> None:
@@ -283,13 +287,6 @@ def test_a_restart_raises_what_the_constructor_raises(gate: Gate) -> None:
         assert len(made) == 3
 
 
-def test_one_env_behind_two_ids_is_refused() -> None:
-    env = Counter(0)
-    with pytest.raises(ValueError, match=r"env_fns\[0\] and env_fns\[1\] returned the same env object"):
-        ThreadVectorEnv([lambda: env, lambda: env], num_workers=2)
-    assert block_threads() == []
-
-
 # Errors.
 
 
@@ -381,20 +378,6 @@ def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.Mo
     gate.open()
     wait_until(lambda: block_threads() == [])
     assert gate.notes[-1] == ("closed", 1, True)
-
-
-def test_close_does_not_wait_for_an_abandoned_thread(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 2 * TIMEOUT)
-    venv = make_hanging(gate)
-    venv.reset()
-    venv.step([0] * 4)
-    with pytest.raises(WorkerTimeoutError):
-        venv.step([0] * 4)
-    begin = time.monotonic()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        venv.close()
-    assert time.monotonic() - begin < TIMEOUT
 
 
 @FULL

@@ -8,7 +8,6 @@ from transform_envs import CASES, MIXED, VECTOR, plain
 from tests.backends import FULL
 from vecenv import DummyVectorEnv, nest
 from vecenv.transforms import Rows, TransformedVectorEnv, VecNorm
-from vecenv.transforms.arrays import EnvRows
 
 N = 4
 ROW_WISE = {**CASES, "vec norm": (VECTOR, lambda: VecNorm()), "vec norm of parts": (MIXED, lambda: VecNorm(["x", "v"]))}
@@ -79,39 +78,3 @@ def test_a_transform_stays_on_the_device_of_the_rows(case):
         actions = np.full((N, 2), 0.5, np.float32)
         want, got = reference.transform.inv(actions), other.transform.inv(to_device(actions))
         np.testing.assert_allclose(from_device(got), want, rtol=1e-6)
-
-
-def test_what_vec_norm_has_learnt_on_a_device_can_be_kept():
-    states = []
-    for convert in (np.copy, to_device):
-        with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * N), VecNorm()) as venv:
-            for ids, obs, reward in rounds(VECTOR):
-                run(venv.transform, ids, obs, reward, convert if convert is np.copy else plain_tensor)
-            states.append(venv.state_dict()["0.VecNorm"])
-    for key, array in states[0].items():
-        assert isinstance(states[1][key], np.ndarray)
-        np.testing.assert_allclose(states[1][key], array)
-
-
-def plain_tensor(array):
-    return torch.from_numpy(array.copy())
-
-
-@pytest.mark.parametrize("convert", [np.copy, plain_tensor], ids=["numpy", "torch"])
-def test_rows_by_env_are_those_that_were_put_last(convert):
-    kept, want = EnvRows(4), np.zeros((4, 2))
-    assert kept.take(np.array([0])) is None
-    rng = np.random.default_rng(0)
-    for ids in ([2, 0], [0, 1, 2, 3], [3], [1, 3, 0], [3, 2, 1, 0]):
-        rows = rng.normal(size=(len(ids), 2))
-        want[ids] = rows
-        given = convert(rows)
-        kept.put(np.array(ids), given)
-        given *= 0  # what is kept is a copy
-        assert np.array_equal(np.asarray(kept.take(np.arange(4))), want)
-    kept.clear(np.array([1, 2]))
-    want[[1, 2]] = 0
-    taken = kept.take(np.array([3, 1]))
-    assert np.array_equal(np.asarray(taken), want[[3, 1]])
-    taken *= 0
-    assert np.array_equal(np.asarray(kept.take(np.arange(4))), want)

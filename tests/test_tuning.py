@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep
+from tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep, lock_holder
 
 import vecenv
 from tests.backends import FULL
@@ -36,10 +36,6 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_name(result: TuneResult) -> dict[str, TuneRow]:
     return {row.name: row for row in result.rows}
-
-
-def lock_holder(lock: Any, env: type[Draws] = Draws) -> Draws:
-    return env()
 
 
 @FULL

@@ -1,64 +1,21 @@
 """VecNorm: its formula, what it has learnt, and statistics that workers share."""
 
 import json
-import os
 import pickle
-import signal
-import subprocess
-import sys
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 from transform_envs import MIXED, VECTOR, Samples, normalised, plain
 
+from collector import save_statistics
 from tests.backends import FULL
-from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, WorkerDiedError
+from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv
 from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
-
-DECAY, EPS = 0.9, 1e-4
-
-
-class Reference:
-    """The formula of torchrl, for one entry."""
-
-    def __init__(self, decay=DECAY):
-        self.decay, self.sum, self.ssq, self.count = decay, 0.0, 0.0, 0.0
-
-    def __call__(self, rows):
-        rows = rows.astype(np.float64)
-        self.sum = self.sum * self.decay + rows.sum(0)
-        self.ssq = self.ssq * self.decay + (rows**2).sum(0)
-        self.count = self.count * self.decay + len(rows)
-        mean = self.sum / self.count
-        std = np.sqrt(np.maximum(self.ssq / self.count - mean**2, EPS))
-        return (rows - mean) / np.maximum(std, EPS)
 
 
 def attached(transform, space=VECTOR, n=4):
     return TransformedVectorEnv(DummyVectorEnv([plain(space, 3)] * n), transform)
-
-
-def test_each_batch_is_counted_and_then_normalised(backend):
-    with (
-        backend([plain(VECTOR, 3)] * 4) as raw,
-        TransformedVectorEnv(backend([plain(VECTOR, 3)] * 4), VecNorm(decay=DECAY)) as venv,
-    ):
-        of_obs, of_reward = Reference(), Reference()
-        actions = np.ones((4, 2), np.float32)
-        np.testing.assert_allclose(venv.reset(seed=1)[0], of_obs(raw.reset(seed=1)[0]), rtol=1e-4, atol=1e-5)
-        for ids in (None, [2, 0], [1], None):
-            want, got = (each.step(actions[: 4 if ids is None else len(ids)], ids) for each in (raw, venv))
-            assert got[0].dtype == np.float32
-            np.testing.assert_allclose(got[0], of_obs(want[0]), rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(got[1], of_reward(want[1]), rtol=1e-6)
-        state = venv.transform[0].state_dict()
-        assert state["observation_count"] == pytest.approx(of_obs.count)
-        np.testing.assert_allclose(state["observation_mean"], of_obs.sum / of_obs.count)
-        var = of_reward.ssq / of_reward.count - (of_reward.sum / of_reward.count) ** 2
-        np.testing.assert_allclose(state["reward_var"], var)
 
 
 def test_its_entries_are_those_of_the_keys():
@@ -129,67 +86,42 @@ def test_vector_rewards_are_refused():
 # A state that comes before the env does.
 
 
-TRAIN = """
-import sys
-import numpy as np
-from transform_envs import VECTOR, plain
-from collector import save_statistics
-from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, TransformedEnv
-from vecenv.transforms import TransformedVectorEnv, VecNorm
-
-def play(venv):
-    venv.reset(seed=0)
-    for _ in range(4):
-        obs = venv.step(np.ones((2, 2), np.float32))[0]
-
-with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * 2), VecNorm()) as venv:
-    play(venv)
-    save_statistics(venv.transform[0], "parent.json")
-    norm = venv.transform[0].frozen_copy()
-    with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)]), norm) as test_env:
-        np.save("parent.npy", test_env.reset(seed=1)[0][0])
-
-make_env = EnvCreator(lambda: TransformedEnv(plain(VECTOR, 3)(), VecNorm()))
-with ShmemVectorEnv([make_env] * 2) as venv:
-    play(venv)
-save_statistics(make_env, "workers.json")
-np.savez("workers.npz", **make_env.state_dict())
-np.save("workers.npy", make_env.frozen_copy()().reset(seed=1)[0])
-"""
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with the statistics that another process has learnt, and an observation that it has normalised."""
-    folder = tmp_path_factory.mktemp("trained")
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    subprocess.run([sys.executable, "-c", TRAIN], cwd=folder, env={**os.environ, "PYTHONPATH": path}, check=True)
-    return folder
-
-
 @FULL
-@pytest.mark.parametrize("file", ["parent.json", "workers.json", "workers.npz"])
 @pytest.mark.parametrize("keys", [None, ["observation", "reward"]])
-def test_from_a_file_of_another_process_it_normalises_the_same(trained, file, keys):
-    state = np.load(trained / file) if file.endswith("npz") else json.loads((trained / file).read_text())
-    norm = VecNorm(keys)
-    norm.load_state_dict(state)
-    norm.freeze()
-    want = np.load((trained / file).with_suffix(".npy"))
-    raw = Samples(VECTOR, 3).reset(seed=1)[0]
-    np.testing.assert_allclose(norm.to_observation_norm()(raw[None])[0], want, rtol=1e-6)
-    np.testing.assert_allclose(norm.denorm(want[None])[0], raw, rtol=1e-5)
-    assert set(norm.moments()) == {"observation", "reward"}
-    with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)]), norm) as venv:
-        np.testing.assert_array_equal(venv.reset(seed=1)[0][0], want)
-        [count] = [float(state[key]) for key in state if key.endswith("observation_count")]
-        assert norm.state_dict()["observation_count"] == count
-    env = TransformedEnv(Samples(VECTOR, 3), norm.clone())
-    np.testing.assert_array_equal(env.reset(seed=1)[0], want)
-    if file.endswith("npz"):
-        make_env = EnvCreator(normalised)
-        make_env.load_state_dict(state)
-        np.testing.assert_array_equal(make_env.frozen_copy()().reset(seed=1)[0], want)
+def test_from_a_file_it_normalises_the_same(tmp_path, keys):
+    """What a vector env and what the envs of a creator have learnt, in both kinds of files."""
+    with attached(VecNorm(), n=2) as venv:
+        venv.reset(seed=0)
+        for _ in range(4):
+            venv.step(np.ones((2, 2), np.float32))
+        save_statistics(venv.transform[0], tmp_path / "parent.json")
+        with attached(venv.transform[0].frozen_copy(), n=1) as test_env:
+            of_parent = test_env.reset(seed=1)[0][0]
+    creator = EnvCreator(normalised)
+    with ShmemVectorEnv([creator] * 2) as venv:
+        venv.reset(seed=0)
+        venv.step(np.ones((2, 2), np.float32))
+    save_statistics(creator, tmp_path / "workers.json")
+    np.savez(tmp_path / "workers.npz", **creator.state_dict())
+    of_workers = creator.frozen_copy()().reset(seed=1)[0]
+    for file, want in (("parent.json", of_parent), ("workers.json", of_workers), ("workers.npz", of_workers)):
+        state = np.load(tmp_path / file) if file.endswith("npz") else json.loads((tmp_path / file).read_text())
+        norm = VecNorm(keys)
+        norm.load_state_dict(state)
+        norm.freeze()
+        raw = Samples(VECTOR, 3).reset(seed=1)[0]
+        np.testing.assert_allclose(norm.to_observation_norm()(raw[None])[0], want, rtol=1e-6)
+        np.testing.assert_allclose(norm.denorm(want[None])[0], raw, rtol=1e-5)
+        assert set(norm.moments()) == {"observation", "reward"}
+        with attached(norm, n=1) as venv:
+            np.testing.assert_array_equal(venv.reset(seed=1)[0][0], want)
+            [count] = [float(state[key]) for key in state if key.endswith("observation_count")]
+            assert norm.state_dict()["observation_count"] == count
+        env = TransformedEnv(Samples(VECTOR, 3), norm.clone())
+        np.testing.assert_array_equal(env.reset(seed=1)[0], want)
+    make_env = EnvCreator(normalised)
+    make_env.load_state_dict(state)
+    np.testing.assert_array_equal(make_env.frozen_copy()().reset(seed=1)[0], want)
 
 
 def test_parts_are_known_by_their_names():
@@ -241,46 +173,3 @@ def test_one_without_statistics_has_none_to_show():
     for call in (VecNorm().moments, VecNorm().to_observation_norm):
         with pytest.raises(RuntimeError, match=r"VecNorm\(.* has no statistics: make it part of an env, or load"):
             call()
-
-
-# Workers that share one.
-
-
-def test_workers_of_a_creator_share_one(backend):
-    creator = EnvCreator(partial(normalised, decay=1.0))
-    with backend([creator] * 3) as venv:
-        venv.reset(seed=0)
-        for _ in range(5):
-            obs = venv.step(np.ones((3, 2), np.float32))[0]
-        state = creator.state_dict()
-        assert state["0.VecNorm.observation_count"] == 18
-        assert state["0.VecNorm.reward_count"] == 15
-        raw = [Samples(VECTOR, 5) for _ in range(3)]
-        rows = [env.reset(seed=i)[0] for i, env in enumerate(raw)]
-        rows += [env.step(np.ones(2))[0] for env in raw for _ in range(5)]
-        np.testing.assert_allclose(state["0.VecNorm.observation_mean"], np.mean(rows, 0, np.float64), rtol=1e-6)
-        assert obs.dtype == np.float32
-
-
-@FULL
-def test_no_update_is_lost_where_workers_update_at_once_and_two_are_killed():
-    creator = EnvCreator(partial(normalised, decay=1.0))
-    n, rounds = 8, 60
-    with ShmemVectorEnv([creator] * n, num_workers=n) as venv:
-        venv.reset(seed=0)
-        for _ in range(rounds):
-            venv.step(np.ones((n, 2), np.float32), autoreset=True)
-        counted = float(creator.state_dict()["0.VecNorm.reward_count"])
-        assert counted == n * rounds
-        venv.send(np.ones((n, 2), np.float32))
-        for pid in {report.pid for report in venv.engine.backend.workers[:2]}:
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError):
-            venv.recv()
-        after = float(creator.state_dict()["0.VecNorm.reward_count"])
-        assert counted + n - 2 <= after <= counted + n
-        assert after == int(after)
-        venv.reset()
-        for _ in range(rounds):
-            venv.step(np.ones((n, 2), np.float32), autoreset=True)
-        assert creator.state_dict()["0.VecNorm.reward_count"] == after + n * rounds

@@ -89,3 +89,7 @@ class OnlyIn(Draws):
         if os.getpid() != pid:
             raise RuntimeError("not made here")
         super().__init__()
+
+
+def lock_holder(lock: Any) -> Draws:
+    return Draws()

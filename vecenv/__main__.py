@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_vec_line(env: str, result: TuneResult) -> str:
     """The line that makes a gymnasium vector env of the best row."""
-    kwargs = f", vector_kwargs={result.kwargs}" if result.kwargs else ""
+    kwargs = f", venv_kwargs={result.kwargs}" if result.kwargs else ""
     return f'vecenv.make_vec("{env}", {len(result.env_fns)}, backend="{result.best.backend}"{kwargs})'
 
 

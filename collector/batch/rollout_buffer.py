@@ -87,11 +87,15 @@ class RolloutBuffer:
         columns["truncated"][where] = truncated
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Put rows there, by name, that not every round has: the others are zero."""
+        """Put rows there, by name, that not every round has: the others are zero. Another dtype promotes the column."""
         for name, rows in extras.items():
-            if name not in self._columns:
-                self._columns[name] = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
-            self._columns[name][where] = rows
+            column = self._columns.get(name)
+            if column is None:
+                column = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
+            elif column.dtype != rows.dtype:
+                column = column.astype(np.promote_types(column.dtype, rows.dtype))
+            column[where] = rows
+            self._columns[name] = column
 
     def has(self, name: str) -> bool:
         """Whether rows of that name have been written."""

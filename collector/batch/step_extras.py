@@ -118,9 +118,9 @@ class CheckedHook:
         """Add zeros for names that the hook returned only in other rounds; the order of names is always the same."""
         for name, layout in self._layout.items():
             rows = extras.pop(name, None)
-            if rows is None or (rows.shape[len(shape) :], rows.dtype) != layout:
+            if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
                 rows = np.zeros((*shape, *layout[0]), layout[1])
-            extras[name] = rows
+            extras[name] = rows.astype(layout[1], copy=False)
 
 
 def _layout_of(rows: np.ndarray) -> RowLayout:
@@ -154,8 +154,9 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
 class InfoColumns(CheckedHook):
     """A step hook that returns entries of the infos, and what another hook returns.
 
-    The first value of a key decides its column: numbers are float64, flags bool, arrays keep shape and dtype. Rows of
-    envs whose info has no such entry are zero. `layout` holds what is known of the keys, for the next hook.
+    The column of a key is bool for flags, int64 for integers and float64 for other numbers; a value that does not fit
+    promotes it from then on. Arrays keep the shape and dtype of the first. Rows of envs whose info has no such entry
+    are zero. `layout` holds what is known of the keys, for the next hook.
     """
 
     def __init__(
@@ -191,27 +192,28 @@ class InfoColumns(CheckedHook):
         super().fill(extras, shape)
 
     def _column(self, key: str, infos: Sequence[Mapping[str, Any]], env_ids: np.ndarray) -> np.ndarray | None:
-        rows: np.ndarray | None = None
-        for i, info in enumerate(infos):
-            if key not in info:
-                continue
-            value = np.asarray(info[key])
+        values = {i: np.asarray(info[key]) for i, info in enumerate(infos) if key in info}
+        for i, value in values.items():
             if value.dtype.kind not in "biuf":
-                raise TypeError(f"info_keys: env {env_ids[i]} has {key!r}={info[key]!r}, which is no number or array")
+                found = f"{key!r}={infos[i][key]!r}"
+                raise TypeError(f"info_keys: env {env_ids[i]} has {found}, which is no number or array")
+            own = value.dtype
+            if not value.ndim and own.kind != "b":
+                own = np.dtype(np.int64 if np.can_cast(own, np.int64) else np.float64)
             if key not in self._layout:
                 refuse_names("info_keys", [key], self._policy_layout())
-                is_number = value.dtype.kind != "b" and not value.ndim
-                self._layout[key] = value.shape, np.dtype(np.float64) if is_number else value.dtype
-            shape, dtype = self._layout[key]
-            if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+            shape, dtype = self._layout.setdefault(key, (value.shape, own))
+            if value.shape == shape == ():
+                self._layout[key] = (), np.promote_types(dtype, own)
+            elif value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 found = f"{value.dtype} {value.shape}; before it was {dtype} {shape}"
                 raise TypeError(f"info_keys: env {env_ids[i]} has {key!r} as {found}")
-            if rows is None:
-                rows = np.zeros((len(infos), *shape), dtype)
+        if key not in self._layout:
+            return None
+        shape, dtype = self._layout[key]
+        rows = np.zeros((len(infos), *shape), dtype)
+        for i, value in values.items():
             rows[i] = value
-        if rows is None and key in self._layout:
-            shape, dtype = self._layout[key]
-            rows = np.zeros((len(infos), *shape), dtype)
         return rows
 
 

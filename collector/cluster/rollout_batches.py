@@ -132,6 +132,10 @@ class Assembler:
         # An actor knows the extras of `info_keys` once an info had them; before that they are zero.
         extras = self._steps["extras"]
         extras |= {name: nest.map(zeros, rows) for name, rows in steps["extras"].items() if name not in extras}
+        for name, rows in steps["extras"].items():  # ... and one has seen floats in a column where others have integers
+            if isinstance(rows, np.ndarray) and rows.dtype != extras[name].dtype:
+                dtype = np.promote_types(rows.dtype, extras[name].dtype)
+                extras[name], steps["extras"][name] = extras[name].astype(dtype), rows.astype(dtype)
         targets = {**self._steps, "extras": {name: extras[name] for name in steps["extras"]}}
         nest.merge(lambda pair: _copy(pair[0], own, pair[1]), [targets, steps])
         # These are small, and copied when they are joined; the store would keep all of them while one is in use.

@@ -32,8 +32,9 @@ class EnvWorker(ABC):
 
     `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` returns the
     workers that have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space
-    that it returns. A worker that raises an EOFError, ConnectionError or WorkerDiedError, or that is not `is_alive` any
-    more, has lost its env: the next reset of the env closes it, and `worker_fn` makes another one.
+    that it returns. A worker whose env is elsewhere has a `call` of its own, which runs the method there. A worker that
+    raises an EOFError, ConnectionError or WorkerDiedError, or that is not `is_alive` any more, has lost its env: the
+    next reset of the env closes it, and `worker_fn` makes another one.
     """
 
     result: Any
@@ -56,6 +57,20 @@ class EnvWorker(ABC):
     @abstractmethod
     def set_env_attr(self, key: str, value: Any) -> None:
         """Set an attribute of the env."""
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The attribute of the env, called with the arguments if it can be called; TypeError for a method of a copy of
+        the env, which `get_env_attr` returns where it is pickled on its way.
+        """
+        if not callable(value := self.get_env_attr(name)):
+            return value
+        if getattr(value, "__self__", None) is not getattr(self.get_env_attr(name), "__self__", None):
+            raise TypeError(
+                f"get_env_attr({name!r}) of {type(self).__name__} returned a method of a copy of the env, so that a "
+                f"call would not reach the env: define call(name, *args, **kwargs) in {type(self).__name__}, which "
+                "calls it where the env is"
+            )
+        return value(*args, **kwargs)
 
     @abstractmethod
     def send(self, action: Any, **kwargs: Any) -> None:
@@ -273,8 +288,7 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
         name, positional, keywords = args
         if name in ("__setattr__", "set_wrapper_attr"):  # what `get_env_attr` returns may be a copy's
             return worker.set_env_attr(*positional)
-        value = worker.get_env_attr(name)
-        return value(*positional, **keywords) if callable(value) else value
+        return getattr(type(worker), "call", EnvWorker.call)(worker, name, *positional, **keywords)
     if op == "render":
         return worker.render(**args[0])
     value = getattr(worker, op)(*args)

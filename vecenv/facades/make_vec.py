@@ -61,12 +61,12 @@ def make_vec(
     or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
     it refuses. `backend`: "shmem", "subproc", "thread", "dummy", "ray", or "auto": "dummy" or "shmem", whichever is
     faster for these envs. For that one env more is made, in a worker, stepped for a moment and closed; it is "shmem"
-    without that where an argument asks for processes. `wrappers`, a sequence, are put around each env. `vector_kwargs`
-    go to AsyncVectorEnv or, for the others, are those of SyncVectorEnv; `venv_kwargs` is another name for
-    them, which `gym.make_vec` lets through to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown
+    without that where an argument asks for processes. `wrappers`, a sequence, are put around each env. `venv_kwargs`
+    go to AsyncVectorEnv or, for the others, are those of SyncVectorEnv. `vector_kwargs` is the same under the name in
+    `gym.make_vec`, which does not pass it on to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown
     backend, TypeError for arguments of another kind and for both names at once, gymnasium's errors for an unknown id.
 
-    >>> envs = make_vec("CartPole-v1", 3, backend="dummy", vector_kwargs={"autoreset_mode": "SameStep"})
+    >>> envs = make_vec("CartPole-v1", 3, backend="dummy", venv_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
     SyncVectorEnv(CartPole-v1, num_envs=3)
     >>> envs.close()
@@ -121,7 +121,7 @@ def _blame_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
     """Say in the error of an env which keyword it got that was probably meant for the vector env."""
     for name, value in kwargs.items():
         if repr(name) in str(error) and (meant := option_meant(name, AsyncVectorEnv, ShmemVectorEnv)) is not None:
-            where = f"make_vec(vector_kwargs={{{meant!r}: {value!r}}}) is for the vector env"
+            where = f"make_vec(venv_kwargs={{{meant!r}: {value!r}}}) is for the vector env"
             error.args = (f"{where}, and {name}={value!r} went to the constructor of the env: {error}",)
 
 
