@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from collector.store import schema, system_calls
@@ -121,7 +120,7 @@ class Manifest:
                 raise DatasetError(f"it declares {steps:,} steps, more than a file {name} of {size:,} bytes can hold")
         shard, many = np.full(episodes, len(self.shards)), np.arange(episodes)
         self.columns.append((numbers, lengths, returns, shard, many, np.cumsum(lengths) - lengths))
-        self.shards.append(msgspec.structs.replace(line, episodes=[], lengths=[], returns=[]))
+        self.shards.append(line.without_episodes())
 
     def check(self) -> None:
         """Raise `DatasetError` where a shard or an episode is there twice."""
