@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector import Job, run_job
-from collector.jobs.playing import Plan, Player
-from collector.jobs.stopping import Stopping
+from collector.interruptor import Stopping
+from collector.jobs.plan import Plan
+from collector.jobs.playing import Player
 
 CARTPOLE = {"env": "CartPole-v1", "num_envs": 8, "backend": "dummy"}
 PIXELS = {

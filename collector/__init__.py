@@ -8,9 +8,8 @@ from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
 from collector.collect import rollout
-from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
+from collector.episodes.episode import CollectStats, Episode, EpisodeBatch, EpisodeCutter, SequenceSummaryStats
 from collector.episodes.seeds import EpisodeSeeds, action_seed, episode_seed
-from collector.episodes.statistics import CollectStats, SequenceSummaryStats
 from collector.interruptor import Interruptor
 from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
     from collector.cluster.ray_collector import RayCollector
     from collector.device.to_torchrl import to_torchrl as to_torchrl
     from collector.device.torch_vector_env import TorchVectorEnv
-    from collector.jobs.job import Job, JobError, load_job
+    from collector.jobs.job import Job, JobError
+    from collector.jobs.job_files import load_job
     from collector.jobs.run import resume_job, run_job
-    from collector.jobs.statistics import save_statistics
+    from collector.jobs.transform_statistics import save_statistics
     from collector.policy.mlp import MLPPolicy
     from collector.store.dataset import Dataset, Transitions, load_episodes
     from collector.store.dataset_head import make_head
@@ -100,10 +100,10 @@ _LOADED_WHEN_USED = {
     "export": "collector.store.export.targets",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
-    "load_job": "collector.jobs.job",
+    "load_job": "collector.jobs.job_files",
     "resume_job": "collector.jobs.run",
     "run_job": "collector.jobs.run",
-    "save_statistics": "collector.jobs.statistics",
+    "save_statistics": "collector.jobs.transform_statistics",
     "TorchVectorEnv": "collector.device.torch_vector_env",
     "to_torchrl": "collector.device.to_torchrl",
 }

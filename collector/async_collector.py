@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from collector.arguments import at_least_one
 from collector.base_collector import BatchCollector
-from collector.batch.arrays import join
-from collector.batch.concatenate import by_env, without_failures
-from collector.batch.rollout import FlatRollout
+from collector.batch.conversions import join
+from collector.batch.rollout import FlatRollout, by_env, without_failures
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
+from collector.collector_arguments import at_least_one
 from collector.env_source import check_rounds
 from collector.loops.collection_loop import BatchRequest
 from collector.policy.action_trees import as_vector_envs_take_it

@@ -1,4 +1,4 @@
-"""What users call: the arguments of all collectors, their batches, whole episodes, evaluation, and state."""
+"""The base of all collectors: the arguments of all collectors, their batches, whole episodes, evaluation, and state."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from collector.arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.batch.rollout import truncate_last
 from collector.batch.step_extras import RowLayout, check_info_keys
 from collector.collect import Collecting
+from collector.collector_arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
@@ -19,7 +19,7 @@ from collector.loops.batch_iterator import Finishing
 from collector.loops.collection_loop import BatchRequest
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
-from vecenv.transforms.compose import flat
+from vecenv.extending import flat
 
 
 class BatchCollector(Collecting):
@@ -119,14 +119,14 @@ class BatchCollector(Collecting):
 
     @property
     def exploration_type(self) -> ExplorationType:
-        """What is taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
+        """The value taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
         of the collector.
         """
         return self._exploration_type
 
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights had been updated when the last batch began: by `update_policy_weights_`, or in
+        """Number of updates of the policy's weights when the last batch began: by `update_policy_weights_`, or in
         place by a learner that shares them.
         """
         return self._weights.version
@@ -136,7 +136,7 @@ class BatchCollector(Collecting):
         return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
 
     def _is_complete(self) -> bool:
-        """Whether all of `total_frames`, or all of `episode_seeds`, are collected."""
+        """Return whether all of `total_frames`, or all of `episode_seeds`, are collected."""
         return super()._is_complete() or (self._seeds is not None and self.all_played)
 
     def _collect_batch(self) -> Any:

@@ -22,14 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from collector.arguments import at_least_one
-from collector.batch.concatenate import concatenate
 from collector.batch.rewards import RewardShape
-from collector.batch.rollout import FlatRollout, Rollout, truncate_last
+from collector.batch.rollout import FlatRollout, Rollout, concatenate, truncate_last
 from collector.batch.step_extras import CheckedHook, InfoColumns, RowLayout, StepBatch, StepHook
+from collector.collector_arguments import at_least_one
 from collector.env_source import check_synchronous, make_vector_env
-from collector.episodes.episode import Ended, Episode, EpisodeCutter
-from collector.episodes.statistics import CollectStats
+from collector.episodes.episode import CollectStats, Ended, Episode, EpisodeCutter
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
 from collector.loops.batch_iterator import BatchIterator
@@ -182,7 +180,7 @@ class Collecting(CollectionLoop, BatchIterator):
         return rendering(self.env, pause, on_step)
 
     def _hook(self, on_step: StepHook | None) -> CheckedHook | None:
-        """What the loop calls after each round: the hook, and what stores entries of the infos."""
+        """The function that the loop calls after each round: the hook, and what stores entries of the infos."""
         checked = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
         if not self._info_keys:
             return checked

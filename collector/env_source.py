@@ -1,4 +1,4 @@
-"""What a collector collects from: a vector env, or what makes one."""
+"""The source of a collector's steps: a vector env, or what makes one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import gymnasium
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from vecenv.engine.arguments import check_options, own_env_fns
-from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
-from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.extending import VECTOR_ENVS, check_options, own_env_fns
+from vecenv.transforms import TransformedVectorEnv
 from vecenv.venvs import ShmemVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
@@ -93,7 +92,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
     if isinstance(source, VectorEnv) and hasattr(below := vars(source).get("venv"), "env_num"):
         source = below  # of a facade of ours, which resets by itself
     elif isinstance(source, VectorEnv):
-        from vecenv.envs.pools.from_gymnasium import from_gymnasium
+        from vecenv import from_gymnasium
 
         given = source
         try:
@@ -117,7 +116,7 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
         home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
         target = home if device is None else resolve_device(device)
         if target.type != "cpu":
-            from collector.device.transformed_on_device import TransformedOnDevice
+            from collector.device.torch_vector_env import TransformedOnDevice
 
             return TransformedOnDevice(env, transforms, target)
     return TransformedVectorEnv(env, transforms)
@@ -157,14 +156,13 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
 
 
 def _instead_of(source: Any) -> str | None:
-    """What to pass in place of a vector env that collectors cannot step; None for all that they can."""
+    """Return what to pass in place of a vector env that collectors cannot step; None for all that they can."""
     tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"
     if isinstance(source, Env) or hasattr(source, "env_num") or not hasattr(source, "num_envs"):
         return None
-    multi_agent = sys.modules.get("vecenv.envs.multi_agent.pettingzoo_vector")
-    if multi_agent is not None and isinstance(source, multi_agent.MultiAgentVectorEnv):
+    if hasattr(source, "possible_agents"):
         return (
             f"{type(source).__name__} steps many agents in each env, and collectors step one agent an env: pass "
             "flatten_agents(env) of a ParallelVectorEnv, or a list of functions that make a PettingZooEnv(...) each"

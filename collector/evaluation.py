@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collector.episodes.statistics import CollectStats
+from collector.episodes.episode import CollectStats
 from collector.policy.exploration import ExplorationType, set_exploration_type
 from vecenv.creator import EnvCreator
+from vecenv.extending import Freezable, HasTransforms
 from vecenv.norm_obs import VectorEnvNormObs
-from vecenv.transforms.compose import HasTransforms
-from vecenv.transforms.transform import Freezable
 from vecenv.venvs import RayVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
 
 
 def cannot_be_made_again(source: Any, made: Any) -> str | None:
-    """Why another vector env cannot be made of what a collector was made with (`made` is its vector env), or None."""
+    """Return why no other vector env can be made as a collector's was (`made` is that one), or None."""
     for wrapper in _wrappers(made):
         if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
             return f"what the {type(wrapper).__name__} around the vector env has learned is not in a new one"
@@ -125,7 +124,9 @@ class Evaluation:
             raise
 
     def _frozen(self, env_fn: Any) -> Any:
-        """What makes the env for evaluation: of creators whose envs share state with the training's, a frozen copy."""
+        """Return the maker of the env for evaluation: of creators whose envs share state with the training's, a
+        frozen copy.
+        """
         if self._train is None or not isinstance(env_fn, EnvCreator):
             return env_fn
         if env_fn not in self._creators:

@@ -1,10 +1,14 @@
-"""Ending a batch early, also by a signal."""
+"""Ends of a batch before its time, also by a signal: soon, whatever the envs do."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,7 +39,7 @@ class Interruptor:
         self._stopped = True
 
     def collection_stopped(self) -> bool:
-        """Whether batches are to end now."""
+        """Return whether batches are to end now."""
         return self._stopped
 
 
@@ -97,3 +101,129 @@ class StopSignals(Interruptor):
     def _restore(self) -> None:
         while self._previous:
             signal.signal(*self._previous.popitem())
+
+
+GRACE = 5.0
+"""Seconds that the round in progress may take after the first signal."""
+LAST_RESORT = 20.0
+"""Seconds after that until a process whose env holds the interpreter lock is ended; what is committed is safe."""
+_WATCHDOG = """
+import os, select, signal, sys, time
+pid, seconds = int(sys.argv[1]), float(sys.argv[2])
+while (byte := os.read(0, 1)) and byte[0] not in (signal.SIGINT, signal.SIGTERM):
+    pass
+ends = time.monotonic() + seconds
+while byte and (rest := ends - time.monotonic()) > 0:
+    if select.select([0], [], [], rest)[0]:
+        byte = os.read(0, 1)
+if byte and os.getppid() == pid:
+    os.kill(pid, signal.SIGKILL)
+"""
+
+
+Self = TypeVar("Self", bound="Stopping")
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The round in progress did not end in the time that it had after a signal.
+
+    A KeyboardInterrupt, because that is what envs and vector envs let through.
+    """
+
+
+class Stopping(StopSignals):
+    """The interruptor of a job: ends batches after `slice_seconds`, and everything after a signal.
+
+    A batch that lasts no longer than that, and one round more, lets the job commit and report while envs are slow.
+    After the first signal the round in progress has `grace` seconds; then `OutOfTime` is raised in it. An env that
+    holds the interpreter lock in this process (`backend="dummy"`) cannot be left so: no handler runs any more. Another
+    process ends this one then, which the number of a signal reaches through a pipe, from C.
+    """
+
+    def __init__(self, slice_seconds: float = 1.0, grace: float = GRACE) -> None:
+        super().__init__()
+        self._slice_seconds, self._grace = slice_seconds, grace
+        self._slice_ends = 0.0
+        self._may_raise = False
+        self._alarm_before: Any = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._wakeup_before = -1
+
+    def __enter__(self: Self) -> Self:
+        super().__enter__()
+        if self._previous:  # signals are handled here
+            arguments = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(os.getpid()), str(self._grace + LAST_RESORT)]
+            with contextlib.suppress(OSError):
+                self._watchdog = subprocess.Popen(arguments, bufsize=0, stdin=subprocess.PIPE, start_new_session=True)
+                assert self._watchdog.stdin is not None
+                os.set_blocking(self._watchdog.stdin.fileno(), False)
+                self._wakeup_before = signal.set_wakeup_fd(self._watchdog.stdin.fileno(), warn_on_full_buffer=False)
+        return self
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a signal came."""
+        return self._stopped
+
+    def begin_slice(self) -> None:
+        """Begin a batch."""
+        self._slice_ends = time.monotonic() + self._slice_seconds
+
+    def collection_stopped(self) -> bool:
+        """Return whether the batch is to end after this round."""
+        return self._stopped or time.monotonic() >= self._slice_ends
+
+    @contextmanager
+    def leaving_in_time(self) -> Iterator[None]:
+        """While envs are used: `OutOfTime` may be raised here."""
+        self._may_raise = True
+        try:
+            yield
+        finally:
+            self._may_raise = False
+            if self._stopped:  # what is left is to commit, which may take its time
+                self._end_watchdog()
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """While something is committed: `OutOfTime` is raised behind it."""
+        before, self._may_raise = self._may_raise, False
+        try:
+            yield
+        finally:
+            self._may_raise = before
+
+    def _end_watchdog(self) -> None:
+        if self._watchdog is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._watchdog.kill()
+            self._watchdog.communicate()
+            self._watchdog = None
+
+    def __exit__(self, *exception: object) -> None:
+        self._end_watchdog()
+        if self._alarm_before is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._alarm_before)
+            self._alarm_before = None
+        if signal.getsignal(signal.SIGINT) == self._at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        super().__exit__(*exception)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        super()._handle(signum, frame)
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._at_once)
+        self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)
+        # It repeats, because one that comes while something is closed or committed is passed over.
+        signal.setitimer(signal.ITIMER_REAL, self._grace, 1.0)
+
+    def _at_once(self, signum: int, frame: FrameType | None) -> None:
+        """The second Ctrl-C. What is being closed because of it is not interrupted once more."""
+        self._may_raise = False
+        raise KeyboardInterrupt
+
+    def _out_of_time(self, signum: int, frame: FrameType | None) -> None:
+        if self._may_raise:
+            self._may_raise = False
+            raise OutOfTime

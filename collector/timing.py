@@ -1,4 +1,4 @@
-"""Where the time of a collector goes, and what the bottleneck is."""
+"""The time that each part of a collector takes, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class CollectorStats:
-    """Where the time since the first batch went, in seconds; `str()` is one line that names the bottleneck.
+    """Seconds since the first batch by what took them; `str()` is one line that names the bottleneck.
 
     >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
     400 frames/s; envs 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %
@@ -80,7 +80,9 @@ class CollectorStats:
 
     @property
     def bottleneck(self) -> str:
-        """What takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the caller)."""
+        """The part that takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the
+        caller).
+        """
         return next(iter(self.shares))
 
     @property

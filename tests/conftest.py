@@ -42,7 +42,7 @@ start_methods.PRELOAD[:0] = [
     "pytest",
     "gymnasium.envs.classic_control",
     "gymnasium.envs.toy_text",
-    "vecenv.facades.sync_and_async",
+    "vecenv.facades.make_vec",
     "vecenv.testing",
     "cases",
     "countdown",

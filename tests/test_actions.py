@@ -7,7 +7,7 @@ from cases import Records, Writes, equal_bits
 from gymnasium import spaces
 
 from vecenv import BaseVectorEnv, DummyVectorEnv, nest
-from vecenv.backends.memory.layout import Leaf, common_layout
+from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.engine.actions import batch_actions
 from vecenv.testing import FakeBackend
 

@@ -24,7 +24,7 @@ from countdown import Countdown
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
-from collector.batch.concatenate import concatenate
+from collector.batch.rollout import concatenate
 from tests.backends import FULL
 from vecenv import (
     DummyVectorEnv,

@@ -30,7 +30,7 @@ from collector_envs import (
 from countdown import BreaksOnce, Countdown, DictObs, Empty, Stops
 
 from collector import AsyncDataCollector, EpisodeSeeds, Interruptor, Rollout, SyncDataCollector
-from collector.batch.concatenate import concatenate
+from collector.batch.rollout import concatenate
 from tests.backends import FULL
 from vecenv import (
     AECVectorEnv,

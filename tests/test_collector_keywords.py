@@ -23,7 +23,7 @@ from collector import (
     SyncDataCollector,
     exploration_type,
 )
-from collector.batch.concatenate import concatenate
+from collector.batch.rollout import concatenate
 from vecenv import DummyVectorEnv
 
 RANDOM = [spaces.Discrete(3)]

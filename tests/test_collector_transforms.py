@@ -16,7 +16,7 @@ from gymnasium import spaces  # noqa: E402
 from transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
 
 from collector import SyncDataCollector  # noqa: E402
-from collector.device.transformed_on_device import TransformedOnDevice  # noqa: E402
+from collector.device.torch_vector_env import TransformedOnDevice  # noqa: E402
 from tests.backends import FULL  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv, nest  # noqa: E402
 from vecenv.transforms import (  # noqa: E402
@@ -196,7 +196,7 @@ def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, m
     space, make = CHAINS[chain]
     LateTransfer.log.clear()
     if device == "late":
-        monkeypatch.setattr("collector.device.transformed_on_device.Transfer", LateTransfer)
+        monkeypatch.setattr("collector.device.torch_vector_env.Transfer", LateTransfer)
     name = device.replace("late", "cpu")
     venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), [Launch(), make()], name)
     with (

@@ -11,10 +11,10 @@ from gymnasium.utils.env_checker import check_env
 
 from tests.backends import FULL
 from vecenv import DMControlEnv, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
-from vecenv.envs import offscreen_gl
+from vecenv.envs import dm_control_env
 
 ROOT = Path(__file__).resolve().parent.parent
-RENDERS = offscreen_gl._egl_works() or offscreen_gl._osmesa_works()
+RENDERS = dm_control_env._egl_works() or dm_control_env._osmesa_works()
 
 
 @pytest.fixture
@@ -252,12 +252,12 @@ def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkey
     def chosen(**variables):
         monkeypatch.setattr(os, "environ", variables)
         monkeypatch.delitem(sys.modules, "dm_control", raising=False)
-        offscreen_gl.choose_gl()
+        dm_control_env.choose_gl()
         return variables
 
     for egl, osmesa, gl in ((True, True, "egl"), (False, True, "osmesa"), (False, False, "disabled")):
-        monkeypatch.setattr(offscreen_gl, "_egl_works", lambda works=egl: works)
-        monkeypatch.setattr(offscreen_gl, "_osmesa_works", lambda works=osmesa: works)
+        monkeypatch.setattr(dm_control_env, "_egl_works", lambda works=egl: works)
+        monkeypatch.setattr(dm_control_env, "_osmesa_works", lambda works=osmesa: works)
         assert chosen() == {"MUJOCO_GL": gl}
     for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
         assert chosen(**{name: value}) == {name: value}
@@ -282,7 +282,7 @@ print(os.environ["MUJOCO_GL"] == _render.BACKEND or _render.BACKEND, os.environ[
 def test_rendering_in_a_fork_of_a_process_that_rendered_is_an_error_and_no_hang():
     program = """
 import os, sys
-from vecenv.envs.offscreen_gl import begin_rendering
+from vecenv.envs.dm_control_env import begin_rendering
 begin_rendering()
 pid = os.fork()
 if pid == 0:

@@ -17,8 +17,7 @@ from gymnasium_cases import assert_same
 from transform_envs import CASES, ENDING, VECTOR, Goes, Samples
 
 from collector import Dataset, RecordEpisodes
-from collector.device.torch_vector_env import TorchVectorEnv
-from collector.device.transformed_on_device import TransformedOnDevice
+from collector.device.torch_vector_env import TorchVectorEnv, TransformedOnDevice
 from vecenv import DummyVectorEnv, ShmemVectorEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.transforms import (
     CatFrames,

@@ -18,7 +18,7 @@ from tests.faulty import ENDS, DiesElsewhere, DiesInInit, DiesOnReset, DiesOnSte
 from tests.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins
 from tests.oddities import OddInfo
 from vecenv import RayVectorEnv, ShmemVectorEnv, WorkerDiedError
-from vecenv.backends.ipc.control_block import A_ROUND, DOING
+from vecenv.backends.memory.shared_memory import A_ROUND, DOING
 from vecenv.backends.pool import start_methods
 from vecenv.portability import PORTABLE
 

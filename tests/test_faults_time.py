@@ -19,7 +19,7 @@ from tests.backends import PROCESS_BACKENDS, full, vector_env_classes
 from tests.faulty import AGES, Counter, HangsElsewhere, HangsInInit, LargeAction, TakesLong, WaitsForFile, counters
 from tests.ledger import CLOSED, Column, Ledger, N, block_of, column_params, columns, kill, pids
 from vecenv import ShmemVectorEnv, ThreadVectorEnv, WorkerTimeoutError
-from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
+from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.pool import watchdog
 
 LIMIT = 0.5

@@ -9,7 +9,7 @@ from gymnasium_cases import Reports
 import vecenv
 from tests.backends import FULL
 from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, SyncVectorEnv
-from vecenv.facades.sync_and_async import ThreadedVectorEnv
+from vecenv.facades.make_vec import ThreadedVectorEnv
 
 SAME_STEP = {"autoreset_mode": "SameStep"}
 

@@ -27,9 +27,8 @@ from tests.ledger import CLOSED, STARTED, gone, kill, pids
 from tests.local_ray import FAR
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, RayVectorEnv, RowWiseWrapper, VectorEnvError, WorkerDiedError
 from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.pool.call_channel import CallChannel
 from vecenv.backends.pool.process_worker import ProcessWorker
-from vecenv.backends.pool.ray_worker import RayWorker
+from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 

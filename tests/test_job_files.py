@@ -17,7 +17,8 @@ from gymnasium.wrappers import FlattenObservation
 
 from collector import Dataset, Job, load_job, run_job
 from collector.jobs.cli import main
-from collector.jobs.job import JobError, with_settings
+from collector.jobs.job import JobError
+from collector.jobs.job_files import with_settings
 from tests.backends import FULL
 from tests.job_envs import HERE, ROOT
 from vecenv.transforms import StepCounter

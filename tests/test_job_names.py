@@ -16,7 +16,8 @@ import pytest
 
 from collector import Dataset, import_minari
 from collector.jobs.cli import main, script
-from collector.jobs.job import JobError, load_job
+from collector.jobs.job import JobError
+from collector.jobs.job_files import load_job
 from collector.jobs.look import dataset_info
 from collector.jobs.names import TRANSFORMS, WRAPPERS, check_names
 from collector.jobs.replay import make_videos, replay_episodes

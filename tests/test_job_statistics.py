@@ -21,7 +21,7 @@ from collector.jobs.cli import main
 from collector.jobs.job import Call, JobError
 from collector.jobs.look import dataset_info
 from collector.jobs.replay import replay_episodes
-from collector.jobs.statistics import KEPT, read_statistics
+from collector.jobs.transform_statistics import KEPT, read_statistics
 from tests.backends import FULL
 from tests.job_envs import assert_same, counting, job, stop_at
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv

@@ -12,7 +12,7 @@ import torch
 from torch import distributions as D
 
 from collector import action_seed, episode_seed
-from collector.episodes.keys import episode_keys, random_bits, uniforms
+from collector.episodes.seeds import episode_keys, random_bits, uniforms
 from collector.policy.keyed_noise import KeyedNoise
 
 INF = np.inf

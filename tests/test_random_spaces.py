@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from vecenv import DummyVectorEnv, ObservationError
 from vecenv.backends.host.row_writer import RowWriter
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import common_layout, space_tree
+from vecenv.backends.memory.arena import Arena, common_layout, space_tree
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 dtypes = st.sampled_from(

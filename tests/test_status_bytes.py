@@ -9,8 +9,8 @@ from cases import counting
 from vecenv import ShmemVectorEnv
 from vecenv.backends.host import env_host as hosts
 from vecenv.backends.ipc import messages, opcodes
-from vecenv.backends.ipc.control_block import FRAMES, LINE
-from vecenv.backends.memory.layout import common_layout
+from vecenv.backends.memory.arena import common_layout
+from vecenv.backends.memory.shared_memory import FRAMES, LINE
 from vecenv.backends.shmem import ShmemServer
 from vecenv.backends.subproc import SubprocServer
 from vecenv.testing import CountingEnv

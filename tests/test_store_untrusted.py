@@ -17,7 +17,7 @@ import pytest
 from collector import Dataset, DatasetError, Job, StoreWriter
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics, dataset_info, plot_dataset, read_metrics
-from collector.jobs.playing import Plan
+from collector.jobs.plan import Plan
 from collector.jobs.replay import make_videos
 from collector.jobs.report import make_console, rows_of, table_of
 from collector.jobs.run import JobState, resume_job, run_job

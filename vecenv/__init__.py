@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from vecenv.backends.base import Backend
+from vecenv.backends.backend import Backend
 from vecenv.backends.env_worker import EnvWorker
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import (
@@ -20,8 +20,7 @@ from vecenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from vecenv.norm_obs import VectorEnvNormObs
-from vecenv.running_mean_std import RunningMeanStd
+from vecenv.norm_obs import RunningMeanStd, VectorEnvNormObs
 from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.wrappers import RowWiseWrapper, VectorEnvWrapper
 
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from vecenv.envs.pools.from_gymnasium import from_gymnasium
     from vecenv.envs.tianshou_wrappers import ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated
     from vecenv.envs.torchrl_names import ParallelEnv, SerialEnv, step_mdp
-    from vecenv.facades.make_vec import make_vec
-    from vecenv.facades.sync_and_async import AsyncVectorEnv, SyncVectorEnv
+    from vecenv.facades.make_vec import AsyncVectorEnv, SyncVectorEnv, make_vec
     from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
     from vecenv.facades.to_sb3 import SB3VecEnv as SB3VecEnv
     from vecenv.transforms.compose import Compose
@@ -112,7 +110,7 @@ __version__ = "0.1.0"
 # Names that are loaded when they are first used, with the module of each: not every program needs what they stand on.
 _LOADED_WHEN_USED = {
     "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
-    "AsyncVectorEnv": "vecenv.facades.sync_and_async",
+    "AsyncVectorEnv": "vecenv.facades.make_vec",
     "AtariVectorEnv": "vecenv.envs.atari_env",
     "Compose": "vecenv.transforms.compose",
     "ContinuousToDiscrete": "vecenv.envs.tianshou_wrappers",
@@ -130,7 +128,7 @@ _LOADED_WHEN_USED = {
     "SB3VecEnv": "vecenv.facades.to_sb3",
     "SerialEnv": "vecenv.envs.torchrl_names",
     "SharedState": "vecenv.backends.memory.shared_state",
-    "SyncVectorEnv": "vecenv.facades.sync_and_async",
+    "SyncVectorEnv": "vecenv.facades.make_vec",
     "Transform": "vecenv.transforms.transform",
     "TransformedEnv": "vecenv.transforms.transformed_env",
     "TransformedVectorEnv": "vecenv.transforms.transformed_vector_env",

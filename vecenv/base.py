@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Backend
+from vecenv.backends.backend import Backend
 from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
 from vecenv.engine.arguments import (
     as_ids,

@@ -29,7 +29,7 @@ from vecenv import nest
 
 
 class Partial(NamedTuple):
-    """What the other envs of a failed call returned, rows in the order of `env_id`: the error's `partial`.
+    """Results of the other envs of a failed call, rows in the order of `env_id`: the error's `partial`.
 
     None in its place: no env has returned. `merge_into` makes a whole batch of it.
     """

@@ -8,13 +8,97 @@ AgentMonitor and AgentRolloutBuffer are for the rows of `flatten_agents`.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from vecenv.facades.driver import check_facade_options
-from vecenv.facades.sb3_agents import AgentMonitor, AgentRolloutBuffer
 from vecenv.facades.to_sb3 import SB3VecEnv
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+
+try:
+    from stable_baselines3.common.buffers import RolloutBuffer
+    from stable_baselines3.common.type_aliases import RolloutBufferSamples
+    from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+except ImportError as error:
+    raise ImportError("SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error
+
+
+class AgentMonitor(VecMonitor):
+    """SB3's `VecMonitor` for rows that are agents: it leaves out the rows whose info has `active` False.
+
+    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`. An agent's return and length are those of its own
+    steps, and the zeros after its end are no episode. Rows without that entry count, so it serves any `VecEnv`. The
+    arguments are those of VecMonitor.
+    """
+
+    active: np.ndarray
+    """The rows of the last step that hold a step of an agent that was alive, bool (num_envs,)."""
+
+    def __init__(self, venv: VecEnv, filename: str | None = None, info_keywords: tuple[str, ...] = ()) -> None:
+        super().__init__(venv, filename, info_keywords)
+        self.active = np.ones(self.num_envs, dtype=np.bool_)
+
+    def step_wait(self) -> Any:
+        """The step, with `episode` in the info of each agent whose episode it ends."""
+        obs, rewards, dones, infos = self.venv.step_wait()
+        infos = list(infos)
+        self.active = np.array([bool(info.get("active", True)) for info in infos])
+        self.episode_returns += rewards
+        self.episode_lengths += self.active
+        for i in dones.nonzero()[0].tolist():
+            if self.episode_lengths[i]:
+                infos[i] = {**infos[i], "episode": self._episode(i, infos[i])}
+            self.episode_returns[i] = self.episode_lengths[i] = 0
+        return obs, rewards, dones, infos
+
+    def _episode(self, i: int, info: dict[str, Any]) -> dict[str, Any]:
+        """The `episode` of the info of row i, which also goes into the file."""
+        seconds = round(time.time() - self.t_start, 6)
+        episode = {"r": self.episode_returns[i], "l": self.episode_lengths[i], "t": seconds}
+        episode |= {key: info[key] for key in self.info_keywords}
+        self.episode_count += 1
+        if self.results_writer:
+            self.results_writer.write_row(episode)
+        return episode
+
+
+class AgentRolloutBuffer(RolloutBuffer):
+    """SB3's `RolloutBuffer` that PPO and A2C learn from without the rows of dead agents.
+
+        envs = AgentMonitor(SB3VecEnv(flatten_agents(env, own_episodes=True)))
+        PPO("MlpPolicy", envs, rollout_buffer_class=AgentRolloutBuffer, rollout_buffer_kwargs={"monitor": envs})
+
+    `monitor` is the AgentMonitor whose steps are stored. Observations are arrays, not dicts.
+    """
+
+    def __init__(self, *args: Any, monitor: AgentMonitor, **kwargs: Any) -> None:
+        if not isinstance(monitor, AgentMonitor):
+            raise TypeError(f"AgentRolloutBuffer takes the AgentMonitor around the envs as monitor=, got {monitor!r}")
+        self._monitor = monitor
+        super().__init__(*args, **kwargs)
+
+    def reset(self) -> None:
+        """Empty the buffer."""
+        super().reset()
+        self.active = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Store the step that the envs have made last."""
+        self.active[self.pos] = self._monitor.active
+        super().add(*args, **kwargs)
+
+    def get(self, batch_size: int | None = None) -> Iterator[RolloutBufferSamples]:  # type: ignore[override]
+        """Random batches of the rows of agents that were alive."""
+        if not self.generator_ready:
+            next(super().get(1))  # makes the arrays flat
+        rows = np.random.permutation(np.flatnonzero(self.swap_and_flatten(self.active)))
+        size = batch_size or len(rows)
+        for start in range(0, len(rows), max(size, 1)):
+            yield self._get_samples(rows[start : start + size])
+
 
 __all__ = ["AgentMonitor", "AgentRolloutBuffer", "DummyVecEnv", "SubprocVecEnv"]
 

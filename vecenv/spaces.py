@@ -11,7 +11,7 @@ from vecenv import nest
 
 
 def is_in(space: spaces.Space[Any], value: Any) -> bool:
-    """Whether `value` is an element of the space, or a batch of such: `(..., *space.shape)`.
+    """Return whether `value` is an element of the space, or a batch of such: `(..., *space.shape)`.
 
     Unlike `space.contains` it takes every dtype and array library whose numbers the space's dtype can hold as they are:
     1.0 is in Discrete(2), 0.5 is not. TypeError for spaces that have no array form (Text, Graph, ...).

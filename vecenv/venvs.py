@@ -69,7 +69,7 @@ class DummyVectorEnv(BaseVectorEnv):
 
 
 class ProcessVectorEnv(BaseVectorEnv):
-    """What SubprocVectorEnv and ShmemVectorEnv share: worker processes, and the arguments for them."""
+    """The base of SubprocVectorEnv and ShmemVectorEnv: worker processes, and the arguments for them."""
 
     backend_class: Callable[..., ProcessBackend]
 

@@ -1,1 +1,1 @@
-"""Batches of collected steps, and what can be done with them."""
+"""Import public names from `collector`, and the files here only inside `collector`: batches of collected steps."""

@@ -6,13 +6,38 @@ each other without their modules importing each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from collector.batch.arrays import like, pick
 from vecenv import nest
-from vecenv.backends.host.row_writer import cast_exactly
+from vecenv.extending import cast_exactly
+
+
+def copy_of(rows: Any) -> Any:
+    """A copy of an array or a tensor, with the same layout in memory."""
+    return rows.copy(order="K") if isinstance(rows, np.ndarray) else rows.clone()
+
+
+def like(index: np.ndarray, array: Any) -> Any:
+    """An index array for `array`: a tensor on its device where that is a tensor."""
+    if isinstance(array, np.ndarray):
+        return index
+    from collector.device.tensors import to_device  # torch is there, but not needed for arrays
+
+    return to_device(index, array.device)
+
+
+def pick(tree: Any, *index: np.ndarray) -> Any:
+    """The rows of a tree at an index array for each of the first dimensions; a copy."""
+    return nest.map(lambda rows: rows[tuple(like(each, rows) for each in index)], tree)
+
+
+def join(trees: Sequence[Any]) -> Any:
+    """Trees of `(k, ...)` arrays, joined along their first dimension."""
+    return nest.merge(np.concatenate, trees)
+
 
 COLUMNS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version", "extras"]
 """The columns with a row for each step, in both forms."""
@@ -105,7 +130,7 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
 
 
 def _padding(rows: Any, wanted: float) -> Any:
-    """What rows are padded with: `wanted`, or zero where their dtype has no such value."""
+    """The value that rows are padded with: `wanted`, or zero where their dtype has no such value."""
     value = cast_exactly(np.asarray(wanted), nest.as_array(rows[:0]).dtype)
     return 0 if value is None else value.item()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collector.batch.arrays import copy_of, like, pick
+from collector.batch.conversions import copy_of, like, pick
 from collector.batch.rollout import FlatRollout, Steps
 from vecenv.nest import as_array
 

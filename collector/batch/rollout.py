@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collector.batch.arrays import copy_of, like, pick
-from collector.batch.conversions import flat_columns, trajectory_columns
+from collector.batch.conversions import copy_of, flat_columns, join, like, pick, tail_rows, trajectory_columns
 from vecenv import nest
 
 Self = TypeVar("Self", bound="Steps")
 
 
 class Next(NamedTuple):
-    """What came after each step of a batch."""
+    """The observations, rewards and flags after each step of a batch."""
 
     obs: Any
     reward: Any
@@ -32,7 +32,7 @@ class Next(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Steps(ABC):
-    """What `Rollout` and `FlatRollout` have in common. Arrays have one entry for each step."""
+    """The base of `Rollout` and `FlatRollout`. Arrays have one entry for each step."""
 
     action: Any
     """As the envs got it: an array, or a tree of arrays where the policy returned one (Dict and Tuple spaces)."""
@@ -150,7 +150,9 @@ class FlatRollout(Steps):
 
     @property
     def next(self) -> Next:
-        """What came after each step. The observations are put together on each access, as a copy."""
+        """Observations, rewards and flags after each step. The observations are put together on each access, as a
+        copy.
+        """
         order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
         following = pick(self.obs, order)
         nest.put(following, self.tail_rows, self.tail_obs)
@@ -243,7 +245,9 @@ class Rollout(Steps):
 
     @property
     def next(self) -> Next:
-        """What came after each step. The observations are put together on each access, as a copy."""
+        """Observations, rewards and flags after each step. The observations are put together on each access, as a
+        copy.
+        """
         following = nest.map(lambda rows: copy_of(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
         if len(self.broken_ids):  # where no step was taken, the env was reset next
@@ -278,3 +282,37 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
         batch.truncated[rows, count[rows] - 1] = True
     else:
         batch.truncated[np.flatnonzero(np.diff(batch.env_ids, append=-1))] = True
+
+
+def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
+    """Consecutive numpy batches of one collector as one, ordered by env again.
+
+    Episodes that broke off in a later one are left out of the earlier ones too, and those with ids in `left_out`.
+    """
+    names = [each.name for each in fields(FlatRollout) if each.name not in ("tail_rows", "tail_obs", "broken_ids")]
+    columns = {name: join([getattr(batch, name) for batch in batches]) for name in names}
+    columns["next_obs"] = join([batch.next.obs for batch in batches])
+    broken_ids = np.concatenate([batch.broken_ids for batch in batches])
+    kept = ~np.isin(columns["traj_ids"], np.concatenate([broken_ids, *left_out]))
+    return by_env(nest.take(columns, kept), broken_ids)
+
+
+def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
+    """A batch of columns by name, `next_obs` among them: ordered by env."""
+    columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
+    next_obs, tails = columns.pop("next_obs"), tail_rows(columns)
+    return FlatRollout(
+        **columns, tail_rows=tails, tail_obs=nest.take(next_obs, tails), broken_ids=np.unique(broken_ids)
+    )
+
+
+def without_failures(columns: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
+    """Columns of steps in the order in which they came, without the rows that their column `failed` marks; and the ids
+    of the episodes that broke off there. Those end with their last row.
+    """
+    columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
+    failed, ids = columns.pop("failed"), columns["traj_ids"]
+    rows = failed.nonzero()[0]
+    before = rows[rows > 0] - 1
+    columns["truncated"][before[ids[before] == ids[before + 1]]] = True
+    return nest.take(columns, ~failed), np.unique(ids[failed])

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.arrays import join, pick
+from collector.batch.conversions import join, pick
 from collector.batch.rollout import Rollout
 from collector.batch.step_extras import EPISODE_SEED, check_policy_names
 from vecenv import nest
@@ -98,7 +98,7 @@ class RolloutBuffer:
             self._columns[name] = column
 
     def has(self, name: str) -> bool:
-        """Whether rows of that name have been written."""
+        """Return whether rows of that name have been written."""
         return name in self._columns
 
     def read(self, name: str, where: Where) -> Any:

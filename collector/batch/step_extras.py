@@ -77,7 +77,7 @@ class CheckedHook:
         self._layout: dict[str, RowLayout] = {}
 
     def __call__(self, step: StepBatch) -> dict[str, np.ndarray]:
-        """What the hook returned for the round, as arrays of ours; empty where it returned None."""
+        """Call the hook for the round and return its result, as arrays of ours; empty where it returned None."""
         columns = [nest.map(np.copy, column) for column in step[:-1]]
         infos = nest.object_array([dict(info) for info in step.info])
         returned = self._hook(StepBatch._make([*columns, infos]))

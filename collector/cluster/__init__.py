@@ -1,1 +1,1 @@
-"""Rollouts on a Ray cluster; `RayCollector` is in `collector`."""
+"""Import `RayCollector` from `collector`, and nothing from here elsewhere: rollouts on a Ray cluster."""

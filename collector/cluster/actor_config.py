@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from collector.arguments import at_least_one
 from collector.batch.step_extras import check_info_keys
-from vecenv.engine.arguments import check_count, check_timeout
+from collector.collector_arguments import at_least_one
+from vecenv.extending import check_count, check_timeout
 from vecenv.ray_cluster import actor_options
 
 OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]

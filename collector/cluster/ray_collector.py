@@ -16,22 +16,21 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from collector.arguments import all_frames, at_least_one, limit, resolve_devices
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_batches import RolloutBatches
+from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
 from collector.env_source import VectorEnvMaker, make_vector_env
-from collector.episodes.statistics import CollectStats
+from collector.episodes.episode import CollectStats
 from collector.evaluation import Evaluation
 from collector.loops.batch_iterator import BatchIterator, Finishing
 from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
 from collector.policy.policy_call import Policy
 from collector.sync_collector import SyncDataCollector
-from vecenv.backends.worker.worker_setup import worker_seeds
-from vecenv.engine.arguments import check_seed, seed_chain
+from vecenv.extending import check_seed, seed_chain, worker_seeds
 from vecenv.ray_cluster import connect
 
 OF_EVALUATION = ("max_frames_per_traj", "policy_threads")

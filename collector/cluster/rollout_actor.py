@@ -21,7 +21,7 @@ import numpy as np
 from collector.cluster.published_weights import take_over
 from collector.sync_collector import SyncDataCollector
 from vecenv import nest
-from vecenv.backends.worker.worker_setup import seed_generators
+from vecenv.extending import seed_generators
 
 Columns = dict[str, Any]
 STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version"]

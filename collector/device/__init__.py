@@ -1,1 +1,1 @@
-"""Transfer of data to a device and back."""
+"""Import public names from `collector`, and the files here only inside `collector`: tensors and transfers."""

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 from collector.device.tensors import torch
-from vecenv.backends.pool.spinning_threads import release_pool
+from vecenv.extending import release_pool
 
 _MULTIPLE = 4
 _ANY_REPRODUCIBLE = 2
@@ -74,7 +74,7 @@ def full_rows(rows: int) -> int:
 
 @lru_cache
 def rows_are_exact(rows: int, device: torch.device) -> bool:
-    """Whether rows of products of `rows` rows do not depend on where they stand, as far as trying can find it.
+    """Return whether rows of products of `rows` rows do not depend on where they stand, as far as trying can find it.
 
     The first call asks MKL for reproducible kernels, for the whole process. MKL refuses once it has been used.
     """

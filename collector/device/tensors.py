@@ -26,7 +26,7 @@ def tensors_of(policy: Any) -> list[torch.Tensor]:
 
 
 def is_lazy(policy: Any) -> bool:
-    """Whether it is a module that makes some of its parameters in its first call."""
+    """Return whether it is a module that makes some of its parameters in its first call."""
     return any(map(torch.nn.parameter.is_lazy, tensors_of(policy)))
 
 

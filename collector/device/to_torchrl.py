@@ -42,7 +42,7 @@ def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
 
 
 class TorchRLVectorEnv(EnvBase):
-    """What `to_torchrl` returns."""
+    """The env that `to_torchrl` returns."""
 
     def __init__(self, venv: Any, device: Any = "cpu") -> None:
         if not isinstance(venv, TorchVectorEnv):

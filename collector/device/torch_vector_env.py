@@ -1,4 +1,4 @@
-"""A vector env with tensors on a device in place of arrays."""
+"""Vector envs with tensors on a device in place of arrays, and with transforms that work on that device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gymnasium import spaces
 from collector.device.tensors import as_tensor, resolve_device, to_device, torch
 from collector.device.transfer import Transfer
 from vecenv import nest
-from vecenv.backends.memory.layout import Leaf, common_layout
 from vecenv.errors import Partial
+from vecenv.extending import Leaf, common_layout
 from vecenv.nest import tensor_on_host
-from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
+from vecenv.transforms import TransformedVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
 
 _OF_TRANSFORMS = ("transform", "append_transform", "insert_transform", "state_dict", "load_state_dict")
@@ -94,7 +94,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     @property
     def _outermost(self) -> Any:
-        """What has the spaces that the caller sees, and seeds them."""
+        """The object that has the spaces that the caller sees, and seeds them."""
         return self.venv if self._transformed is None else self._transformed
 
     @property
@@ -153,7 +153,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `call` returns; the partial of its error as tensors, if those are wanted."""
+        """The result of `call`; the partial of its error as tensors, if those are wanted."""
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -229,3 +229,56 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     if dtype not in (torch.float16, torch.float32, torch.float64):
         raise TypeError(f"reward_dtype must be torch.float16, torch.float32 or torch.float64; got {dtype!r}")
     return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+class TransformedOnDevice(TransformedVectorEnv):
+    """A TransformedVectorEnv whose transforms get tensors on `device`, and that returns arrays all the same.
+
+        rows of the envs (numpy) --one copy a leaf--> device --transforms--> device --one copy a leaf--> numpy
+
+    What goes up is what the envs return (uint8 frames as uint8), in one wait for the device a round. Rewards are
+    float64 there too. Transforms of actions work on the arrays that the vector env takes.
+
+    Raises what TransformedVectorEnv and TorchVectorEnv raise.
+    """
+
+    def __init__(self, venv: Any, transform: Any, device: Any) -> None:
+        check_can_be_tensors(venv, type(self).__name__)
+        self.device = resolve_device(device)
+        self._transfer = Transfer(self.device, len(venv))
+        self._latest: tuple[Any, Any] = (None, None)
+        super().__init__(venv, transform)
+
+    def on_device(self, obs: Any) -> Any:
+        """The tensors of observations that are the very object which the latest call has returned, else None."""
+        return self._latest[1] if obs is self._latest[0] else None
+
+    def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
+        """The rows, transformed."""
+        with torch.no_grad():
+            tensors, info = super().map_reset(self._transfer.to_device(obs), info)
+        return self._returned(tensors, self._transfer.own_arrays(tensors)), info
+
+    def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, transformed."""
+        with torch.no_grad():
+            obs, rew, terminated, truncated = self._transfer.to_device((obs, rew, terminated, truncated))
+            *tensors, info = super().map_step(obs, rew, terminated, truncated, info)
+        obs, *others = self._transfer.own_arrays(tuple(tensors))
+        return self._returned(tensors[0], obs), *others, info
+
+    def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """The rows, whose observations are transformed."""
+        with torch.no_grad():
+            columns = self._transfer.to_device((obs, rew, terminated, truncated))
+            tensors = super().map_repeated(columns[0], columns[1], columns[2], columns[3], info)[0]
+        return self._returned(tensors, self._transfer.own_arrays(tensors)), rew, terminated, truncated, info
+
+    def _returned(self, tensors: Any, obs: Any) -> Any:
+        self._latest = obs, tensors
+        return obs
+
+    def close(self) -> None:
+        """Close `venv`. Safe to call again."""
+        self._latest = None, None
+        super().close()

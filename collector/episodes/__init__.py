@@ -1,1 +1,1 @@
-"""Episodes: where each env is, whole episodes, and their statistics."""
+"""Import public names from `collector`, and the files here only inside it: episodes, their numbers and seeds."""

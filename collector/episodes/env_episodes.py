@@ -1,4 +1,4 @@
-"""Where each env is: which episode, how many steps into it, and whether that episode is over."""
+"""The place of each env: its episode, the steps into it, and whether that episode is over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.seeds import read_pair
-from vecenv.engine.recovery import is_repeated
+from vecenv.extending import is_repeated
 
 
 class EnvEpisodes:
@@ -81,7 +81,7 @@ class EnvEpisodes:
 
     @property
     def all_played(self) -> bool:
-        """Whether no env is in an episode. It asks for more first, which there may be again."""
+        """Return whether no env is in an episode. It asks for more first, which there may be again."""
         if (self.ids < 0).all():
             self.begin_batch()
         return bool((self.ids < 0).all())

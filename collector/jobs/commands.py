@@ -21,7 +21,8 @@ import msgspec
 import tyro
 from tyro.conf import Positional, arg
 
-from collector.jobs.job import Job, JobError, as_record, as_shown, job_of_settings, load_job, with_settings
+from collector.jobs.job import Job, JobError, as_record, as_shown
+from collector.jobs.job_files import job_of_settings, load_job, with_settings
 from collector.store.dataset_head import HEAD
 from collector.store.safe_folder import DatasetError
 
@@ -152,7 +153,7 @@ def resume(
         tensorboard: write metrics for TensorBoard too.
         json: print the result as one object of JSON; progress goes to standard error.
     """
-    from collector.jobs.head import job_of
+    from collector.jobs.job_files import job_of
     from collector.jobs.run import resume_job
 
     job = with_settings(job_of(folder, allow_import), set)
@@ -299,7 +300,7 @@ def tune(
         flags: settings of the job.
     """
     from collector.jobs.making import check_env, env_fn
-    from vecenv.tuning.tune import tune as tune_envs
+    from vecenv import tune as tune_envs
 
     wanted = _job_of(job, set, flags)
     check_env(wanted)

@@ -18,7 +18,7 @@ from collector.store import schema
 from collector.store.dataset import Dataset
 from collector.store.manifest import read_manifest
 from collector.store.safe_folder import DatasetError, SafeFolder
-from vecenv.transforms.transform import Freezable
+from vecenv.extending import Freezable
 
 METRICS = "metrics.jsonl"
 PICTURE = "returns.png"
@@ -121,7 +121,8 @@ def import_tensorboard() -> Any:
 
 
 def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a folder holds, as JSON types, without reading a shard. Raises `DatasetError` where it is no data set.
+    """Describe the content of a folder, as JSON types, without reading a shard. Raises `DatasetError` where it is no
+    data set.
 
     `status`: "complete", or "incomplete" (running, or ended before). `job`, `repeatable`, `versions`, ...: as stored.
     `statistics`: what there is to know of transforms that have some. `episodes`, `steps`, `shards`, `bytes`: counts.

@@ -15,11 +15,9 @@ import gymnasium
 
 from collector.jobs.job import Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
-from collector.jobs.statistics import freeze, from_json
+from collector.jobs.transform_statistics import freeze, from_json
 from vecenv import transforms
-from vecenv.envs.gym_env import find_spec
-from vecenv.transforms.compose import flat
-from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """Wrappers of gymnasium that carry numbers from one episode to the next."""
@@ -73,7 +71,7 @@ def _factory(name: str) -> Any:
 
 
 def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """What makes one env of a job: gymnasium's own function where that will do, and workers import no more."""
+    """Return the maker of one env of a job: gymnasium's own function where that will do, and workers import no more."""
     if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
         # Workers do not run the user's program, so what is defined in it goes to them as it is.
         program = {name: load_attr(name) for name in code_of(job) if name.startswith("__main__:")}
@@ -285,5 +283,7 @@ def hash_of(policy: Any) -> str | None:
 
 
 def declares_repeatable(policy: Any) -> bool:
-    """Whether a policy says of itself, by `repeatable = True`, that its actions follow from what it gets alone."""
+    """Return whether a policy says of itself, by `repeatable = True`, that its actions follow from what it gets
+    alone.
+    """
     return getattr(policy, "repeatable", False) is True

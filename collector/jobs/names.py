@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from collector.jobs.job import POLICIES, Call, Job, JobError
-from vecenv.envs.gym_env import find_spec
+from vecenv.extending import find_spec
 
 ATARI_MODULE = "ale_py:"
 """What registers the envs whose ids begin with "ALE/"; in front of these it says no more."""
@@ -68,7 +68,7 @@ def as_call(each: str | Call) -> Call:
 
 
 def is_listed(kind: Kind, name: str) -> bool:
-    """Whether the list has this name; classes also with their module in front.
+    """Return whether the list has this name; classes also with their module in front.
 
     >>> is_listed(ENV, "CartPole-v1"), is_listed(ENV, "this:CartPole-v1")
     (True, False)

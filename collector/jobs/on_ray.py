@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collector.episodes.episode import Episode
-from collector.jobs.head import SAME, check_unchanged, job_head, notes_on
+from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
+from collector.jobs.job_files import SAME, check_unchanged, job_head, notes_on
 from collector.jobs.making import with_statistics
-from collector.jobs.playing import Commits, JobFailedError, Plan, Player, check_budget
-from collector.jobs.stopping import Stopping
+from collector.jobs.plan import Plan
+from collector.jobs.playing import Commits, JobFailedError, Player, check_budget
 from collector.store.folder import SHARDS
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
@@ -98,7 +99,7 @@ def connect_to(address: str) -> RayCluster:
 
 
 def device_of_tasks(job: Job) -> str:
-    """Where the policies run: on GPUs only where the job asks for them."""
+    """The device of the policies: a GPU only where the job asks for them."""
     return "cpu" if job.device == "auto" else job.device
 
 
@@ -107,7 +108,7 @@ def device_of_tasks(job: Job) -> str:
 
 @dataclass
 class Range:
-    """What a task is to play, and where."""
+    """A range of episodes for a task, and the place where it runs."""
 
     job: Job
     part: str
@@ -125,7 +126,7 @@ class Range:
 
 @dataclass
 class Played:
-    """What a task has done."""
+    """The result of a task."""
 
     episodes: int = 0
     """How many it has committed."""
@@ -263,7 +264,7 @@ class RayPlayer:
 
     @property
     def notes(self) -> list[str]:
-        """What there is to know about the tasks."""
+        """Facts about the tasks."""
         return [*self._notes]
 
     def play(self) -> None:

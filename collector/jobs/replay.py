@@ -13,11 +13,12 @@ import gymnasium
 import numpy as np
 
 from collector.episodes.episode import Episode
-from collector.jobs.head import job_of
+from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
+from collector.jobs.job_files import job_of
 from collector.jobs.making import make_env, resolve_device, with_statistics
-from collector.jobs.playing import Plan, Player
-from collector.jobs.stopping import Stopping
+from collector.jobs.plan import Plan
+from collector.jobs.playing import Player
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import SafeFolder
 from vecenv import nest
@@ -67,7 +68,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
 
 
 def difference(stored: Episode, played: Episode | None) -> str:
-    """What differs between two episodes: "" where nothing does."""
+    """Name what differs between two episodes: "" where nothing does."""
     if played is None:
         return "its env failed"
     for step in range(max(len(stored), len(played)) + 1):
@@ -112,7 +113,7 @@ def repeat_actions(job: Job, episode: Episode, env: Any = None, on_frame: Any = 
 
 
 def equal_rows(stored: Any, other: Any) -> bool:
-    """Whether a row equals another one, once that has its dtype, bit for bit but for zeros and NaN.
+    """Return whether a row equals another one, once that has its dtype, bit for bit but for zeros and NaN.
 
     >>> equal_rows({"a": np.float32(0.1)}, {"a": 0.1}), equal_rows(np.zeros(2), np.ones(2))
     (True, False)
@@ -185,7 +186,7 @@ def make_videos(
 
 
 class Renderer(gymnasium.Env[Any, Any]):
-    """What a worker hosts: it renders its episodes when it is asked to, and never steps."""
+    """The env of a worker: it renders its episodes when it is asked to, and never steps."""
 
     def __init__(self, job: Job, episodes: Sequence[Episode], where: tuple[str, str]) -> None:
         self._job, self._episodes, self._where = job, episodes, where

@@ -37,7 +37,7 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def wanted(job: Job) -> str:
-    """How much a job is to collect, in words."""
+    """The amount that a job is to collect, in words."""
     return f"{job.episodes:,} episodes" if job.episodes is not None else f"{job.steps:,} steps"
 
 
@@ -124,7 +124,7 @@ def _how_to_resume(state: JobState) -> str:
 
 
 def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
-    """What `dataset_info` returns, as names and texts."""
+    """The result of `dataset_info`, as names and texts."""
     job, speed = info["job"] or {}, info["steps_per_second"]
     how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
     asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.episode import Episode
-from collector.jobs.head import (
+from collector.interruptor import Stopping
+from collector.jobs.job import Job, JobError
+from collector.jobs.job_files import (
     SAME,
     check_folder,
     check_same_job,
@@ -24,14 +26,14 @@ from collector.jobs.head import (
     notes_on,
     read_job_head,
     stored_job,
+    with_settings,
 )
-from collector.jobs.job import Job, JobError, with_settings
 from collector.jobs.look import Metrics, import_tensorboard, spread
 from collector.jobs.making import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
 from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_of_tasks
-from collector.jobs.playing import Commits, Plan, Player, skipped_in
-from collector.jobs.statistics import States, read_statistics, with_frozen
-from collector.jobs.stopping import Stopping
+from collector.jobs.plan import Plan
+from collector.jobs.playing import Commits, Player, skipped_in
+from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, DatasetError
 from collector.store.writer import StoreWriter
@@ -99,7 +101,7 @@ class JobState:
         return float(np.mean(self.returns[-RECENT:])) if self.returns else float("nan")
 
     def rows(self) -> dict[str, str]:
-        """What there is to see of it, by name."""
+        """Its figures, by name."""
         found = {
             "job": f"{self.job.env}, seed {self.job.seed}: {self.status}",
             "data": str(self.out),
@@ -365,7 +367,7 @@ class _Run:
         return writer
 
     def _numbers(self) -> dict[str, Any]:
-        """What `metrics.jsonl` gets."""
+        """The figures for `metrics.jsonl`."""
         state = self.state
         recent: dict[str, float] = {}
         if state.returns:

@@ -35,7 +35,7 @@ class Finishing:
         return kept
 
     def finish(self, batch: Any) -> Any:
-        """What the iterator returns for it."""
+        """Convert it to what the iterator returns."""
         batch = self.store(batch.split_trajectories() if self._split else batch)
         if self.postproc is not None:
             batch = self.postproc(batch)
@@ -67,7 +67,7 @@ class BatchIterator(ABC):
         """End the collector."""
 
     def _is_complete(self) -> bool:
-        """Whether there are no more batches."""
+        """Return whether there are no more batches."""
         return 0 <= self.total_frames <= self.frames
 
     def _show_progress(self) -> None:  # noqa: B027  most show none
@@ -93,7 +93,7 @@ class BatchIterator(ABC):
             raise RuntimeError(f"{said}. {notes}" if notes else said) from error
 
     def __len__(self) -> int:
-        """How many full batches `total_frames` are. Raises `TypeError` for a collector without end."""
+        """Number of full batches in `total_frames`. Raises `TypeError` for a collector without end."""
         if self.total_frames < 0:
             raise TypeError("a collector without total_frames has no length")
         return -(-self.total_frames // self.frames_per_batch)

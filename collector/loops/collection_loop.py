@@ -1,4 +1,4 @@
-"""What the loops have in common: one batch at a time of a vector env and a policy, and what is left after a failure."""
+"""The base of the loops: one batch at a time of a vector env and a policy, and what is left after a failure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock, CollectorStats
 from vecenv import nest
-from vecenv.backends.host.failure import add_note
-from vecenv.engine.arguments import as_ids
 from vecenv.errors import warn_caller
+from vecenv.extending import add_note, as_ids
 
 
 class BatchRequest(NamedTuple):
@@ -98,7 +97,7 @@ class CollectionLoop(ABC):
 
     @abstractmethod
     def _round_up(self, frames: int) -> int:
-        """How many steps `_gather` collects for a request of `frames`."""
+        """Number of steps that `_gather` collects for a request of `frames`."""
 
     @abstractmethod
     def _finish_steps(self, discard: bool) -> None:
@@ -214,7 +213,7 @@ class CollectionLoop(ABC):
 
     @property
     def all_played(self) -> bool:
-        """Whether all of `episode_seeds` have been played to their end; False for a collector without.
+        """Return whether all of `episode_seeds` have been played to their end; False for a collector without.
 
         The iterator ends then; `rollout` and `collect` raise `RuntimeError`.
         """
@@ -222,8 +221,8 @@ class CollectionLoop(ABC):
 
     @property
     def everything_keyed(self) -> bool:
-        """Whether all actions so far depend on the observations, the weights, and the job seed, number and step of
-        their episode alone. See `episode_seeds`; False for a collector without.
+        """Return whether all actions so far depend on the observations, the weights, and the job seed, number and
+        step of their episode alone. See `episode_seeds`; False for a collector without.
         """
         return self._noise is not None and self._noise.everything
 
@@ -282,7 +281,9 @@ class CollectionLoop(ABC):
     # Life.
 
     def stats(self) -> CollectorStats:
-        """Where the time went since the first batch; `print(collector.stats())` names the bottleneck in one line."""
+        """Seconds since the first batch by what took them; `print(collector.stats())` names the bottleneck in one
+        line.
+        """
         return self._clock.stats(self._runner.transfer_seconds, self._steps, self._episodes.broken)
 
     def shutdown(self, close_env: bool = True) -> None:

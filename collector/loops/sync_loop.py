@@ -153,7 +153,7 @@ class SyncLoop(CollectionLoop):
         return nest.take(obs, np.minimum(self._row_ids, self._env_num - 1))
 
     def _may_autoreset(self, ids: np.ndarray, following: int) -> bool:
-        """Whether all that may end in a round is to go on, so that it is reset in it."""
+        """Return whether all that may end in a round is to go on, so that it is reset in it."""
         quota = self._request.quota
         return self._autoreset and following < self._buffer.steps and (quota is None or bool(quota[ids].min() > 1))
 

@@ -23,7 +23,7 @@ def parts(space: spaces.Space[Any], path: str = "action") -> Iterator[tuple[str,
 
 
 def is_of_arrays(space: spaces.Space[Any]) -> bool:
-    """Whether actions are arrays, or trees of them."""
+    """Return whether actions are arrays, or trees of them."""
     return all(isinstance(part, ARRAYS) for _, part in parts(space))
 
 

@@ -14,7 +14,7 @@ from vecenv import nest
 
 
 class ExplorationType(enum.Enum):
-    """What is taken from a distribution that a policy returns (names as in torchrl).
+    """The value taken from a distribution that a policy returns (names as in torchrl).
 
     RANDOM is a sample, MODE the most likely action, and MEAN the mean, which is an action only where actions are
     continuous.
@@ -93,12 +93,14 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 @lru_cache
 def is_distribution(kind: type) -> bool:
-    """Whether a policy's output of this type is a distribution; cached, because a failed lookup on a tensor is slow."""
+    """Return whether a policy's output of this type is a distribution; cached, because a failed lookup on a tensor
+    is slow.
+    """
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
 def _is_quicker_by_rsample(distribution: Any) -> bool:
-    """Whether it is torch's, built on its `Normal`: `sample` reads each scale on the host, so it waits for
+    """Return whether it is torch's, built on its `Normal`: `sample` reads each scale on the host, so it waits for
     the device, which no CUDA graph may do; `rsample` draws the same numbers.
     """
     while draws_as_torch(type(distribution)):  # type: ignore[arg-type]
@@ -110,7 +112,7 @@ def _is_quicker_by_rsample(distribution: Any) -> bool:
 
 @lru_cache
 def draws_as_torch(kind: type) -> bool:
-    """Whether both ways to draw from it are those of torch."""
+    """Return whether both ways to draw from it are those of torch."""
     ways = (getattr(kind, name, None) for name in ("sample", "rsample"))
     return all((getattr(way, "__module__", None) or "").startswith("torch.distributions.") for way in ways)
 

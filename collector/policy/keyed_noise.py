@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from collector.episodes.keys import action_seed, episode_keys, random_bits, uniforms
+from collector.episodes.seeds import action_seed, episode_keys, random_bits, uniforms
 from collector.policy.exploration import ExplorationType, choose, draws_as_torch, is_distribution
 from collector.policy.random_policy import RandomPolicy
 from vecenv import nest
@@ -101,7 +101,9 @@ class KeyedNoise:
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """What the call of a policy returns. One that draws from torch's own generators (dropout does) is not keyed."""
+        """Call a policy and return its result. One that draws from torch's own generators (dropout does) is not
+        keyed.
+        """
         torch = sys.modules.get("torch")
         if torch is None:
             return call()

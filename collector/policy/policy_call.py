@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from collector.batch.arrays import copy_of
+from collector.batch.conversions import copy_of
 from collector.policy.exploration import ExplorationType, choose
 from vecenv import nest
 
@@ -57,7 +57,9 @@ def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) ->
 
 
 def _is_tensordict(parameter: inspect.Parameter) -> bool:
-    """Whether it is annotated as one. By name: annotations may be strings, and tensordict is not imported for it."""
+    """Return whether it is annotated as one. By name: annotations may be strings, and tensordict is not imported for
+    it.
+    """
     annotation = parameter.annotation
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return name.strip("'\"").rpartition(".")[2] in ("TensorDict", "TensorDictBase")
@@ -109,7 +111,7 @@ class PolicyCall:
         self._policy = policy if cudagraph is None else self._graphed(policy, rows, cudagraph)
 
     def rows_of(self, env_ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What the policy needs of the rows: their envs, and which of them begin an episode."""
+        """Facts about the rows that the policy needs: their envs, and which of them begin an episode."""
         return (env_ids,) if self.state is None else self.state.rows(env_ids, self._signature.env_id)
 
     def __call__(self, inputs: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class RandomPolicy:
 
 
 def draw_many(space: spaces.Space[Any], size: int) -> Any:
-    """What `size` calls of `space.sample()` give, stacked: `(size, ...)`, or a tree of these; in one draw where the
+    """Draw as `size` calls of `space.sample()` do, stacked: `(size, ...)`, or a tree of these; in one draw where the
     space allows it.
     """
     if isinstance(space, spaces.Dict):

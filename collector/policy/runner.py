@@ -19,8 +19,7 @@ from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import Policy, PolicyCall, RecurrentState, signature_of
 from collector.policy.random_policy import RandomPolicy
 from vecenv import nest
-from vecenv.backends.host.failure import add_note
-from vecenv.backends.host.row_writer import cast_exactly
+from vecenv.extending import add_note, cast_exactly
 from vecenv.nest import as_array
 
 Outputs = dict[str, np.ndarray]
@@ -218,7 +217,7 @@ class PolicyRunner:
             self._call.state.begin(env_ids)
 
     def replaces(self, random: bool) -> bool:
-        """Whether random actions, where they are wanted, take the place of a policy that returns others.
+        """Return whether random actions, where they are wanted, take the place of a policy that returns others.
 
         Raises `TypeError` where they cannot be drawn from the action spaces.
         """
@@ -311,7 +310,7 @@ def _keywords(option: Options) -> dict[str, Any] | None:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """What is drawn inside from the global generators of Python, numpy and torch is drawn again afterwards."""
+    """Restore the global generators of Python, numpy and torch afterwards: what is drawn inside is drawn again."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()

@@ -161,7 +161,7 @@ def _as_weight(name: str, value: Any, own: Any) -> Any:
 
 
 def _is_same(value: Any, own: Any) -> bool:
-    """Whether a weight is the one that it is to be copied into."""
+    """Return whether a weight is the one that it is to be copied into."""
     import torch
 
     return (
@@ -174,7 +174,7 @@ def _is_same(value: Any, own: Any) -> bool:
 
 
 def _is_extra_state(name: str) -> bool:
-    """Whether it is the extra state of a module (`get_extra_state`), which may be any object."""
+    """Return whether it is the extra state of a module (`get_extra_state`), which may be any object."""
     return name.rpartition(".")[2] == "_extra_state"
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.arrays import join
+from collector.batch.conversions import join
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LARGEST_SIZE, LayoutLine

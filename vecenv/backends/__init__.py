@@ -1,1 +1,1 @@
-"""Backends, where envs live; engine and vector envs import `base` (the seam) and the backends themselves."""
+"""Backends, where envs live; engine and vector envs import `backend` (the seam) and the backends themselves."""

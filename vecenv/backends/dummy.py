@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.arena import Arena, Layout
 
 
 class DummyBackend(Backend):

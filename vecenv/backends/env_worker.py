@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Answered, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.errors import WorkerDiedError
 
 ENDED = (EOFError, ConnectionError, WorkerDiedError)

@@ -17,17 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import NOTHING_BESIDES, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
-from vecenv.backends.ipc.control_block import A_CALL, A_ROUND, BUSY_NS, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.waiting import fence
-from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoReader
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.pool.spinning_threads import SpinningThreads, is_enabled
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Launcher, WorkerHandle

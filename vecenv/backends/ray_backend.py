@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.host.env_host import EnvReport
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.pool.ray_worker import RayLauncher
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool

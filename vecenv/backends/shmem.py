@@ -21,12 +21,10 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.ipc import messages
-from vecenv.backends.ipc.control_block import FRAMES
-from vecenv.backends.ipc.descriptor import Descriptor
+from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.ipc.waiting import SpinWait, Wakeup, fence, wakeup_fds
-from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
-from vecenv.backends.memory.layout import Layout
-from vecenv.backends.memory.shared_memory import anonymous_file, reserve
+from vecenv.backends.memory.arena import Arena, Layout, arena_bytes, used_bytes
+from vecenv.backends.memory.shared_memory import FRAMES, anonymous_file, reserve
 from vecenv.backends.pool.process_worker import ProcessLauncher
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool

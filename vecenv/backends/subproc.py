@@ -1,6 +1,6 @@
 """SubprocBackend: worker processes that exchange arrays through their channel, one message per worker and round.
 
-`vecenv.backends.worker.subproc_server` has the format of the messages, and the worker's side.
+`vecenv.backends.worker.round_server` has the format of the messages, and the worker's side.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import numpy as np
 
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.waiting import SpinWait
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.pool.process_worker import ProcessLauncher
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.transport import Transport
-from vecenv.backends.worker.subproc_server import SIZE, SubprocServer, as_rows
+from vecenv.backends.worker.round_server import SIZE, SubprocServer, as_rows
 
 SPINS = 50
 """How often the parent looks for answers, with a sched_yield in between, before it sleeps."""

@@ -16,18 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Answers, Backend, Call, Taken, WorkerInfo
+from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.ipc.control_block import BUSY_NS
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
-from vecenv.backends.pool.thread_pool import ThreadPool, stack_of_thread
+from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.shared_memory import BUSY_NS
+from vecenv.backends.pool.thread_pool import BlockThread, ThreadPool, stack_of_thread
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.system_limits import default_num_workers
-from vecenv.backends.worker.block_thread import BlockThread
 from vecenv.backends.worker.blocking_envs import advice
 from vecenv.errors import ConcurrentCallError, VectorEnvError, WorkerDiedError, WorkerWarnings
 

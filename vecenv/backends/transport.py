@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Call, Codec
+from vecenv.backends.backend import Call, Codec
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.ipc.serialization import dumps, dumps_by_value
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.worker.round_server import RoundServer

@@ -12,7 +12,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.backends.memory.layout import Leaf
+from vecenv.backends.memory.arena import Leaf
 from vecenv.nest import tensor_on_host
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.base import NOTHING_BESIDES, Backend, Taken
+from vecenv.backends.backend import NOTHING_BESIDES, Backend, Taken
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.layout import Layout, Leaf, common_layout
+from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
 from vecenv.engine.arguments import BOOL, check_spaces_equal, mixed_ops, reset_arguments, reset_rows
@@ -116,8 +116,6 @@ class Engine:
             raise
         return layout
 
-    # Rounds.
-
     def exchange(self, action: Any, reset: Any = None, autoreset: bool = False) -> Taken:
         """Run a round of all envs; its results are the rows of the arena and the `Taken` that is returned.
 
@@ -201,8 +199,6 @@ class Engine:
         except INTERRUPTS as error:
             self.abandon(error, asked)
             raise
-
-    # The start of a round.
 
     def _start_plain(self, action: Any, reset: Any, autoreset: bool, kwargs: dict[str, Any]) -> bool:
         """Start a round of the usual kind: all envs, actions in the arena's shape and dtype, `reset` None or a mask.
@@ -329,8 +325,6 @@ class Engine:
                 self.abandon(error, asked.tolist())
                 raise
 
-    # The end of a round.
-
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Wait until the deadline (of time.monotonic)."""
         try:
@@ -366,8 +360,6 @@ class Engine:
             self._order, self.recovery.resets = [], {}
             self._interrupts.abandon(error, asked)
 
-    # State.
-
     def check_open(self) -> None:
         """ClosedError after `close`, and in a forked copy of the process."""
         if self.usable:
@@ -390,8 +382,6 @@ class Engine:
         self.check_open()
         backend, recovery = self.backend, self.recovery
         return self.statistics.summary(backend.workers, recovery.restarts, recovery.absorbed) | backend.own_stats
-
-    # Close.
 
     def close(self) -> None:
         """Close all envs and end the workers: at most 5 seconds, then by force. A second call does nothing."""

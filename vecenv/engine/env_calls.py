@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Backend, Call
+from vecenv.backends.backend import Backend, Call
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.engine.recovery import Recovery

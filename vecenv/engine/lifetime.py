@@ -8,7 +8,7 @@ import warnings
 import weakref
 from typing import Any, NoReturn
 
-from vecenv.backends.base import Backend
+from vecenv.backends.backend import Backend
 from vecenv.errors import NotStartedError, warn_caller
 
 CLOSE_TIMEOUT = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.base import Backend
+from vecenv.backends.backend import Backend
 from vecenv.backends.host.failure import Failure, add_note, died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes

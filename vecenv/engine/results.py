@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.base import NOTHING_BESIDES, Taken, WorkerInfo
+from vecenv.backends.backend import NOTHING_BESIDES, Taken, WorkerInfo
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, wrong_reward_shape
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout, ObjectLeaf
+from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import Readiness
 from vecenv.errors import Partial

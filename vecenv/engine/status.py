@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.base import Backend, Taken
+from vecenv.backends.backend import Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.engine.recovery import Recovery

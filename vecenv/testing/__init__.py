@@ -20,13 +20,14 @@ from vecenv.testing.envs import (
     CountingEnv,
     ExitsOnReset,
     ExitsOnStep,
+    GateEnv,
+    Gates,
     HangsOnStep,
     RaisesInConstructor,
     RaisesOnReset,
     RaisesOnStep,
 )
 from vecenv.testing.fake_backend import FakeBackend
-from vecenv.testing.gates import GateEnv, Gates
 
 __all__ = [
     "CHECKS",

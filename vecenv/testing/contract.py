@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from vecenv.testing import check_access, check_batches, check_life, check_rounds
+from vecenv.testing import check_life, check_rounds
 from vecenv.testing.model import Factory
 
 CHECKS: dict[str, Callable[[Factory], None]] = {
     name.removeprefix("check_"): check
-    for module in (check_rounds, check_batches, check_access, check_life)
+    for module in (check_rounds, check_life)
     for name, check in vars(module).items()
     if name.startswith("check_")
 }

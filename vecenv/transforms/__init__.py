@@ -1,14 +1,12 @@
-"""Import transforms, TransformedEnv and TransformedVectorEnv from here; `collector` also takes `flat` and
-`HasTransforms` from `compose` and `Freezable` from `transform`.
+"""Import transforms, TransformedEnv and TransformedVectorEnv from here, and the files only inside vecenv.
 
 docs/transforms.md has a table of them, and says where each can be.
 """
 
 from vecenv.transforms.compose import Compose
 from vecenv.transforms.images import CenterCrop, GrayScale, Resize, ToTensorImage
-from vecenv.transforms.keys import CatTensors, RenameTransform
 from vecenv.transforms.per_episode import CatFrames, NormalizeReward, RewardSum, StepCounter, TimeLimit
-from vecenv.transforms.shapes import Flatten, SqueezeTransform, UnsqueezeTransform
+from vecenv.transforms.shapes import CatTensors, Flatten, RenameTransform, SqueezeTransform, UnsqueezeTransform
 from vecenv.transforms.single_env import FrameSkip, NoopReset, PixelObservation
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.transforms.transformed_env import TransformedEnv

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import spaces as spaces_of_numbers
-from vecenv.backends.memory.layout import Leaf, ObjectLeaf
-from vecenv.transforms.arrays import dtype_name
+from vecenv.backends.memory.arena import Leaf, ObjectLeaf
+from vecenv.transforms.numpy_or_torch import dtype_name
 
 Path = tuple[Any, ...]
 """The keys to a part of an observation, () for all of it."""

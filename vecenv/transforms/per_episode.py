@@ -12,8 +12,8 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.engine.arguments import check_count
 from vecenv.nest import as_array, namespace
-from vecenv.running_mean_std import RunningMeanStd
-from vecenv.transforms.arrays import Array, EnvRows, cast, concat, full
+from vecenv.norm_obs import RunningMeanStd
+from vecenv.transforms.numpy_or_torch import Array, EnvRows, cast, concat, full
 from vecenv.transforms.parts import bounds_of, box, part, with_part
 from vecenv.transforms.shapes import axis_of
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform

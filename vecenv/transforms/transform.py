@@ -19,8 +19,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.memory.layout import space_tree
-from vecenv.transforms.arrays import Array
+from vecenv.backends.memory.arena import space_tree
+from vecenv.transforms.numpy_or_torch import Array
 from vecenv.transforms.parts import WHOLE, Path, bounds_of, box, described, leaves_of, part, row_of, with_part
 
 Self = TypeVar("Self", bound="Transform")

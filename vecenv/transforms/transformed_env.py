@@ -9,7 +9,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.backends.memory.layout import ObjectLeaf, space_tree
+from vecenv.backends.memory.arena import ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.layout import ObjectLeaf, merge_trees, space_tree
+from vecenv.backends.memory.arena import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import seed_chain
 from vecenv.transforms.compose import Compose, HasTransforms

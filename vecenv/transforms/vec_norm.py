@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv.nest import as_array
-from vecenv.running_mean_std import PARTS, RunningMeanStd, check_keys
-from vecenv.transforms.arrays import Array, cast, dtype_name, is_float, like
+from vecenv.norm_obs import PARTS, RunningMeanStd, check_keys
 from vecenv.transforms.compose import Compose
+from vecenv.transforms.numpy_or_torch import Array, cast, dtype_name, is_float, like
 from vecenv.transforms.parts import WHOLE, Path, bounds_of, part, with_part
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 from vecenv.transforms.values import ObservationNorm

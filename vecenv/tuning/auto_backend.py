@@ -156,7 +156,7 @@ def slow_steps(steps: Sequence[float]) -> int:
 
 
 class Choice(NamedTuple):
-    """Which backend, with which `num_workers` (None: its default), and why."""
+    """A backend, with its `num_workers` (None: its default), and the reason."""
 
     backend: str
     num_workers: int | None

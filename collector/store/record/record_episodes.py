@@ -15,8 +15,7 @@ from collector.store.dataset_head import make_head
 from collector.store.record.recorder import EpisodeRecorder, row_layout
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.engine.arguments import as_ids, round_envs, spread_seeds
-from vecenv.engine.recovery import is_repeated
+from vecenv.extending import as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.wrappers import RowWiseWrapper
 
 SHARD_BYTES = 2**26

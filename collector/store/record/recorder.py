@@ -18,9 +18,7 @@ from collector.store.packed import pack
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.backends.host.failure import add_note
-from vecenv.backends.memory.layout import Layout, ObjectLeaf, common_layout
-from vecenv.engine.actions import batch_actions
+from vecenv.extending import Layout, ObjectLeaf, add_note, batch_actions, common_layout
 
 _ROUNDS = 256
 _BYTES = 2**24

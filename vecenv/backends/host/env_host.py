@@ -26,9 +26,8 @@ from vecenv.backends.host.row_writer import (
     own_containers,
 )
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoWriter
-from vecenv.backends.memory.layout import Layout
 from vecenv.errors import EnvContractError, VectorEnvError
 
 Payload = Callable[[int, int], Any]

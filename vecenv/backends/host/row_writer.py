@@ -14,8 +14,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.host.failure import Failure
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout, Leaf, ObjectLeaf, space_tree
+from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
 
 Put = Callable[[Any, "list[Any] | None"], None]

@@ -1,1 +1,1 @@
-"""Communication between the parent and its workers; backends, workers and pool import it, and all may use `opcodes`."""
+"""Messages between the parent and its workers; memory, backends and workers import it, and all may use `opcodes`."""

@@ -25,5 +25,5 @@ NOT_DONE = bytes(range(DONE))
 
 
 def all_busy(status: bytes) -> bool:
-    """Whether every one of these status bytes is an opcode."""
+    """Return whether every one of these status bytes is an opcode."""
     return not status.translate(None, _BUSY)

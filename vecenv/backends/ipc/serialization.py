@@ -1,4 +1,4 @@
-"""Pickling of user objects: by plain pickle, or by value where that fails (what the main script defines)."""
+"""Pickling for other processes: plainly, by value (what the main script defines), or beside file descriptors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import functools
 import io
 import pickle
 import sys
+import threading
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing import context, reduction
 from typing import Any
 
 import cloudpickle
@@ -37,7 +39,9 @@ def dumps_by_value(value: Any) -> bytes:
 
 
 def loads_by_value(blob: bytes) -> Any:
-    """What `dumps_by_value` has pickled; the error for what can be found in the main script alone says what to do."""
+    """Unpickle the bytes of `dumps_by_value`; the error for what can be found in the main script alone says what to
+    do.
+    """
     try:
         return pickle.loads(blob)
     except AttributeError as error:
@@ -71,7 +75,7 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
 
 
 def _is_importable(function: Any) -> bool:
-    """Whether another process finds the function under its name."""
+    """Return whether another process finds the function under its name."""
     module = function.__module__
     by_value = ["__main__", *cloudpickle.list_registry_pickle_by_value()]
     if any(module == each or str(module).startswith(f"{each}.") for each in by_value):
@@ -87,3 +91,62 @@ class _Pickler(cloudpickle.Pickler):
         {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
         cloudpickle.Pickler.dispatch_table,
     )
+
+
+class Descriptor:
+    """Travels by pickle while a process is started, or beside it (`dumps_apart`); the receiver owns its copy."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.fd)
+
+    def __setstate__(self, duplicate: Any) -> None:
+        self.fd = duplicate.detach()
+
+
+class _DescriptorPickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.fds: list[int] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, Descriptor):
+            return None
+        self.fds.append(value.fd)
+        return len(self.fds) - 1
+
+
+class _DescriptorUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, fds: Sequence[int]) -> None:
+        super().__init__(file)
+        self._fds = fds
+
+    def persistent_load(self, place: int) -> Descriptor | None:
+        return Descriptor(self._fds[place]) if self._fds else None
+
+
+def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
+    """A pickle without the descriptors in `value`, and these, which have to be sent by other means."""
+    file = io.BytesIO()
+    pickler = _DescriptorPickler(file)
+    _pickling.apart = True
+    try:
+        pickler.dump(value)
+    finally:
+        _pickling.apart = False
+    return file.getvalue(), pickler.fds
+
+
+def may_travel() -> bool:
+    """Return whether what is pickled now, in this thread, may hold descriptors."""
+    return context.get_spawning_popen() is not None or getattr(_pickling, "apart", False)
+
+
+_pickling = threading.local()
+
+
+def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
+    """Unpickle the bytes of `dumps_apart`; without `fds` each of its descriptors is None."""
+    return _DescriptorUnpickler(io.BytesIO(blob), fds).load()

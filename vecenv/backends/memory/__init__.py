@@ -1,1 +1,1 @@
-"""The memory of a batch: its layout, the arena, infos, and memory that processes share; all layers may import it."""
+"""The memory of a batch: arena, infos, shared memory and its control page; all layers above may import it."""

@@ -43,7 +43,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vecenv.backends.ipc.descriptor import Descriptor, may_travel
+from vecenv.backends.ipc.serialization import Descriptor, may_travel
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 
 LOCK_TIMEOUT = 60.0

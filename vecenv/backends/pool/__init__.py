@@ -1,1 +1,1 @@
-"""The parent's side of workers, processes or threads; only backends import it, and collectors `spinning_threads`."""
+"""The parent's side of workers, processes or threads; only backends import it; `extending` has `release_pool`."""

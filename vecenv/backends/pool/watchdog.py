@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vecenv.backends.ipc.control_block import DOING, ELSEWHERE, NOTHING, PROGRESS
+from vecenv.backends.memory.shared_memory import DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.pool.worker_handle import Hung
 from vecenv.errors import warn_caller
 
@@ -43,7 +43,7 @@ class Lines(Protocol):
     """The progress numbers of all workers."""
 
     def line(self, worker: int, /) -> Any:
-        """The numbers of one worker (see `control_block`)."""
+        """The numbers of one worker (see `Control`)."""
 
 
 Unanswered = Mapping[Any, Sequence[int]]

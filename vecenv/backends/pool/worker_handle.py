@@ -183,7 +183,9 @@ class Launcher(ABC):
 
 
 class Hung:
-    """Why a worker was lost: its env `env_id` did not return for `limit` seconds. `ending` is as in `Watched`."""
+    """The reason that a worker was lost: its env `env_id` did not return for `limit` seconds. `ending` is as in
+    `Watched`.
+    """
 
     def __init__(self, ending: str, env_id: int, limit: float, stack: str) -> None:
         self._env_id, self._limit, self._stack, self._ending = env_id, limit, stack, ending
@@ -200,7 +202,7 @@ class Hung:
 
 
 class Torn:
-    """Why a worker was killed: an interrupt (Ctrl-C) fell between two parts of a message to or from it."""
+    """The reason that a worker was killed: an interrupt (Ctrl-C) fell between two parts of a message to or from it."""
 
     def __init__(self, worker: WorkerHandle) -> None:
         self._where = worker.where

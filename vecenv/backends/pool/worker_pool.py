@@ -25,10 +25,9 @@ import numpy as np
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, read_value
 from vecenv.backends.ipc import messages
-from vecenv.backends.ipc.control_block import DOING, NOTHING, Control
-from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.memory.shared_memory import anonymous_file
+from vecenv.backends.ipc.serialization import Descriptor
+from vecenv.backends.memory.shared_memory import DOING, NOTHING, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import Hung, Launcher, Torn, Watched, WorkerHandle
 from vecenv.backends.system_limits import blocks_of

@@ -14,9 +14,6 @@ import signal
 import sys
 
 # Loaded for the workers.
-import vecenv.backends.worker.main
-import vecenv.backends.worker.shmem_server
-import vecenv.backends.worker.subproc_server  # noqa: F401
 
 _fork = os.fork
 _workers: set[int] = set()

@@ -23,9 +23,9 @@ from vecenv import portability
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.ipc import messages
-from vecenv.backends.ipc.control_block import PROGRESS, Control
 from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
+from vecenv.backends.memory.shared_memory import PROGRESS, Control
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vecenv import ray_cluster
-from vecenv.backends.ipc.control_block import BUSY_NS, LINE, PROGRESS
-from vecenv.backends.ipc.descriptor import loads_apart
 from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
+from vecenv.backends.ipc.serialization import loads_apart
+from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.worker.main import construct, live
-from vecenv.backends.worker.subproc_server import SubprocServer
+from vecenv.backends.worker.round_server import SubprocServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0

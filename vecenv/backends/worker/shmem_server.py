@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import pickle
 import select
@@ -12,17 +13,47 @@ from typing import Any
 from vecenv.backends.host.env_host import EnvHost
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
-from vecenv.backends.ipc.control_block import FRAMES, Control
-from vecenv.backends.ipc.descriptor import Descriptor
 from vecenv.backends.ipc.messages import Channel, WorkerChannel
+from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.ipc.waiting import SpinWait, Wakeup, fence
-from vecenv.backends.memory.arena import Arena, arena_bytes
+from vecenv.backends.memory.arena import Arena, Layout, arena_bytes
 from vecenv.backends.memory.infos import InfoWriter
-from vecenv.backends.memory.layout import Layout
-from vecenv.backends.worker.cpu_while_asleep import CPUWhileAsleep
+from vecenv.backends.memory.shared_memory import FRAMES, Control
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_setup import WorkerArgs
-from vecenv.portability import IN_ORDER
+from vecenv.portability import IN_ORDER, allow_cpus, allowed_cpus, binds_to_cpus
+
+
+class CPUWhileAsleep:
+    """Context in which a worker sleeps: it may be woken on one CPU only, and may run on all as soon as it is awake.
+
+    The scheduler wakes a task where it ran last. Where there are as many workers as CPUs, two of them then share one
+    while the other CPU idles once the caller sleeps, for half a millisecond or more. Nothing is bound while it runs, so
+    two programs still share the machine fairly.
+    """
+
+    def __init__(self, index: int, num_workers: int) -> None:
+        self._index, self._num_workers = index, num_workers
+        self._all: set[int] | None = None
+        self._own: set[int] | None = None
+
+    def __enter__(self) -> None:
+        if self._all is None:  # not before: env constructors may change it
+            self._all = (allowed_cpus() if binds_to_cpus() else None) or set()
+            if 1 < len(self._all) <= self._num_workers:
+                self._own = {sorted(self._all)[self._index % len(self._all)]}
+        if self._own is not None:
+            self._allow(self._own)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._own is not None:
+            self._allow(self._all or set())
+
+    @staticmethod
+    def _allow(cpus: set[int]) -> None:
+        with contextlib.suppress(OSError):  # a CPU was taken away from the process meanwhile
+            allow_cpus(0, cpus)
+
 
 SPINS = 200
 """How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
@@ -30,7 +61,7 @@ SPINS = 200
 
 @dataclass
 class ShmemArgs:
-    """What a worker shares with the parent besides its channel."""
+    """Files that a worker shares with the parent besides its channel."""
 
     memory: Descriptor
     parent_wakeup: Descriptor

@@ -15,8 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv.backends.ipc.descriptor import Descriptor
-from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
+from vecenv.backends.ipc.serialization import Descriptor, dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 

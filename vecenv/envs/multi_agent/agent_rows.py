@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.backends.memory.layout import space_tree
+from vecenv.backends.memory.arena import space_tree
 from vecenv.envs.multi_agent.agent_spaces import AgentSpaces, zeros
 from vecenv.errors import EnvContractError
 

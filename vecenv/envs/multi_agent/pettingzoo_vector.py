@@ -16,9 +16,8 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import as_ids, check_env_fns, check_options, own_env_fns, spread_seeds
 from vecenv.engine.status import INTERRUPTS
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
-from vecenv.envs.multi_agent.agent_actions import AgentActions
 from vecenv.envs.multi_agent.agent_rows import COLUMNS, AECRows, ParallelRows
-from vecenv.envs.multi_agent.agent_spaces import common_spaces, make_env
+from vecenv.envs.multi_agent.agent_spaces import AgentActions, common_spaces, make_env
 from vecenv.errors import Partial
 from vecenv.venvs import BACKENDS
 from vecenv.wrappers import forwarded

@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
-from vecenv.backends.memory.layout import Leaf, common_layout
+from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.base import BaseVectorEnv
 from vecenv.envs.pools.gymnasium_backend import GymnasiumBackend
 

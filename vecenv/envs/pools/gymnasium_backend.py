@@ -22,13 +22,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.backends.base import Answered, Answers, Backend, Codec, Taken, WorkerInfo
+from vecenv.backends.backend import Answered, Answers, Backend, Codec, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, cast_exactly, own_containers
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]

@@ -23,13 +23,12 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.base import Answered, Answers, Backend, Codec, Taken, WorkerInfo
+from vecenv.backends.backend import Answered, Answers, Backend, Codec, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport
 from vecenv.backends.host.failure import capture, died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.layout import Layout
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.errors import VectorEnvError
 

@@ -12,9 +12,8 @@ from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoColumns
-from vecenv.backends.memory.layout import Layout
 
 Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
 """(obs, reward, terminated, truncated, infos or None): what a backend returns instead of rows of the arena."""

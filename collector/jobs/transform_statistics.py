@@ -24,7 +24,7 @@ from collector.store import schema
 from collector.store.safe_folder import DatasetError, SafeFolder
 from vecenv import transforms
 from vecenv.errors import VectorEnvError
-from vecenv.transforms.transform import Freezable
+from vecenv.extending import Freezable
 
 KEPT = "statistics.json"
 ENVS = "envs"
@@ -60,7 +60,8 @@ def to_json(state: Any) -> Any:
 
 
 def from_json(state: Any) -> Any:
-    """What `to_json` was given, with arrays of int64, float64 and bool. ValueError for lists that are no arrays.
+    """The value that `to_json` was given, with arrays of int64, float64 and bool. ValueError for lists that are no
+    arrays.
 
     >>> from_json({"mean": [0.5, "inf"], "count": 3.0})
     {'mean': array([0.5, inf]), 'count': 3.0}
@@ -166,7 +167,7 @@ def _of_all_envs(name: str, states: Any, path: Path) -> Any:
 
 
 def statistics_of(venv: Any) -> States | None:
-    """Those of the envs of a job, whose transforms are in the workers; None while an env that failed has none."""
+    """Statistics of the envs of a job, whose transforms are in the workers; None while an env that failed has none."""
     try:
         states = venv.call("state_dict")
     except (VectorEnvError, RuntimeError):
@@ -188,7 +189,7 @@ def write_statistics(folder: SafeFolder, states: States) -> None:
 
 
 def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
-    """What `write_statistics` left for so many envs. Raises `DatasetError` where there is no such file."""
+    """Read the file of `write_statistics` for so many envs. Raises `DatasetError` where there is no such file."""
     path = Path(folder) / KEPT
     try:
         with SafeFolder(folder) as opened:

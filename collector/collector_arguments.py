@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from vecenv.engine.arguments import check_count
+from vecenv.extending import check_count
 
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:

@@ -1,0 +1,142 @@
+"""Plan: which episodes of a job are still to be played, and what came of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import numpy as np
+
+from collector.episodes.seeds import episode_seed
+from collector.store.safe_folder import DatasetError
+
+Self = TypeVar("Self", bound="Plan")
+MOST_AT_ONCE = 2**24
+"""Episodes that a job may have handed out beyond those that it needs."""
+
+
+class Plan:
+    """The numbers that are still to be played, as an iterator of `(number, seed)`, and what came of the others.
+
+    With `episodes` it hands out the numbers below it. With `steps` it hands out numbers until those that are known have
+    so many steps together; complete is then the shortest row of first numbers that has them. With `numbers` it hands
+    out these. A number that is handed out again (`again`) comes before new ones, so the iterator may go on after it had
+    ended.
+
+    >>> plan = Plan(seed=0, steps=10)
+    >>> [number for number, seed in (next(plan), next(plan))]
+    [0, 1]
+    >>> plan.finished(1, length=30)
+    >>> next(plan, None), plan.is_complete  # enough is known, but for number 0
+    (None, False)
+    >>> plan.finished(0, length=5)
+    >>> plan.is_complete, plan.end, plan.end_steps
+    (True, 2, 35)
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        episodes: int | None = None,
+        steps: int | None = None,
+        numbers: Iterable[int] | None = None,
+    ) -> None:
+        self.job_seed = seed
+        """What the seeds of the episodes follow from."""
+        self._episodes, self._wanted = (0 if numbers is not None else episodes), steps
+        self._next = 0
+        self.waiting = sorted(numbers or ())
+        """Numbers that are handed out before new ones."""
+        self._chosen = {*self.waiting}
+        self._beyond: dict[int, int] = {}
+        """The length of each episode that is known, and whose number is not below `end`."""
+        self.playing: set[int] = set()
+        """Numbers that are handed out and have not come back."""
+        self.steps = 0
+        """Steps of all finished episodes."""
+        self.end, self.end_steps, self.end_episodes = 0, 0, 0
+        """The first numbers that are all known, their steps, and how many of them are not skipped: in the end those of
+        the whole job."""
+
+    def __iter__(self: Self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, int]:
+        if self.waiting:
+            number = self.waiting.pop(0)
+        elif self._has_new():
+            number = self._next
+            self._next += 1
+        else:
+            raise StopIteration
+        self.playing.add(number)
+        return number, episode_seed(self.job_seed, number)
+
+    def finished(self, number: int, length: int) -> None:
+        """Note an episode of so many steps; 0: it is skipped."""
+        self.playing.discard(number)
+        self._chosen.discard(number)
+        self._beyond[number] = length
+        self.steps += length
+        self._advance()
+
+    def restore(self, numbers: np.ndarray, lengths: np.ndarray, skipped: Iterable[int] = ()) -> None:
+        """Note the episodes of an earlier run. Raises `DatasetError` where it cannot have had such numbers."""
+        left_out = dict.fromkeys(skipped, 0)
+        known = dict(zip(numbers.tolist(), lengths.tolist(), strict=True))
+        most = self._episodes or 0 if self._wanted is None else self._wanted + len(left_out) + MOST_AT_ONCE
+        for number in (*known, *left_out):
+            if not 0 <= number < most:
+                raise DatasetError(f"it has episode {number}, and the numbers of its job are below {most}")
+        if twice := sorted(known.keys() & left_out.keys()):
+            raise DatasetError(f"it has episode {twice[0]}, which it says was skipped")
+        self._beyond |= known | left_out
+        self.steps += int(lengths.sum())
+        self._advance()
+
+    def again(self, numbers: Iterable[int]) -> None:
+        """Hand these numbers, which have not come back, out once more."""
+        numbers = {*numbers}
+        self.playing -= numbers
+        self.waiting = sorted({*self.waiting, *numbers})
+
+    def set_aside(self, numbers: Iterable[int]) -> None:
+        """Expect these numbers no longer from whom they were handed to; they come back by `finished` all the same."""
+        self.playing.difference_update(numbers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all episodes that the job is to have are known."""
+        if self._wanted is not None:
+            return self.end_steps >= self._wanted
+        return not self._chosen and self.end >= (self._episodes or 0)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Return whether nothing is being played, and nothing is to be handed out now: the rest is set aside, or
+        complete.
+        """
+        return not self.playing and not self.waiting and not self._has_new()
+
+    @property
+    def left(self) -> float:
+        """About how many episodes are still to be handed out."""
+        if self._wanted is None:
+            return len(self.waiting) + (self._episodes or 0) - self._next
+        mean_length = self.steps / max(1, self.end_episodes + len(self._beyond))
+        return (self._wanted - self.steps) / max(1.0, mean_length) - len(self.playing)
+
+    def _has_new(self) -> bool:
+        """Return whether there is a number that was never handed out; `_next` is the first one."""
+        while self._next < self.end or self._next in self._beyond:
+            self._next += 1
+        if self._wanted is not None:
+            return self.steps < self._wanted
+        return self._next < (self._episodes or 0)
+
+    def _advance(self) -> None:
+        while (self._wanted is None or self.end_steps < self._wanted) and self.end in self._beyond:
+            length = self._beyond.pop(self.end)
+            self.end_steps += length
+            self.end_episodes += length > 0
+            self.end += 1
