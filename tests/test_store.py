@@ -298,7 +298,8 @@ class TestWriting:
             file.write(b'{"line": "sha')
         with StoreWriter(tmp_path, head(), resume=True) as writer:
             assert writer.committed.tolist() == [3]
-            assert (writer.failed, writer.state, writer.steps) == ({"env": 1}, [1], LENGTHS[3])
+            manifest = writer.manifest
+            assert (manifest.failed, manifest.state, manifest.index.length.tolist()) == ({"env": 1}, [1], [LENGTHS[3]])
             assert [path.name for path in shard.parent.iterdir()] == ["000000"]
             with pytest.raises(DatasetError, match=r"episodes \[3\] are in .* already"):
                 writer.add([episode(2), episode(3)])
@@ -353,7 +354,7 @@ class TestWriting:
                     (line,) = driver.adopt(player.folder)
                     assert line.episodes == [4 * round_ + 2 * i, 4 * round_ + 2 * i + 1]
                     assert driver.adopt(player.folder) == []
-            assert (driver.failed, len(driver.committed)) == ({"env": 4}, 8)
+            assert (driver.manifest.failed, len(driver.committed)) == ({"env": 4}, 8)
             players[0].add([episode(8)])
             players[0].commit()
             driver.add(episode(8))

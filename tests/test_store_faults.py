@@ -29,7 +29,7 @@ slow = pytest.mark.slow
 def collect(folder: Path, committed: Callable[[list[int]], object], attempts: int = 1, **options: Any) -> None:
     """A small job: shard after shard of what is not there yet."""
     with StoreWriter(folder, head(), resume=True, **options) as writer:
-        if writer.ended is not None:
+        if writer.manifest.end is not None:
             return
         for numbers in SHARDS:
             missing = [number for number in numbers if number not in writer.committed]

@@ -150,7 +150,7 @@ class Dataset:
     @property
     def shard_files(self) -> list[str]:
         """The shards, in the order of their commits."""
-        return [record.path for record in self._shards.records]
+        return [record.shard for record in self._shards.records]
 
     @property
     def nbytes(self) -> int:

@@ -76,12 +76,12 @@ def resume(
     manifest = read_manifest(folder)
     for shard in manifest.shards:
         try:
-            with folder.inside(shard.path) as opened:
+            with folder.inside(shard.shard) as opened:
                 sizes = {name: opened.size(name) for name in shard.files}
         except FileNotFoundError:
             sizes = {}
         if sizes != {name: size for name, (size, _) in shard.files.items()}:
-            raise mismatch(folder.path / shard.path)
+            raise mismatch(folder.path / shard.shard)
     check(manifest)
     if reopen and manifest.end is not None:
         if surplus := int((manifest.index.number >= manifest.end).sum()):
@@ -91,7 +91,7 @@ def resume(
             )
         manifest.end, manifest.good_bytes = None, manifest.end_at
     _cut_off(folder, MANIFEST, manifest.good_bytes)
-    remove_uncommitted(folder, {shard.path for shard in manifest.shards})
+    remove_uncommitted(folder, {shard.shard for shard in manifest.shards})
     for name in (HEAD, MANIFEST):
         with suppress(FileNotFoundError):
             folder.remove(name + PARTIAL)

@@ -24,23 +24,6 @@ BEST_COMPRESSION = 1032
 """Deflate makes nothing smaller than by this factor, so nothing true is declared with more."""
 
 
-@dataclass(frozen=True)
-class ShardRecord:
-    """One shard, as the manifest has it; the numbers of its episodes are in the `Index`."""
-
-    path: str
-    files: dict[str, tuple[int, str]]
-    """Size and SHA-256 of each file."""
-    compressed: bool
-    steps: int
-    episodes: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its files."""
-        return sum(size for size, _ in self.files.values())
-
-
 @dataclass
 class Index:
     """Arrays with an entry for each episode, known without opening a shard."""
@@ -69,9 +52,10 @@ class Index:
 
 @dataclass
 class Manifest:
-    """A manifest, line by line as it is read, and checked."""
+    """A manifest, line by line as it is read or written, and checked."""
 
-    shards: list[ShardRecord] = field(default_factory=list)
+    shards: list[ShardLine] = field(default_factory=list)
+    """Their lines; numbers, lengths and returns of the episodes are in the index."""
     layout: Layout | None = None
     """None as long as no shard is committed."""
     end: int | None = None
@@ -85,6 +69,10 @@ class Manifest:
     good_bytes: int = 0
     """Size of the lines that are whole."""
     columns: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    fd: int = -1
+    """The file, open for appending, or -1."""
+    unknown: str = ""
+    """Not empty: the error after which it is not known what the file ends with."""
 
     @property
     def index(self) -> Index:
@@ -132,17 +120,46 @@ class Manifest:
                 raise DatasetError(f"it declares {steps:,} steps, more than a file {name} of {size:,} bytes can hold")
         shard, many = np.full(episodes, len(self.shards)), np.arange(episodes)
         self.columns.append((numbers, lengths, returns, shard, many, np.cumsum(lengths) - lengths))
-        self.shards.append(ShardRecord(line.shard, line.files, line.compressed, steps, episodes))
+        self.shards.append(line.without_episodes())
 
     def check(self) -> None:
         """Raise `DatasetError` where a shard or an episode is there twice."""
-        if len({shard.path for shard in self.shards}) < len(self.shards):
+        if len({line.shard for line in self.shards}) < len(self.shards):
             raise DatasetError("it names a shard twice")
         numbers = np.sort(self.index.number)
         if (twice := numbers[1:][numbers[1:] == numbers[:-1]]).size:
             raise DatasetError(f"it has episode {twice[0]} twice")
         if self.layout is None and self.end:
             raise DatasetError(f"it ends with {self.end} episodes, and has none")
+
+    def open(self, folder: SafeFolder) -> None:
+        """Open the file of a folder, whose lines have been read, for `append`."""
+        self.fd = folder.open(MANIFEST, os.O_WRONLY | os.O_APPEND)
+
+    def append(self, lines: Sequence[Line]) -> None:
+        """Add these lines, on the disk, or none of them: after an OSError the file is as it was, or `unknown`."""
+        data = b"".join(schema.dump(schema.as_json(line)) + b"\n" for line in lines)
+        try:
+            system_calls.write(self.fd, data)
+            system_calls.fsync(self.fd)
+        except OSError as error:
+            # Whether the lines are on the disk is not known. If they cannot be removed, only one who reads the file
+            # again can find out what is there.
+            try:
+                system_calls.truncate(self.fd, self.good_bytes)
+                system_calls.fsync(self.fd)
+            except OSError:
+                self.unknown = str(error)
+            raise
+        for line in lines:
+            self.take(line)
+        self.good_bytes += len(data)
+
+    def close(self) -> None:
+        """Close the file; once more does nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def file_name(array: str, compressed: bool) -> str:
@@ -185,36 +202,3 @@ def read_lines(folder: str | os.PathLike[str]) -> Iterator[tuple[Line, int]]:
             except ValueError as error:
                 raise DatasetError(str(error)) from None
             yield found, len(line)
-
-
-class ManifestFile:
-    """Adds lines to a manifest whose last line is whole: `fd` is its descriptor, open for appending."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._size = os.fstat(fd).st_size
-        self.unknown = ""
-        """Not empty: the error after which it is not known what the file ends with."""
-
-    def append(self, lines: Sequence[Line]) -> None:
-        """Add these lines, on the disk, or none of them: after an OSError the file is as it was, or `unknown`."""
-        data = b"".join(schema.dump(schema.as_json(line)) + b"\n" for line in lines)
-        try:
-            system_calls.write(self._fd, data)
-            system_calls.fsync(self._fd)
-        except OSError as error:
-            # Whether the lines are on the disk is not known. If they cannot be removed, only one who reads the file
-            # again can find out what is there.
-            try:
-                system_calls.truncate(self._fd, self._size)
-                system_calls.fsync(self._fd)
-            except OSError:
-                self.unknown = str(error)
-            raise
-        self._size += len(data)
-
-    def close(self) -> None:
-        """Close the file; once more does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)

@@ -73,6 +73,10 @@ class ShardLine(Note, tag="shard", kw_only=True):
         """Size of its files."""
         return sum(size for size, _ in self.files.values())
 
+    def without_episodes(self) -> ShardLine:
+        """The same without the lists that have an entry for each episode."""
+        return msgspec.structs.replace(self, episodes=[], lengths=[], returns=[])
+
 
 class End(Exact, tag="end"):
     """The end of a data set that is complete: numbers below `episodes` count."""

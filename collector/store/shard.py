@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
-from collector.store.manifest import MANIFEST, Index, ShardRecord, file_name
+from collector.store.manifest import MANIFEST, Index, file_name
 from collector.store.packed import Column, Layout, batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
+from collector.store.schema import ShardLine
 
 LARGEST_INFLATED = 2**32
 """The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""
@@ -61,7 +62,7 @@ def write_shard(
     return files
 
 
-def read_array(folder: SafeFolder, record: ShardRecord, name: str, expected: Column, known: bool) -> np.ndarray:
+def read_array(folder: SafeFolder, record: ShardLine, name: str, expected: Column, known: bool) -> np.ndarray:
     """An array of a shard: a view of its file, or of the inflated content. Raises `DatasetError` and FileNotFoundError.
 
     The hash is not computed where it is `known`.
@@ -108,12 +109,10 @@ class Shards:
     `memory` bytes, so that memory stays below that and one shard. Pickled, it takes along which have been checked.
     """
 
-    def __init__(
-        self, root: Path, records: list[ShardRecord], index: Index, layout: Layout | None, memory: int
-    ) -> None:
+    def __init__(self, root: Path, records: list[ShardLine], index: Index, layout: Layout | None, memory: int) -> None:
         self.root, self.records, self.layout, self.memory = root, records, layout, memory
         self._index = index
-        self._bounds = np.cumsum([0, *(record.episodes for record in records)])
+        self._bounds = np.searchsorted(index.shard, np.arange(len(records) + 1))
         self._checked: set[int] = set()
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -125,7 +124,10 @@ class Shards:
     def nbytes(self, which: int) -> int:
         """Size of the arrays of a shard."""
         record = self.records[which]
-        return 0 if self.layout is None else self.layout.nbytes(record.steps, record.episodes)
+        return 0 if self.layout is None else self.layout.nbytes(record.steps, self._episodes(which))
+
+    def _episodes(self, which: int) -> int:
+        return int(self._bounds[which + 1] - self._bounds[which])
 
     def __getitem__(self, which: int) -> EpisodeBatch:
         if which not in self._open:
@@ -147,7 +149,7 @@ class Shards:
         check_whole(self[which])
         if not np.allclose(returns_of(self[which]), self._of(which, self._index.returns), rtol=1e-9, atol=1e-9):
             raise DatasetError(
-                f"{self.root / self.records[which].path} has other rewards than the returns in {MANIFEST}"
+                f"{self.root / self.records[which].shard} has other rewards than the returns in {MANIFEST}"
             )
 
     def _of(self, which: int, column: np.ndarray) -> np.ndarray:
@@ -155,20 +157,17 @@ class Shards:
 
     def _read(self, which: int) -> OpenShard:
         record, layout = self.records[which], self.layout
-        path = self.root / record.path
+        path = self.root / record.shard
         if layout is None:
             raise DatasetError(f"{self.root} has no shards")
-        expected, nbytes, known = (
-            layout.shapes(record.steps, record.episodes),
-            self.nbytes(which),
-            which in self._checked,
-        )
+        expected, nbytes = layout.shapes(record.steps, self._episodes(which)), self.nbytes(which)
+        known = which in self._checked
         if record.compressed and nbytes > LARGEST_INFLATED:
             raise DatasetError(
                 f"{path} declares {nbytes:,} bytes; {LARGEST_INFLATED:,} are the most for a shard that is compressed"
             )
         try:
-            with SafeFolder(self.root) as root, root.inside(record.path) as folder:
+            with SafeFolder(self.root) as root, root.inside(record.shard) as folder:
                 arrays = {name: read_array(folder, record, name, each, known) for name, each in expected.items()}
         except FileNotFoundError:
             raise mismatch(path) from None
@@ -185,7 +184,7 @@ class Shards:
 
     def _check_meaning(self, which: int, offsets: np.ndarray, episodes: EpisodeBatch) -> None:
         """Raise `DatasetError` where the arrays are not those of the episodes in the manifest."""
-        path = self.root / self.records[which].path
+        path = self.root / self.records[which].shard
         expected = np.concatenate([[0], np.cumsum(self._of(which, self._index.length))])
         if not np.array_equal(offsets, expected):
             raise DatasetError(f"{path} has offsets that are not those of the lengths in {MANIFEST}")

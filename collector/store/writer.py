@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from collector.store import folder as on_disk
 from collector.store import schema
 from collector.store.dataset_head import HEAD, head_bytes, read_head
 from collector.store.folder import SHARDS
-from collector.store.manifest import MANIFEST, Manifest, ManifestFile, read_lines
+from collector.store.manifest import Manifest, read_lines
 from collector.store.packed import (
     Layout,
     arrays_of,
@@ -37,7 +37,7 @@ from collector.store.packed import (
     returns_of,
 )
 from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
-from collector.store.schema import LARGEST, End, LayoutLine, Line, Note, ShardLine
+from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import write_shard
 
 _INTERRUPTED = "a commit was interrupted"
@@ -82,83 +82,46 @@ class StoreWriter:
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
-        self.layout: Layout | None = None
-        """That of the data set; None before the first commit."""
-        self.ended: int | None = None
-        """The number of episodes of a data set that is complete."""
-        self.state: Any = None
-        """What the last commit with a `state` left."""
-        self.failed: dict[str, int] = {}
-        """Failures so far, by name."""
+        self.manifest = Manifest()
+        """All that is committed; `manifest.end` is the number of episodes of a data set that is complete."""
         self.waiting_bytes = 0
         """Size of the episodes that are not committed yet."""
-        self.steps = 0
-        """Steps of the committed episodes."""
-        self.bytes = 0
-        """Size of the committed shards."""
         self._waiting: list[EpisodeBatch] = []
-        self._numbers: list[np.ndarray] = []
+        self._waiting_since: float | None = None
         self._seen: set[int] = set()
         self._next_number = 0
-        self._manifest: ManifestFile | None = None
         self._broken = ""
-        self._waiting_since: float | None = None
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
-        with on_disk.writing(self.folder, "choose another folder"):
-            self.opened = SafeFolder.make(self.folder)
+        with on_disk.writing(self.folder, "choose another folder"), ExitStack() as undo:
+            self.opened = undo.enter_context(SafeFolder.make(self.folder))
             """The folder, for what else is written there; it is closed with the writer."""
-            try:
-                self._lock = self._open(head, content, resume, reopen, overwrite, check)
-                self._next_shard = on_disk.first_free_shard(self.opened)
-            except BaseException:
-                self.opened.close()
-                raise
-
-    # Begin
-
-    def _open(
-        self, head: Any, content: bytes | None, resume: bool, reopen: bool, overwrite: bool, check: Any
-    ) -> FolderLock:
-        on_disk.check_files(self.opened)
-        lock = FolderLock(self.opened)
-        try:
+            on_disk.check_files(self.opened)
+            self._lock = FolderLock(self.opened)
+            undo.callback(self._lock.release)
             if resume and self.opened.kind(HEAD):
-                self._take(on_disk.resume(self.opened, head, check, reopen))
-            elif resume and head is None:
+                self.manifest = on_disk.resume(self.opened, head, check, reopen)
+            elif content is None:
                 read_head(self.opened)  # which says that there is none
             else:
-                on_disk.begin(self.opened, content or b"", overwrite)
-            self._manifest = ManifestFile(self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND))
-        except BaseException:
-            lock.release()
-            raise
-        return lock
-
-    def _take(self, manifest: Manifest) -> None:
-        """Go on where the writer before ended."""
-        self.layout, self.ended, self.state, self.failed = (
-            manifest.layout,
-            manifest.end,
-            manifest.state,
-            manifest.failed,
-        )
-        self.steps, self.bytes = int(manifest.index.length.sum()), sum(shard.nbytes for shard in manifest.shards)
-        self._note(manifest.index.number)
+                on_disk.begin(self.opened, content, overwrite)
+            self._next_shard = on_disk.first_free_shard(self.opened)
+            self._take_numbers(self.committed)
+            self.manifest.open(self.opened)
+            undo.pop_all()
 
     # Episodes
 
     @property
     def committed(self) -> np.ndarray:
         """int64: the numbers of the episodes that are committed, in the order of their commits."""
-        self._numbers = [np.concatenate([np.zeros(0, np.int64), *self._numbers])]
-        return self._numbers[0]
+        return self.manifest.index.number
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._manifest is None
+        return self.manifest.fd < 0
 
     @property
     def waiting_seconds(self) -> float:
@@ -178,18 +141,21 @@ class StoreWriter:
         batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
         check_whole(batch)
         layout = layout_of(batch)
-        expected = self.layout or (layout_of(self._waiting[0]) if self._waiting else layout)
+        expected = self.manifest.layout or (layout_of(self._waiting[0]) if self._waiting else layout)
         if layout != expected:
             raise DatasetError(
                 f"these episodes have the arrays {schema.as_json(layout.line())}, and those of {self.folder} have "
                 f"{schema.as_json(expected.line())}"
             )
-        self._seen.update(batch.episode.tolist())
-        self._next_number = max(self._next_number, int(batch.episode.max()) + 1)
+        self._take_numbers(batch.episode)
         self._waiting.append(batch)
         self.waiting_bytes += nbytes_of(batch)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
+
+    def _take_numbers(self, numbers: np.ndarray) -> None:
+        self._seen.update(numbers.tolist())
+        self._next_number = max(self._next_number, int(numbers.max(initial=-1)) + 1)
 
     def _numbered(self, episodes: EpisodeBatch) -> EpisodeBatch:
         numbers = episodes.episode
@@ -220,8 +186,7 @@ class StoreWriter:
             if self._waiting:
                 self._commit_shard(note)
             else:
-                self._append([note])
-                self._note_line(note)
+                self.manifest.append([note])
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -234,7 +199,7 @@ class StoreWriter:
             with on_disk.writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
                 yield
         except DatasetError:
-            self._broken = "" if self._manifest is None else self._manifest.unknown
+            self._broken = self.manifest.unknown
             raise
         self._broken = ""
 
@@ -258,15 +223,13 @@ class StoreWriter:
                 state=note.state,
             )
             try:
-                self._append([line] if self.layout is not None else [layout.line(), line])
+                self.manifest.append([line] if self.manifest.layout is not None else [layout.line(), line])
             except OSError:
-                if self._manifest is None or not self._manifest.unknown:  # it is as it was, so the shard is none
+                if not self.manifest.unknown:  # it is as it was, so the shard is none
                     with suppress(OSError):
                         own.remove(name)
                 raise
-        self.layout = layout
         self._waiting, self.waiting_bytes, self._waiting_since = [], 0, None
-        self._note_line(line)
 
     def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
         """Move the committed shards of another data set here, and return their lines; it may still be written to.
@@ -279,58 +242,28 @@ class StoreWriter:
         adopted = []
         with SafeFolder(folder) as other, on_disk.writing(self.folder, "nothing that was committed is lost"):
             for line, _ in read_lines(other):
-                if isinstance(line, LayoutLine):
-                    self._add_line(line)
+                if isinstance(line, LayoutLine) and self.manifest.layout is None:
+                    with self._changing():
+                        self.manifest.append([line])
+                elif isinstance(line, LayoutLine) and Layout.of_line(line) != self.manifest.layout:
+                    raise DatasetError(
+                        f"a writer has episodes of another layout than {self.folder}: {schema.as_json(line)}"
+                    )
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
-                    self._check_new(line)
+                    if twice := self._seen.intersection(line.episodes):
+                        raise DatasetError(
+                            f"a writer has episodes that are in {self.folder} already: {sorted(twice)[:5]}"
+                        )
                     own, _, name = line.shard.rpartition("/")
                     with other.inside(own) as theirs, self.opened.inside(SHARDS, make=True) as ours:
                         line.shard = f"{SHARDS}/{self._next_shard:06d}"
                         self._next_shard += 1
                         theirs.rename(name, line.shard.rpartition("/")[2], ours)
-                    self._add_line(line)
+                    with self._changing():
+                        self.manifest.append([line])
+                    self._take_numbers(np.array(line.episodes))
                     adopted.append(line)
         return adopted
-
-    def _add_line(self, line: Line) -> None:
-        """Add a line of another writer, unless it is the layout that is here."""
-        if isinstance(line, LayoutLine) and self.layout is not None:
-            if Layout.of_line(line) != self.layout:
-                raise DatasetError(
-                    f"a writer has episodes of another layout than {self.folder}: {schema.as_json(line)}"
-                )
-            return
-        self._check_new(line)
-        with self._changing():
-            self._append([line])
-            self._note_line(line)
-
-    def _check_new(self, line: Line) -> None:
-        if isinstance(line, ShardLine) and (twice := self._seen.intersection(line.episodes)):
-            raise DatasetError(f"a writer has episodes that are in {self.folder} already: {sorted(twice)[:5]}")
-
-    def _note_line(self, line: Line) -> None:
-        """Know what a line says that is on the disk."""
-        if isinstance(line, LayoutLine):
-            self.layout = Layout.of_line(line)
-        if isinstance(line, ShardLine):
-            self.steps += line.steps
-            self.bytes += line.nbytes
-            self._note(np.array(line.episodes, np.int64))
-        if isinstance(line, Note):
-            for name, count in line.failed.items():
-                self.failed[name] = self.failed.get(name, 0) + count
-            self.state = self.state if line.state is None else line.state
-
-    def _note(self, numbers: np.ndarray) -> None:
-        self._numbers.append(numbers)
-        self._seen.update(numbers.tolist())
-        self._next_number = max(self._next_number, int(numbers.max(initial=-1)) + 1)
-
-    def _append(self, lines: Sequence[Line]) -> None:
-        """Add whole lines to the manifest, on the disk, or none."""
-        assert self._manifest is not None
-        self._manifest.append(lines)
 
     # End
 
@@ -346,14 +279,11 @@ class StoreWriter:
         self.commit()
         count = self._next_number if episodes is None else episodes
         with self._changing():
-            self._append([End(count)])
-            self.ended = count
+            self.manifest.append([End(count)])
 
     def close(self) -> None:
         """Give the folder back, without committing; once more does nothing."""
-        if self._manifest is not None:
-            self._manifest.close()
-            self._manifest = None
+        self.manifest.close()
         self._lock.release()
         self.opened.close()
         self._broken = self._broken or "it is closed"
@@ -365,11 +295,11 @@ class StoreWriter:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_manifest", None) is not None:
+        if hasattr(self, "manifest") and not self.closed:
             self.close()
 
     def _check_open(self) -> None:
         if self._broken:
             raise DatasetError(f"the writer of {self.folder} cannot go on: {self._broken}; resume with another one")
-        if self.ended is not None:
-            raise DatasetError(f"{self.folder} is complete, with {self.ended:,} episodes; choose another folder")
+        if self.manifest.end is not None:
+            raise DatasetError(f"{self.folder} is complete, with {self.manifest.end:,} episodes; choose another folder")
