@@ -1,4 +1,4 @@
-"""What the collector's tests have in common: backends, kinds, envs, policies, a loop by hand."""
+"""Common parts of the collector's tests: backends, kinds, envs, policies, a loop by hand."""
 
 from __future__ import annotations
 

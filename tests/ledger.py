@@ -120,7 +120,7 @@ def column_params(
 
 
 def _some_actors(actors: Sequence[Column]) -> list[Column]:
-    """Those of them that differ most: starting actors takes long."""
+    """The columns that differ most: starting actors takes long."""
     wanted = ("blocks near", "async near", "blocks far", "async far", "blocks")
     return [c for c in actors if c.mode in wanted] or [c for c in actors if c.mode.endswith((" near", " far"))][:2]
 

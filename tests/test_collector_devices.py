@@ -39,7 +39,7 @@ class Lean(torch.nn.Module):
 
 
 class Device:
-    """Where the policy runs: on CUDA, or on a double that copies as late as it may."""
+    """A device for the policy: CUDA, or a double that copies as late as it may."""
 
     def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.name = "cuda" if kind == "cuda" else "cpu"

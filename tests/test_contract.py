@@ -1,4 +1,4 @@
-"""What BaseVectorEnv and its engine decide of rounds, results and life: once, on DummyVectorEnv.
+"""Decisions of BaseVectorEnv and its engine on rounds, results and life: once, on DummyVectorEnv.
 
 The contract of every backend is `check_vector_env`: see test_testing.py.
 """

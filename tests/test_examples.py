@@ -31,7 +31,7 @@ def run(*arguments: str, cwd: Path, program: str | None = None, **env: str) -> s
 
 
 def printed(*arguments: str, cwd: Path, program: str | None = None) -> str:
-    """What it prints; it must end well and say nothing on stderr."""
+    """Its output; it must end well and say nothing on stderr."""
     done = run(*arguments, cwd=cwd, program=program)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -55,7 +55,7 @@ class Row:
         self.ledger.goes_on([1], kind)
 
     def worker(self) -> Any:
-        """That of env 1: its envs and its process."""
+        """The worker of env 1: its envs and its process."""
         return next(worker for worker in self.ledger.venv.engine.backend.workers if 1 in worker.ids)
 
     def is_near(self) -> bool:

@@ -48,7 +48,7 @@ def test_turns_are_those_of_pettingzoos_own_loop(name):
 def test_a_policy_that_follows_the_masks_plays_through_the_reset_after_a_full_board():
     with AECVectorEnv(["classic/tictactoe-v3"], "dummy", check_legal=True) as venv:
         venv.reset()
-        for move in (0, 1, 2, 4, 3, 5, 7, 6, 8):  # nobody wins
+        for move in (0, 1, 2, 4, 3, 5, 7, 6, 8):  # a draw
             _, _, _, _, infos = venv.step([move])
         assert (infos["done"].tolist(), infos["action_mask"].all()) == ([True], True)
         obs, _, _, _, infos = venv.step([infos["action_mask"][0].argmax()])  # the reset

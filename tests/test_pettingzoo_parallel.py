@@ -69,7 +69,7 @@ def test_steps_are_those_of_pettingzoos_own_envs(make, backend):
 
 
 def assert_agent(agent, row, results, want, acted, alive):
-    """What the batch has of an agent in the env `row` is what PettingZoo's env returned, or nothing."""
+    """The batch has of an agent in the env `row` what PettingZoo's env returned, or nothing."""
     obs, rewards, terminations, truncations, infos = results
     assert (infos["active"][agent][row], infos["alive"][agent][row]) == (acted, alive)
     assert rewards[agent][row] == want[1].get(agent, 0)

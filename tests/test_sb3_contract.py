@@ -184,7 +184,7 @@ class TestAccess:
 
 
 class TestGoodBehaviour:
-    """Where SB3's own SubprocVecEnv hangs, crashes without a cause, or goes on with wrong data."""
+    """Cases in which SB3's own SubprocVecEnv hangs, crashes without a cause, or goes on with wrong data."""
 
     @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
     def test_the_error_of_a_reset_within_a_step_arrives_as_itself(self, kind):

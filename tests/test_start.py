@@ -404,7 +404,7 @@ class NotesPickle:
 @pytest.mark.parametrize(("context", "pickled"), [("fork", False), ("forkserver", True)])
 @fork_may_warn
 def test_nothing_is_pickled_for_a_forked_worker(column: Column, context: str, pickled: bool) -> None:
-    """And who cannot send an env_fn is told of fork."""
+    """The error of an env_fn that cannot be sent names fork."""
     held, registered = NotesPickle(), NotesPickle()
     gymnasium.register(id="Local/Noting-v0", entry_point=Counter, kwargs={"note": registered})
     try:

@@ -89,7 +89,7 @@ def test_vector_rewards_are_refused():
 @FULL
 @pytest.mark.parametrize("keys", [None, ["observation", "reward"]])
 def test_from_a_file_it_normalises_the_same(tmp_path, keys):
-    """What a vector env and what the envs of a creator have learnt, in both kinds of files."""
+    """The statistics of a vector env and of the envs of a creator, in both kinds of files."""
     with attached(VecNorm(), n=2) as venv:
         venv.reset(seed=0)
         for _ in range(4):

@@ -114,7 +114,7 @@ class Dataset:
 
     @property
     def complete(self) -> bool:
-        """Whether the writer has ended it."""
+        """True once the writer has ended it."""
         return self.end is not None
 
     @property

@@ -73,7 +73,7 @@ class Layout:
         return cls(*names, columns | {flag: Column(np.dtype("|b1"), ()) for flag in FLAGS})
 
     def is_of_obs(self, name: str) -> bool:
-        """Whether an array has one row more for each episode."""
+        """True if an array has one row more for each episode."""
         return name == "obs" or name.startswith("obs.")
 
     def shapes(self, steps: int, episodes: int) -> dict[str, Column]:

@@ -1,6 +1,6 @@
 """The JSON of a data set: structs for head, spaces and manifest lines, which check each value that is read.
 
-`line` tells the lines of manifest.jsonl apart::
+`line` is the kind of a line of manifest.jsonl::
 
     {"line": "layout", "obs": "obs", "action": "action", "arrays": {"obs": ["<f4", [4]], ...}}
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,

@@ -199,5 +199,5 @@ class Shards:
 
 
 def mismatch(path: Path) -> DatasetError:
-    """What to raise for a shard whose files are not those of its line."""
+    """The error of a shard whose files are not those of its line."""
     return DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")

@@ -120,7 +120,7 @@ class StoreWriter:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True once `close` was called."""
         return self.manifest.fd < 0
 
     @property
@@ -190,7 +190,7 @@ class StoreWriter:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """What is on the disk and what this writer knows of it change together, or it does not go on.
+        """Change the disk and the state of this writer together; a writer for which they may differ does not go on.
 
         An OSError leaves both as they were. What else ends the block, such as Ctrl-C, may come between the two.
         """

@@ -106,7 +106,7 @@ class ShmemTransport(Transport):
         control = self._control
         if ids is None:
             number = control.full[0] + 1
-            if self._woken:  # nobody sleeps on the wakeup of the round before: all have answered it
+            if self._woken:  # no worker sleeps on the wakeup of the round before: all have answered it
                 self._everyone[number - 1 & 1].clear()
             control.full[0] = number
             fence()

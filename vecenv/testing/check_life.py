@@ -87,7 +87,7 @@ def check_seeds(factory: Factory) -> None:
 
 
 def check_stats(factory: Factory) -> None:
-    """`stats` counts rounds, steps and resets, and tells the seconds."""
+    """`stats` counts rounds, steps and resets, and has the seconds."""
     with factory(Twins().env_fns) as venv:
         venv.reset()
         venv.step([0] * N)

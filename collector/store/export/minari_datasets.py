@@ -104,7 +104,7 @@ def episodes_of(source: Any) -> Iterator[Episode]:
 
 
 def same(ours: Episode, theirs: Episode) -> bool:
-    """Whether two episodes are equal in every bit."""
+    """True if two episodes are equal in every bit."""
     pairs: list[Any] = []
     for mine, other in ((ours.obs, theirs.obs), (ours.action, theirs.action)):
         nest.merge(pairs.append, [mine, other])

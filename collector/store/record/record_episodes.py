@@ -91,7 +91,7 @@ def RecordEpisodes(
 
 
 class RecordedVectorEnv(VectorWrapper):
-    """What `RecordEpisodes` makes of a gymnasium VectorEnv."""
+    """The result of `RecordEpisodes` for a gymnasium VectorEnv."""
 
     def __init__(self, env: Any, recorder: EpisodeRecorder, mode: AutoresetMode) -> None:
         super().__init__(env)
@@ -167,8 +167,9 @@ class RecordedVectorEnv(VectorWrapper):
         self._pending = what
 
     def _receive(self, note: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """What `call` returns, once `note` has recorded it. After an exception it is not known which envs have stepped;
-        only a call that has timed out may be repeated.
+        """Return what `call` returns, once `note` has recorded it.
+
+        After an exception it is not known which envs have stepped; only a call that has timed out may be repeated.
         """
         try:
             result = call(*args, **kwargs)
@@ -260,12 +261,12 @@ def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
 
 
 def _was_reset(info: dict[str, Any]) -> bool:
-    """Whether a row is of a step that ended its episode and of the reset after it."""
+    """True if a row is of a step that ended its episode and of the reset after it."""
     return "final_obs" in info and "final_info" in info
 
 
 class RecordedEngine(RowWiseWrapper):
-    """What `RecordEpisodes` makes of a vector env of vecenv."""
+    """The result of `RecordEpisodes` for a vector env of vecenv."""
 
     def __init__(self, venv: Any, recorder: EpisodeRecorder) -> None:
         super().__init__(venv)

@@ -132,8 +132,8 @@ class ShmemServer(RoundServer):
                 poller = self._pollers[self._full[0] + 1 & 1]  # before the last look at what it would announce
                 if is_asked():
                     break
-                poller.poll()
-                self._wakeup.clear()
+                if self._wakeup.read in dict(poller.poll()):
+                    self._wakeup.clear()
         self._wakeup.flag[0] = 0
 
     def _read_frame(self, channel: Channel) -> bool:
