@@ -54,29 +54,27 @@ class Codec:
         return {i: own_copy(payload) for i, payload in payloads.items()}
 
 
-class Call(ABC):
-    """An operation that was started on several envs."""
+class Call:
+    """An operation that was started on the envs `ids`. `found`: the value of each, or its Failure, once it is there."""
 
-    @abstractmethod
+    def __init__(self, ids: Sequence[int], op: str, found: dict[int, Any] | None = None) -> None:
+        self.ids, self.op = ids, op
+        self.found = {} if found is None else found
+
     def done(self) -> bool:
         """True once all have answered; `Backend.wait` takes it."""
+        return len(self.found) == len(self.ids)
 
-    @abstractmethod
     def values(self) -> list[Any]:
-        """Return the value of each env, or its Failure, in the order of the ids of the call."""
+        """The values, in the order of the ids."""
+        return [self.found[i] for i in self.ids]
 
 
 class Answered(Call):
     """A call of envs that answer at once."""
 
     def __init__(self, values: list[Any]) -> None:
-        self._values = values
-
-    def done(self) -> bool:
-        return True
-
-    def values(self) -> list[Any]:
-        return self._values
+        super().__init__(range(len(values)), "", dict(enumerate(values)))
 
 
 class Backend(ABC):

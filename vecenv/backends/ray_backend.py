@@ -14,12 +14,18 @@ import numpy as np
 
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.pool.ray_worker import RayLauncher
+from vecenv.backends.pool.ray_worker import RayPool
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
-from vecenv.backends.shmem import ShmemTransport
-from vecenv.backends.subproc import SubprocTransport
+from vecenv.backends.shmem import ShmemServer, ShmemTransport
+from vecenv.backends.subproc import SubprocServer, SubprocTransport
+
+
+class RayServer(ShmemServer):
+    """Serves rounds on the driver's node; `far` does so elsewhere."""
+
+    far = SubprocServer
 
 
 class RayTransport(ShmemTransport):
@@ -28,6 +34,7 @@ class RayTransport(ShmemTransport):
     `one_by_one`: calls are for single envs, so that each is announced, and its time is known, when it is done.
     """
 
+    server = RayServer
     one_by_one = False
 
     def open(self, pool: WorkerPool, n: int) -> None:
@@ -84,17 +91,13 @@ class RayBackend(ProcessBackend):
         self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
     ) -> None:
         self._rounds = RayTransport()
-        super().__init__(
-            self._rounds, RayLauncher(**options), start_timeout, step_timeout, release_openmp=release_openmp
-        )
+        super().__init__(self._rounds, RayPool(**options), start_timeout, step_timeout, release_openmp=release_openmp)
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        self._rounds.one_by_one = eager or self._step_timeout is not None
+        self._rounds.one_by_one = eager or self._is_limited
         return super().start(env_fns, num_workers, eager)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """Without `step_timeout` the time of each env of a round on another node is not known."""
         unanswered = super()._unanswered()
-        if self._step_timeout is not None:
-            return unanswered
-        return {worker: ids for worker, ids in unanswered.items() if worker.on_this_node}
+        return {worker: ids for worker, ids in unanswered.items() if worker.on_this_node or self._is_limited}

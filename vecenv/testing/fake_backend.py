@@ -56,7 +56,8 @@ class FakeBackend(Backend):
             i = next(i for i in range(len(self._host.envs)) if self._answers.busy(i))
             asked = np.zeros_like(self.arena.status)
             asked[i] = self.arena.status[i]
-            self._host.run(asked.tobytes(), self.arena.action, lambda i, op: self._payloads[i], self._answers.extras)
+            extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: self._payloads[i])
+            self._answers.extras.update(extras)
             self.arena.status[i] = DONE
         return time.perf_counter() - begin
 
