@@ -64,7 +64,9 @@ class EnvWorker(ABC):
         if not callable(value := self.get_env_attr(name)):
             return value
         known = vars(self).setdefault("_methods_of_the_env", set())  # duck-typed workers have no __init__ of ours
-        if name not in known and getattr(value, "__self__", None) is not getattr(self.get_env_attr(name), "__self__", None):
+        if name not in known and getattr(value, "__self__", None) is not getattr(
+            self.get_env_attr(name), "__self__", None
+        ):
             raise TypeError(
                 f"get_env_attr({name!r}) of {type(self).__name__} returned a method of a copy of the env, so that a "
                 f"call would not reach the env: define call(name, *args, **kwargs) in {type(self).__name__}, which "
