@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.pool.ray_worker import RayPool
 from vecenv.backends.pool.worker_handle import WorkerHandle
@@ -31,11 +30,13 @@ class RayServer(ShmemServer):
 class RayTransport(ShmemTransport):
     """The transport of Shmem, with that of Subproc for the workers that are not on this node.
 
-    `one_by_one`: calls are for single envs, so that each is announced, and its time is known, when it is done.
+    `limited`: the time of each env has to be known.
     """
 
     server = RayServer
-    one_by_one = False
+
+    def __init__(self, limited: bool) -> None:
+        self._limited = limited
 
     def open(self, pool: WorkerPool, n: int) -> None:
         super().open(pool, n)
@@ -69,7 +70,7 @@ class RayTransport(ShmemTransport):
 
     def _calls_of(self, ids: np.ndarray, places: np.ndarray) -> Sequence[np.ndarray]:
         """Return the rows that are sent at once."""
-        if self.one_by_one:  # by id: of several unanswered envs the first one is in use
+        if self._limited or self._pool.eager:  # one by one, by id: of several unanswered envs the first one is in use
             return list(places[np.argsort(ids[places])].reshape(-1, 1))
         return [places] if len(places) else []
 
@@ -90,12 +91,9 @@ class RayBackend(ProcessBackend):
     def __init__(
         self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
     ) -> None:
-        self._rounds = RayTransport()
-        super().__init__(self._rounds, RayPool(**options), start_timeout, step_timeout, release_openmp=release_openmp)
-
-    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        self._rounds.one_by_one = eager or self._is_limited
-        return super().start(env_fns, num_workers, eager)
+        self._is_limited = step_timeout is not None
+        pool = RayPool(**options)
+        super().__init__(RayTransport(self._is_limited), pool, start_timeout, step_timeout, release_openmp)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """Without `step_timeout` the time of each env of a round on another node is not known."""

@@ -185,27 +185,17 @@ def _compile(tree: Any, own: Any, rows: Any, keep: Keep | None) -> Put:
 
 
 def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
-    if not leaf.shape:
-        return _scalar_put(leaf, row)
     dtype, shape, ndarray = leaf.dtype, leaf.shape, np.ndarray
+    scalars = (
+        set() if shape else {dtype.type} | {k for k, name in ((int, "int64"), (float, "float64")) if dtype == name}
+    )
 
     def put(obs: Any, objects: list[Any] | None) -> None:
         if obs.__class__ is ndarray and obs.dtype is dtype and obs.shape == shape:
             row[...] = obs
-        else:
-            row[...] = fit(obs, leaf)
-
-    return put
-
-
-def _scalar_put(leaf: Leaf, row: np.ndarray) -> Put:
-    fitting = {leaf.dtype.type} | {
-        kind for kind, name in ((int, "int64"), (float, "float64")) if leaf.dtype.name == name
-    }
-
-    def put(obs: Any, objects: list[Any] | None) -> None:
+            return
         try:
-            row[...] = obs if obs.__class__ in fitting else fit(obs, leaf)
+            row[...] = obs if obs.__class__ in scalars else fit(obs, leaf)
         except OverflowError:
             raise ObservationError(f"{leaf.path} is {obs}, {_expected(leaf)}") from None
 

@@ -93,7 +93,7 @@ class WorkerPool(ABC):
     def open(self, num_workers: int, n: int, eager: bool) -> None:
         """Reserve what the workers of `n` envs share, before any of them is started."""
         self.prepare(num_workers)
-        self._eager = eager
+        self.eager = eager
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
         stacks = self.own_fd(anonymous_file("vecenv-stacks"))
@@ -151,7 +151,7 @@ class WorkerPool(ABC):
             num_workers=len(self.workers),
             first_id=worker.start,
             count=len(worker.ids),
-            eager=self._eager,
+            eager=self.eager,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(worker.stacks),
             setup=WorkerSetup(self._env_fns[worker.start : worker.stop], registered, states=self._states),
