@@ -10,6 +10,7 @@ import numpy as np
 
 from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.host.failure import died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
@@ -193,6 +194,11 @@ class Answers:
         if extra is not None:
             self.extras[env_id] = extra
         self.status[env_id] = opcodes.DONE if extra is None else opcodes.DONE_EXTRA
+
+    def fail(self, i: int, error: BaseException, began: bool = True) -> None:
+        """Answer for an env whose worker has ended, if it runs an operation, which had `began` perhaps."""
+        if self.busy(i):
+            self.put(i, Extra(failure=died_failure(i, "step", error, began)))
 
     def take(self, ids: Sequence[int] | None) -> Taken:
         """The extras of these envs (None for all), which become idle."""

@@ -145,7 +145,7 @@ class EnvWorkerBackend(Backend):
         kinds = {type(worker) for worker in self.env_workers}
         if len(kinds) > 1:
             raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
-        reports = [_report(worker) for worker in self.env_workers]
+        reports = [own_report([_attr_or_none(w, name) for name in ATTRIBUTES]) for w in self.env_workers]
         self._spaces = [report.observation_space for report in reports]
         return reports
 
@@ -300,12 +300,6 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # which seeds the action space only
 
 
-def _report(worker: Any) -> EnvReport:
-    return own_report([_attr_or_none(worker, name) for name in ATTRIBUTES])
-
-
 def _attr_or_none(worker: Any, name: str) -> Any:
-    try:
+    with contextlib.suppress(AttributeError):
         return worker.get_env_attr(name)
-    except AttributeError:
-        return None

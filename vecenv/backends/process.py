@@ -363,8 +363,7 @@ class ProcessBackend(Backend):
     def _answer_lost(self) -> None:
         """Answer for the envs whose worker had ended before the round was sent."""
         for i, error in self.lost.items():
-            if self._answers.busy(i):
-                self._answers.put(i, Extra(failure=died_failure(i, "step", error, began=False)))
+            self._answers.fail(i, error, began=False)
 
     def _pending(self, worker: WorkerHandle) -> list[int]:
         """The envs of a worker whose operation is not answered in full."""

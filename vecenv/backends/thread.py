@@ -377,8 +377,8 @@ class ThreadBackend(Backend):
 
     def _answer_lost(self) -> None:
         for i, error in self.lost.items():
-            if hasattr(self, "arena") and self._answers.busy(i):
-                self._answers.put(i, Extra(failure=died_failure(i, "step", error)))
+            if hasattr(self, "arena"):
+                self._answers.fail(i, error)
             for call in self._calls:
                 if i in call.ids:
                     call.found.setdefault(i, died_failure(i, call.op, error))
