@@ -295,8 +295,11 @@ class ProcessBackend(Backend):
 
     def _on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
         if frame.kind == messages.ANSWERS:
-            if extras := self._transport.take_rows(worker, frame.payload):
-                self._load_extras(worker, extras)
+            # An extra that cannot be unpickled is the failure of its env.
+            extras = self._transport.take_rows(worker, frame.payload)
+            for j, blob in pickle.loads(extras) if extras else ():
+                parts = read_value(blob, i := worker.start + j, "step")
+                self._answers.extras[i] = Extra(failure=parts) if isinstance(parts, Failure) else Extra.unpacked(parts)
         elif frame.kind == messages.INFO_FORM:
             self._infos.learn(worker.index, frame.number, *pickle.loads(frame.payload))
         elif frame.kind == messages.REPLY:
@@ -305,13 +308,6 @@ class ProcessBackend(Backend):
                     found[1].found[worker.start + j] = read_value(blob, worker.start + j, found[1].op)
         elif frame.kind == messages.WARNING:
             self._warnings.append(pickle.loads(frame.payload) + advice(self._n, self.num_workers * len(worker.ids)))
-
-    def _load_extras(self, worker: WorkerHandle, payload: bytes | memoryview) -> None:
-        """Unpickle the extras of a worker's round. One that cannot be unpickled is the failure of its env."""
-        for j, blob in pickle.loads(payload):
-            i = worker.start + j
-            parts = read_value(blob, i, "step")
-            self._answers.extras[i] = Extra(failure=parts) if isinstance(parts, Failure) else Extra.unpacked(parts)
 
     # Calls.
 
@@ -337,20 +333,17 @@ class ProcessBackend(Backend):
     def _on_loss(self, worker: WorkerHandle) -> None:
         # The pool itself raises for a worker that dies while its envs are made.
         if hasattr(self, "arena") and isinstance(worker.ready, list) and not self.pool.closing:
-            self._note_loss(worker)
+            # Its envs are lost, and their pending operations fail with the error.
+            pending = self._pending(worker)
+            self._keep_infos(worker, pending)
+            began = worker.line[DOING] in (A_ROUND, SENDING, ELSEWHERE)
+            self.lost.update({i: worker.death(i) for i in worker.ids})
+            for i in pending:
+                self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
         for number, (asked, call) in list(self._requests.items()):
             if asked is worker:
                 self._fail(call, worker)
                 del self._requests[number]
-
-    def _note_loss(self, worker: WorkerHandle) -> None:
-        """The envs of a worker are lost, and their pending operations fail with the error."""
-        pending = self._pending(worker)
-        self._keep_infos(worker, pending)
-        began = worker.line[DOING] in (A_ROUND, SENDING, ELSEWHERE)
-        self.lost.update({i: worker.death(i) for i in worker.ids})
-        for i in pending:
-            self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
     def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
         """Read the infos in the rows of a worker that has ended; the next worker's rows have other forms."""

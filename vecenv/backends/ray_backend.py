@@ -62,17 +62,15 @@ class RayTransport(ShmemTransport):
         ids = self._all_ids if ids is None else np.asarray(ids)
         all_ops = np.broadcast_to(ops, len(ids))
         far = self._is_far[ids]
-        for part in self._calls_of(ids, np.flatnonzero(far)):
+        places = np.flatnonzero(far)
+        parts = [places] if len(places) else []
+        if self._limited or self._pool.eager:  # one by one, by id: of several unanswered envs the first one is in use
+            parts = list(places[np.argsort(ids[places])].reshape(-1, 1))
+        for part in parts:
             self._frames.send(ids[part], all_ops[part], payloads)
         if not far.all():
             near = {i: payload for i, payload in payloads.items() if not self._is_far[i]}
             super().send(ids[~far], all_ops[~far], near)
-
-    def _calls_of(self, ids: np.ndarray, places: np.ndarray) -> Sequence[np.ndarray]:
-        """Return the rows that are sent at once."""
-        if self._limited or self._pool.eager:  # one by one, by id: of several unanswered envs the first one is in use
-            return list(places[np.argsort(ids[places])].reshape(-1, 1))
-        return [places] if len(places) else []
 
     def notify(self, worker: WorkerHandle) -> None:
         if worker.on_this_node:

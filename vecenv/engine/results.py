@@ -93,14 +93,10 @@ class Results:
             return self._rows(self._single, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
-            return nest.object_array([self._raw(i) for i in ids_list])
+            return nest.object_array([nest.map(lambda leaf, i=i: _row(leaf, i), self._arena.obs) for i in ids_list])
         if self._unspaced:
             return self._stack_if_even(self._rows(self._arena.obs, ids))
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
-
-    def _raw(self, i: int) -> Any:
-        """The observation of one env, as the env returned it."""
-        return nest.map(lambda leaf: _row(leaf, i), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         if ids is not None:

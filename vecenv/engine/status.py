@@ -56,11 +56,6 @@ class EnvStatus:
             return []
         return [i for i in self.all_ids if self.bytes[i] != opcodes.IDLE and i not in self.abandoned]
 
-    @property
-    def idle_ids(self) -> list[int]:
-        """The envs with no operation in flight."""
-        return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE]
-
     def has_answered(self, i: int) -> bool:
         """True if the result of env i can be taken."""
         return bool(self.bytes[i] >= opcodes.DONE)
@@ -113,7 +108,7 @@ class EnvStatus:
     @property
     def ready_ids(self) -> list[int]:
         """The envs that can be stepped."""
-        return [i for i in self.idle_ids if i not in self._recovery.errors]
+        return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE and i not in self._recovery.errors]
 
     def check_idle(self, ids: np.ndarray | None) -> None:
         """RuntimeError, with the env named, if one of these envs (None: any) is still stepping."""

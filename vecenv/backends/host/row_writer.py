@@ -79,7 +79,7 @@ class RowWriter:
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
         arrays = [leaf for leaf in nest.leaves(block.obs) if leaf.dtype != object]
         self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
-        self.own = _as_it_is if keep is None else own_containers
+        self.own: Keep = (lambda value: value) if keep is None else own_containers
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
@@ -285,10 +285,6 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
             return array.astype(dtype)
     except FloatingPointError:
         return None
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def own_containers(value: Any) -> Any:

@@ -168,7 +168,7 @@ class RayWorker(WorkerHandle):
     def launch(self, args: WorkerArgs) -> None:
         self._peer, self.on_this_node = 0, False
         blob, self.fds_to_send = dumps_apart(args)
-        actor = self._actor = self._pool.new_actor()
+        actor = self._actor = ray_cluster.make_actor(EnvActor, self._pool.options)
 
         def call(method: str, *arguments: Any) -> Future[Any]:
             future: Future[Any] = getattr(actor, method).remote(*arguments).future()
@@ -227,7 +227,7 @@ class RayPool(WorkerPool):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._arguments = options
-        self._options: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
         self._cluster: ray_cluster.RayCluster | None = None
         self._listener: socket.socket | None = None
         self._token = b""
@@ -236,11 +236,11 @@ class RayPool(WorkerPool):
     def _connect(self) -> None:
         if self._cluster is None:
             self._cluster = ray_cluster.connect()
-            self._options = ray_cluster.actor_options(**self._arguments)
+            self.options = ray_cluster.actor_options(**self._arguments)
 
     def default_num_workers(self, n: int, eager: bool) -> int:
         self._connect()
-        return max(1, min(n, ray_cluster.free_places(self._options)))
+        return max(1, min(n, ray_cluster.free_places(self.options)))
 
     def prepare(self, num_workers: int) -> None:
         self._connect()
@@ -260,9 +260,6 @@ class RayPool(WorkerPool):
 
     def complete(self, args: WorkerArgs) -> None:
         args.setup.paths = search_path()  # as other workers have it, as far as nodes share a file system
-
-    def new_actor(self) -> Any:
-        return ray_cluster.make_actor(EnvActor, self._options)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -297,7 +294,7 @@ class RayPool(WorkerPool):
         waiting = sum(isinstance(worker, RayWorker) and not worker.placed for worker in late)
         if not waiting:
             return super().late_text(late)
-        return ray_cluster.unscheduled(waiting, len(self.workers), self._options, self.start_timeout)
+        return ray_cluster.unscheduled(waiting, len(self.workers), self.options, self.start_timeout)
 
     def close(self, timeout: float) -> list[str]:
         try:

@@ -233,7 +233,9 @@ class WorkerPool(ABC):
         worker.channel.receive()
         while (frame := worker.channel.take()) is not None:
             if frame.kind == messages.READY:
-                worker.ready = _read_reports(worker, pickle.loads(frame.payload))
+                blobs = enumerate(pickle.loads(frame.payload), worker.start)
+                reports = [read_value(blob, i, "__init__") for i, blob in blobs]
+                worker.ready = next((report for report in reports if isinstance(report, Failure)), reports)
                 worker.served = worker.served or not isinstance(worker.ready, Failure)
             elif frame.kind == messages.CLOSED:
                 worker.problems = pickle.loads(frame.payload)
@@ -319,11 +321,6 @@ class WorkerPool(ABC):
             for w in asked
             if w.problems is None and not isinstance(w.ready, Failure)
         ]
-
-
-def _read_reports(worker: WorkerHandle, blobs: Sequence[bytes]) -> list[EnvReport] | Failure:
-    reports = [read_value(blob, worker.start + j, "__init__") for j, blob in enumerate(blobs)]
-    return next((report for report in reports if isinstance(report, Failure)), reports)
 
 
 WARN_AFTER = 60.0
