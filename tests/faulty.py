@@ -302,8 +302,8 @@ class SpawnsChild(Counter):
         self.child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({AGES})"]).pid
 
 
-def SpawnsChildAndHangs(id: int, at: int = 2, gil: bool = False) -> Counter:
-    env = HangsOnStep(id, at, gil)
+def SpawnsChildAndHangs(id: int, at: int = 2, gil: bool = False, seen: str = "") -> Counter:
+    env: Any = HangsOnStep(id, at, gil, seen)
     env.child = SpawnsChild(id).child
     return env
 

@@ -57,11 +57,11 @@ class DummyBackend(Backend):
         status[rows] = ops  # a call from another thread finds that they are stepping
         try:
             extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
+            self._answers.extras.update(extras)
+            status[rows] = opcodes.DONE
         except BaseException:  # Ctrl-C, between two envs or in one: the engine abandons the round
             self._answers.take(None if ids is None else ids.tolist())
             raise
-        self._answers.extras.update(extras)
-        status[rows] = opcodes.DONE
         self._busy_seconds += perf_counter() - begin
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:

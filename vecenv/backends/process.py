@@ -387,5 +387,9 @@ class ProcessBackend(Backend):
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport
-        pool.on_frame = pool.on_loss = pool.notify = lambda *_: None
+        pool.on_frame = pool.on_loss = pool.notify = _ignore
         return problems
+
+
+def _ignore(*args: Any) -> None:
+    """The callback of a closed pool."""

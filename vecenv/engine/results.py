@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class Results:
             return self._rows(self._single, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
-            return nest.object_array([nest.map(lambda leaf, i=i: _row(leaf, i), self._arena.obs) for i in ids_list])
+            return nest.object_array([nest.map(partial(_row, i=i), self._arena.obs) for i in ids_list])
         if self._unspaced:
             return self._stack_if_even(self._rows(self._arena.obs, ids))
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
