@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from vecenv.creator import EnvCreator
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
     from vecenv.envs.dm_control_env import DMControlEnv
+    from vecenv.envs.envpool_env import EnvPoolVectorEnv, MultiThreadedEnv, MultiThreadedEnvWrapper
+    from vecenv.envs.flatten_agents import flatten_agents
+    from vecenv.envs.from_gymnasium import from_gymnasium
     from vecenv.envs.gym_env import GymEnv
-    from vecenv.envs.multi_agent.flatten_agents import flatten_agents
-    from vecenv.envs.multi_agent.pettingzoo_env import PettingZooEnv
-    from vecenv.envs.multi_agent.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
-    from vecenv.envs.pools.envpool_env import EnvPoolVectorEnv, MultiThreadedEnv, MultiThreadedEnvWrapper
-    from vecenv.envs.pools.from_gymnasium import from_gymnasium
+    from vecenv.envs.pettingzoo_env import PettingZooEnv
+    from vecenv.envs.pettingzoo_vector import AECVectorEnv, ParallelVectorEnv
     from vecenv.envs.tianshou_wrappers import ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated
     from vecenv.envs.torchrl_names import ParallelEnv, SerialEnv, step_mdp
     from vecenv.facades.make_vec import AsyncVectorEnv, SyncVectorEnv, make_vec
@@ -107,41 +107,31 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Names that are loaded when they are first used, with the module of each: not every program needs what they stand on.
-_LOADED_WHEN_USED = {
-    "AECVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
-    "AsyncVectorEnv": "vecenv.facades.make_vec",
-    "AtariVectorEnv": "vecenv.envs.atari_env",
-    "Compose": "vecenv.transforms.compose",
-    "ContinuousToDiscrete": "vecenv.envs.tianshou_wrappers",
-    "DMControlEnv": "vecenv.envs.dm_control_env",
-    "EnvCreator": "vecenv.creator",
-    "EnvPoolVectorEnv": "vecenv.envs.pools.envpool_env",
-    "GymEnv": "vecenv.envs.gym_env",
-    "GymnasiumVectorEnv": "vecenv.facades.to_gymnasium",
-    "MultiDiscreteToDiscrete": "vecenv.envs.tianshou_wrappers",
-    "MultiThreadedEnv": "vecenv.envs.pools.envpool_env",
-    "MultiThreadedEnvWrapper": "vecenv.envs.pools.envpool_env",
-    "ParallelEnv": "vecenv.envs.torchrl_names",
-    "ParallelVectorEnv": "vecenv.envs.multi_agent.pettingzoo_vector",
-    "PettingZooEnv": "vecenv.envs.multi_agent.pettingzoo_env",
-    "SB3VecEnv": "vecenv.facades.to_sb3",
-    "SerialEnv": "vecenv.envs.torchrl_names",
-    "SharedState": "vecenv.backends.memory.shared_state",
-    "SyncVectorEnv": "vecenv.facades.make_vec",
-    "Transform": "vecenv.transforms.transform",
-    "TransformedEnv": "vecenv.transforms.transformed_env",
-    "TransformedVectorEnv": "vecenv.transforms.transformed_vector_env",
-    "TruncatedAsTerminated": "vecenv.envs.tianshou_wrappers",
-    "TuneResult": "vecenv.tuning.tune",
-    "TuneRow": "vecenv.tuning.tune",
-    "VecNorm": "vecenv.transforms.vec_norm",
-    "flatten_agents": "vecenv.envs.multi_agent.flatten_agents",
-    "from_gymnasium": "vecenv.envs.pools.from_gymnasium",
-    "make_vec": "vecenv.facades.make_vec",
-    "step_mdp": "vecenv.envs.torchrl_names",
-    "tune": "vecenv.tuning.tune",
+# Names that are loaded when they are first used, by their modules: not every program needs what they stand on.
+_MODULES = {
+    "backends.memory.shared_state": "SharedState",
+    "creator": "EnvCreator",
+    "envs.atari_env": "AtariVectorEnv",
+    "envs.dm_control_env": "DMControlEnv",
+    "envs.gym_env": "GymEnv",
+    "envs.flatten_agents": "flatten_agents",
+    "envs.pettingzoo_env": "PettingZooEnv",
+    "envs.pettingzoo_vector": "AECVectorEnv ParallelVectorEnv",
+    "envs.envpool_env": "EnvPoolVectorEnv MultiThreadedEnv MultiThreadedEnvWrapper",
+    "envs.from_gymnasium": "from_gymnasium",
+    "envs.tianshou_wrappers": "ContinuousToDiscrete MultiDiscreteToDiscrete TruncatedAsTerminated",
+    "envs.torchrl_names": "ParallelEnv SerialEnv step_mdp",
+    "facades.make_vec": "AsyncVectorEnv SyncVectorEnv make_vec",
+    "facades.to_gymnasium": "GymnasiumVectorEnv",
+    "facades.to_sb3": "SB3VecEnv",
+    "transforms.compose": "Compose",
+    "transforms.transform": "Transform",
+    "transforms.transformed_env": "TransformedEnv",
+    "transforms.transformed_vector_env": "TransformedVectorEnv",
+    "transforms.vec_norm": "VecNorm",
+    "tuning.tune": "TuneResult TuneRow tune",
 }
+_LOADED_WHEN_USED = {name: f"vecenv.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -238,8 +238,8 @@ class VectorEnvNormObs(RowWiseWrapper):
                 "an observation_space, or let them return such arrays"
             )
         if self.update_obs_rms:
-            nest.merge(_update, [self.obs_rms, obs])
-        return nest.merge(_norm, [self.obs_rms, obs])
+            nest.merge(lambda pair: pair[0].update(pair[1]), [self.obs_rms, obs])
+        return nest.merge(lambda pair: pair[0].norm(pair[1]), [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
         """The statistics: a RunningMeanStd, for Dict and Tuple spaces a tree of them."""
@@ -269,13 +269,3 @@ def _new_statistics(venv: Any) -> Any:
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
         )
     return nest.map(lambda leaf: RunningMeanStd(), tree)
-
-
-def _update(statistics_and_batch: list[Any]) -> None:
-    statistics, batch = statistics_and_batch
-    statistics.update(batch)
-
-
-def _norm(statistics_and_batch: list[Any]) -> Any:
-    statistics, batch = statistics_and_batch
-    return statistics.norm(batch)

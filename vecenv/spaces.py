@@ -10,6 +10,20 @@ from gymnasium import spaces
 from vecenv import nest
 
 
+def tree_of(space: Any) -> Any:
+    """The tree of a space (`nest`): dicts and tuples in place of Dict and Tuple spaces, with other spaces as leaves."""
+    if isinstance(space, spaces.Dict):
+        return {key: tree_of(child) for key, child in space.spaces.items()}
+    return tuple(map(tree_of, space.spaces)) if isinstance(space, spaces.Tuple) else space
+
+
+def space_of(tree: Any) -> Any:
+    """The inverse of `tree_of`."""
+    if isinstance(tree, dict):
+        return spaces.Dict({key: space_of(child) for key, child in tree.items()})
+    return spaces.Tuple(tuple(map(space_of, tree))) if isinstance(tree, tuple) else tree
+
+
 def is_in(space: spaces.Space[Any], value: Any) -> bool:
     """Return whether `value` is an element of the space, or a batch of such: `(..., *space.shape)`.
 
@@ -45,10 +59,8 @@ def project(space: spaces.Space[Any], value: Any) -> Any:
     >>> project(spaces.Box(-2, 2, (1,)), [3.0]), project(spaces.Discrete(4, start=1), 9)
     (array([2.], dtype=float32), array(4))
     """
-    if isinstance(space, spaces.Dict):
-        return {name: project(part, value[name]) for name, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(project(part, each) for part, each in zip(space, value, strict=True))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return nest.merge(lambda pair: project(*pair), [tree_of(space), value])
     low, high = _bounds(space)
     array = nest.as_array(value)
     if array.shape[max(0, array.ndim - low.ndim) :] != low.shape:
@@ -70,10 +82,8 @@ def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
     """
     if n is None:
         return space.sample()
-    if isinstance(space, spaces.Dict):
-        return {name: rand(part, n) for name, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(rand(part, n) for part in space)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return nest.map(lambda part: rand(part, n), tree_of(space))
     low, _ = _bounds(space)
     return np.array([space.sample() for _ in range(n)], low.dtype).reshape((n, *low.shape))
 

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.frame_wrappers import check_frame_skip
+from vecenv.envs.gym_env import check_frame_skip
 
 ADVICE = (
     'install an OpenGL that needs no display ("apt-get install libegl1" or "apt-get install libosmesa6", then start '

@@ -7,9 +7,8 @@ from vecenv.transforms.compose import Compose
 from vecenv.transforms.images import CenterCrop, GrayScale, Resize, ToTensorImage
 from vecenv.transforms.per_episode import CatFrames, NormalizeReward, RewardSum, StepCounter, TimeLimit
 from vecenv.transforms.shapes import CatTensors, Flatten, RenameTransform, SqueezeTransform, UnsqueezeTransform
-from vecenv.transforms.single_env import FrameSkip, NoopReset, PixelObservation
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
-from vecenv.transforms.transformed_env import TransformedEnv
+from vecenv.transforms.transformed_env import FrameSkip, NoopReset, PixelObservation, TransformedEnv
 from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
 from vecenv.transforms.values import (
     ActionScaling,

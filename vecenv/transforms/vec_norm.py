@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from vecenv.nest import as_array
 from vecenv.norm_obs import PARTS, RunningMeanStd, check_keys
+from vecenv.spaces import tree_of
+from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, cast, dtype_name, is_float, like, part, with_part
 from vecenv.transforms.compose import Compose
-from vecenv.transforms.numpy_or_torch import Array, cast, dtype_name, is_float, like
-from vecenv.transforms.parts import WHOLE, Path, bounds_of, part, with_part
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
 
@@ -101,7 +101,8 @@ class VecNorm(Freezable):
 
     def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
         """The statistics for an env with this space, before the first row."""
-        shapes = {_name(source): bounds_of(part(space, source))[0].shape for source, _ in self.places(space)}
+        tree = tree_of(space)
+        shapes = {_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.places(space)}
         if self.norms_reward:
             shapes[REWARD] = ()
         first = [
