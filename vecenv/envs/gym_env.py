@@ -6,6 +6,7 @@ import importlib
 import inspect
 import math
 import sys
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -21,11 +22,14 @@ from vecenv.engine.arguments import check_count
 Env = gymnasium.Env[Any, Any]
 
 
-class _AvailableEnvs:
-    """A property of the class: the ids change while modules register envs."""
+class OfClass:
+    """An attribute of a class and its objects, which a function computes anew each time."""
 
-    def __get__(self, env: Any, cls: Any) -> list[str]:
-        return sorted(gymnasium.registry)
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self._compute = compute
+
+    def __get__(self, env: Any, owner: type) -> Any:
+        return self._compute()
 
 
 class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
@@ -64,7 +68,7 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
     ((3,), 4, True)
     """
 
-    available_envs = _AvailableEnvs()
+    available_envs = OfClass(lambda: sorted(gymnasium.registry))
 
     def __init__(
         self,
