@@ -65,8 +65,7 @@ class VecNorm(Freezable):
         self.decay, self.eps = float(decay), float(eps)
         self.norms_reward = in_keys is None or REWARD in in_keys
         keys = None if in_keys is None else [key for key in in_keys if key != REWARD]
-        self._arrays: dict[str, Array] = {}
-        """The statistics, where they are its own."""
+        self._keep({})
         self._shared: Any = None
         """The SharedState that has them, where envs share them."""
         self._entries: list[tuple[str, Path, Path]] = []
@@ -88,7 +87,8 @@ class VecNorm(Freezable):
         self._entries = [(_name(source), source, target) for source, target in places]
         new = self._new_state(observation_space)
         if _shapes(self._read()) != _shapes(new):
-            self._arrays, self._shared = new, None
+            self._keep(new)
+            self._shared = None
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         new, known = self._new_state(space), self._read()
@@ -137,8 +137,8 @@ class VecNorm(Freezable):
         else:
             if not isinstance(rows, np.ndarray):
                 self._move_to(rows)
-            with nullcontext(self._arrays) if self._shared is None else self._shared.update() as arrays:
-                statistics = RunningMeanStd.of(arrays, name)
+            with nullcontext() if self._shared is None else self._shared.update() as arrays:
+                statistics = self._statistics[name] if arrays is None else RunningMeanStd.of(arrays, name)
                 centred, std = statistics.add(rows, self.decay), self._std(statistics.var)
         centred /= like(std, rows)
         return cast(centred, dtype)
@@ -162,7 +162,12 @@ class VecNorm(Freezable):
         if self._shared is not None:
             raise RuntimeError("VecNorm that processes share works on arrays of numpy")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
-            self._arrays = {key: like(array.copy(), rows) for key, array in self._arrays.items()}
+            self._keep({key: like(array.copy(), rows) for key, array in self._arrays.items()})
+
+    def _keep(self, arrays: dict[str, Array]) -> None:
+        """Have these arrays as its own statistics from now on."""
+        self._arrays = arrays
+        self._statistics = {name: RunningMeanStd.of(arrays, name) for name in _names(arrays)}
 
     # Statistics.
 
@@ -210,7 +215,7 @@ class VecNorm(Freezable):
         arrays = {key: np.array(state[key], np.float64) for key in state}
         if not self._read():
             self._take_names(arrays)
-            self._arrays = arrays
+            self._keep(arrays)
             return
         with nullcontext(self._arrays) if self._shared is None else self._shared.update() as own:
             if _shapes(own) != _shapes(arrays):
@@ -249,7 +254,11 @@ class VecNorm(Freezable):
         self._shared = state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_arrays": self.state_dict(), "_shared": None}
+        return {**super().__getstate__(), "_arrays": self.state_dict(), "_statistics": None, "_shared": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._keep(self._arrays)
 
     def __repr__(self) -> str:
         return f"VecNorm(decay={self.decay}, eps={self.eps}{', frozen' if self.frozen else ''})"
