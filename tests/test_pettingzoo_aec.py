@@ -124,25 +124,6 @@ def test_same_step_mode_hands_over_the_last_observation_and_whose_it_is():
         assert venv.step([4, 1])[0][0].sum() == 1
 
 
-@pytest.mark.parametrize(
-    ("actions", "error", "message"),
-    [
-        ({"runner_1": [[0, 0]] * 2}, ValueError, "'runner_0', which acts next in env 0"),
-        ({"runner_0": [1, 1], "rabbit": [0, 0]}, ValueError, "'rabbit'"),
-        ({"runner_0": [1]}, ValueError, r"'runner_0'.*envs \[0, 1\]"),
-        ({"runner_0": [[1, 1], [1, 1]]}, ValueError, "'runner_0'.* has the shape"),
-        ([1, 1], TypeError, "dict"),
-    ],
-)
-def test_wrong_actions_are_refused_before_anything_is_sent(actions, error, message):
-    with AECVectorEnv([Relay] * 2, "dummy") as venv:
-        venv.reset(seed=0)
-        with pytest.raises(error, match=message):
-            venv.step(actions)
-        assert venv.get_env_attr("turn") == [0, 0]
-        assert venv.step({"runner_0": [1, 2]})[1][:, 0].tolist() == [1, 2]
-
-
 def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused():
     with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy", check_legal=True) as venv:
         venv.reset(seed=0)
@@ -156,11 +137,6 @@ def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused
             with pytest.raises(error, match=message):
                 venv.step(actions)
         assert not venv.step([0, 1])[4]["done"].any()
-    with AECVectorEnv([Relay], "dummy", check_legal=True) as venv:
-        venv.reset(seed=0)
-        with pytest.raises(ValueError, match="'runner_0' in env 0 is not in its space"):
-            venv.step({"runner_0": [0]})
-        assert venv.step({"runner_0": [3]})[1][0, 0] == 3
 
 
 def test_actions_without_a_fixed_shape_travel_as_objects():
@@ -173,11 +149,6 @@ def test_actions_without_a_fixed_shape_travel_as_objects():
             _, rewards, _, _, infos = venv.step(["m", "moo"])
         assert rewards.tolist() == [[2, 2, 2], [4, 4, 4]]
         assert "action_mask" not in infos
-
-
-def test_a_parallel_env_is_refused():
-    with pytest.raises(TypeError, match="use ParallelVectorEnv"):
-        AECVectorEnv([Herd], "dummy")
 
 
 def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop():

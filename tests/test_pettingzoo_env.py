@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
-from agent_envs import Herd, Nameless, RandomPlay, Relay, Zoo, herd_in_turns, play_by_hand
+from agent_envs import Herd, RandomPlay, Relay, Zoo, herd_in_turns, play_by_hand
 
 from vecenv import DummyVectorEnv, PettingZooEnv, ShmemVectorEnv
 
@@ -98,18 +98,3 @@ def test_there_is_no_mask_where_actions_are_not_discrete():
     obs, _ = env.reset()
     assert obs.keys() == {"agent_id", "obs"} == set(env.observation_space)
     assert env.step(np.ones(2, np.float32))[1].tolist() == [2, 0.25, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (Herd, TypeError, "is a ParallelEnv: use ParallelVectorEnv"),
-        (Relay, ValueError, "differ in their action space; use AECVectorEnv"),
-        (lambda: gymnasium.make("CartPole-v1"), TypeError, "expected an AECEnv of PettingZoo, got .*CartPole"),
-        (lambda: pettingzoo.utils.parallel_to_aec(Nameless()), TypeError, "pass possible_agents="),
-        (lambda: "classic/no_such_game-v0", pettingzoo.env_registry.exceptions.NameNotFound, "no_such_game"),
-    ],
-)
-def test_an_env_that_does_not_fit_is_refused_when_it_is_made(make, error, message):
-    with pytest.raises(error, match=message):
-        PettingZooEnv(make())
