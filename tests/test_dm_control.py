@@ -145,38 +145,34 @@ def test_a_step_outside_of_an_episode_is_refused():
 # What is refused.
 
 
-@FULL
-def test_an_unknown_task_names_those_that_exist():
-    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'cartpole'; it has \['balance'"):
-        DMControlEnv("cartpole", "fly")
-    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'rocket'; the domains are \['acrobot'"):
-        DMControlEnv("rocket", "fly")
-    with pytest.raises(TypeError, match="task"):
-        DMControlEnv("cartpole")
+NO_TASK = "no task 'fly' in the domain"
+NO_CAMERA = r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
+MISTAKES = [
+    (RuntimeError, rf"{NO_TASK} 'cartpole'; it has \['balance'", lambda: DMControlEnv("cartpole", "fly")),
+    (RuntimeError, rf"{NO_TASK} 'rocket'; the domains are \['acrobot'", lambda: DMControlEnv("rocket", "fly")),
+    (TypeError, "task", lambda: DMControlEnv("cartpole")),
+    (ValueError, "frame_skip must be an integer of at least 1", lambda: swingup(frame_skip=0)),
+    (ValueError, "render_mode", lambda: swingup(render_mode="human")),
+    *(
+        (ValueError, NO_CAMERA, lambda id=camera_id: swingup(camera_id=id, from_pixels=True))
+        for camera_id in ("zz", None, 2, -2, 0.0, True)
+    ),
+    (RuntimeError, 'render_mode="rgb_array"', lambda: swingup().render()),
+]
 
 
 @FULL
 def test_arguments_that_do_not_exist_are_refused():
+    for error, message, make in MISTAKES:
+        with pytest.raises(error, match=message):
+            make()
     env = swingup(frame_skip=np.int64(2))
     assert (type(env.frame_skip), env.frame_skip) == (int, 2)
-    env.close()
-    with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
-        swingup(frame_skip=0)
     for camera_id in ("lookatcart", 1, np.int64(0), -1):  # cameras have names and numbers
         swingup(camera_id=camera_id).close()
-    for camera_id in ("zz", None, 2, -2, 0.0, True):
-        with pytest.raises(
-            ValueError, match=r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
-        ):
-            swingup(camera_id=camera_id, from_pixels=True)
-    with pytest.raises(ValueError, match="render_mode"):
-        swingup(render_mode="human")
-    env = swingup()
     env.reset()
     with pytest.raises(ValueError, match=r"the action has the shape \(2,\), expected \(1,\)"):
         env.step([0.0, 0.0])
-    with pytest.raises(RuntimeError, match='render_mode="rgb_array"'):
-        env.render()
 
 
 # Pixels. Where nothing can render, what must hold is that the error names what to install.
