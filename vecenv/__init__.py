@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from vecenv.creator import EnvCreator as EnvCreator
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
     from vecenv.envs.dm_control_env import DMControlEnv as DMControlEnv
+    from vecenv.envs.drop_in_names import ContinuousToDiscrete as ContinuousToDiscrete
+    from vecenv.envs.drop_in_names import MultiDiscreteToDiscrete as MultiDiscreteToDiscrete
+    from vecenv.envs.drop_in_names import ParallelEnv as ParallelEnv
+    from vecenv.envs.drop_in_names import SerialEnv as SerialEnv
+    from vecenv.envs.drop_in_names import TruncatedAsTerminated as TruncatedAsTerminated
+    from vecenv.envs.drop_in_names import step_mdp as step_mdp
     from vecenv.envs.envpool_env import EnvPoolVectorEnv as EnvPoolVectorEnv
     from vecenv.envs.envpool_env import MultiThreadedEnv as MultiThreadedEnv
     from vecenv.envs.envpool_env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
@@ -42,12 +48,6 @@ if TYPE_CHECKING:
     from vecenv.envs.pettingzoo_env import PettingZooEnv as PettingZooEnv
     from vecenv.envs.pettingzoo_vector import AECVectorEnv as AECVectorEnv
     from vecenv.envs.pettingzoo_vector import ParallelVectorEnv as ParallelVectorEnv
-    from vecenv.envs.tianshou_wrappers import ContinuousToDiscrete as ContinuousToDiscrete
-    from vecenv.envs.tianshou_wrappers import MultiDiscreteToDiscrete as MultiDiscreteToDiscrete
-    from vecenv.envs.tianshou_wrappers import TruncatedAsTerminated as TruncatedAsTerminated
-    from vecenv.envs.torchrl_names import ParallelEnv as ParallelEnv
-    from vecenv.envs.torchrl_names import SerialEnv as SerialEnv
-    from vecenv.envs.torchrl_names import step_mdp as step_mdp
     from vecenv.facades.make_vec import AsyncVectorEnv as AsyncVectorEnv
     from vecenv.facades.make_vec import SyncVectorEnv as SyncVectorEnv
     from vecenv.facades.make_vec import make_vec as make_vec
@@ -76,8 +76,8 @@ _MODULES = {
     "envs.pettingzoo_vector": "AECVectorEnv ParallelVectorEnv",
     "envs.envpool_env": "EnvPoolVectorEnv MultiThreadedEnv MultiThreadedEnvWrapper",
     "envs.from_gymnasium": "from_gymnasium",
-    "envs.tianshou_wrappers": "ContinuousToDiscrete MultiDiscreteToDiscrete TruncatedAsTerminated",
-    "envs.torchrl_names": "ParallelEnv SerialEnv step_mdp",
+    "envs.drop_in_names": "ContinuousToDiscrete MultiDiscreteToDiscrete TruncatedAsTerminated ParallelEnv SerialEnv "
+    "step_mdp",
     "facades.make_vec": "AsyncVectorEnv SyncVectorEnv make_vec",
     "facades.to_gymnasium": "GymnasiumVectorEnv",
     "facades.to_sb3": "SB3VecEnv",

@@ -60,12 +60,11 @@ class Rows:
             self._ids = np.fromiter((row["env_id"] for row in self.info), np.int64, len(self.info))
         return self._ids
 
-    def check_reward(self, transform: Transform) -> None:
-        """ValueError where the rewards are vectors."""
+    def check_reward(self, transform: Transform, hint: str = "") -> None:
+        """ValueError, with the hint, where the rewards are vectors."""
         if self.reward.ndim != 1:
-            raise ValueError(
-                f"{transform} needs rewards that are numbers, got the shape {tuple(self.reward.shape[1:])}"
-            )
+            shape = tuple(self.reward.shape[1:])
+            raise ValueError(f"{transform} needs rewards that are numbers, got the shape {shape}{hint}")
 
 
 class Transform:

@@ -116,11 +116,7 @@ class VecNorm(Freezable):
     def step(self, rows: Rows) -> None:
         self._norm_rows(rows)
         if self.norms_reward:
-            if rows.reward.ndim != 1:
-                raise ValueError(
-                    f"VecNorm normalises rewards that are numbers, got the shape {tuple(rows.reward.shape[1:])}: pass "
-                    "in_keys without 'reward'"
-                )
+            rows.check_reward(self, ": pass in_keys without 'reward'")
             rows.reward = self._normed(REWARD, rows.reward)
 
     def _norm_rows(self, rows: Rows) -> None:
