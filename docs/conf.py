@@ -12,13 +12,16 @@ project = "vecenv"
 author = "The vecenv authors"
 version = release = vecenv.__version__
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api_pages"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = [
     *("backends.md", "benchmarks.md", "collector.md", "datasets.md", "design.md", "devices.md", "env_creator.md"),
     *("jobs.md", "migrate.md", "ray.md", "transforms.md", "tutorial.md"),
 ]
 nitpicky = True
+toc_object_entries_show_parents = "hide"
+python_maximum_signature_line_length = 72
+add_module_names = True
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist", "attrs_inline"]
 myst_heading_anchors = 4
