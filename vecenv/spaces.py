@@ -8,20 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-
-
-def tree_of(space: Any) -> Any:
-    """The tree of a space (`nest`): dicts and tuples in place of Dict and Tuple spaces, with other spaces as leaves."""
-    if isinstance(space, spaces.Dict):
-        return {key: tree_of(child) for key, child in space.spaces.items()}
-    return tuple(map(tree_of, space.spaces)) if isinstance(space, spaces.Tuple) else space
-
-
-def space_of(tree: Any) -> Any:
-    """The inverse of `tree_of`."""
-    if isinstance(tree, dict):
-        return spaces.Dict({key: space_of(child) for key, child in tree.items()})
-    return spaces.Tuple(tuple(map(space_of, tree))) if isinstance(tree, tuple) else tree
+from vecenv.nest import tree_of
 
 
 def is_in(space: spaces.Space[Any], value: Any) -> bool:

@@ -31,7 +31,7 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.errors import VectorEnvError
-from vecenv.spaces import space_of, tree_of
+from vecenv.nest import space_of, tree_of
 
 _MAX_SEED = 2**31
 _NO_INFOS = ("info:env_id", "info:players.env_id")  # there is one player an env

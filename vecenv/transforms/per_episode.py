@@ -11,9 +11,8 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.engine.arguments import check_count
-from vecenv.nest import as_array, namespace
+from vecenv.nest import as_array, namespace, space_of, tree_of
 from vecenv.norm_obs import RunningMeanStd
-from vecenv.spaces import space_of, tree_of
 from vecenv.transforms.arrays import Array, EnvRows, bounds_of, box, cast, concat, full, part, with_part
 from vecenv.transforms.shapes import axis_of
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform

@@ -11,8 +11,7 @@ from gymnasium import spaces
 from gymnasium.spaces import utils
 
 from vecenv.backends.memory.arena import space_tree
-from vecenv.nest import leaves
-from vecenv.spaces import space_of, tree_of
+from vecenv.nest import leaves, space_of, tree_of
 from vecenv.transforms.arrays import (
     Array,
     Path,

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.memory.arena import space_tree
-from vecenv.spaces import space_of, tree_of
+from vecenv.nest import space_of, tree_of
 from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, described, leaves_of, part, row_of, with_part
 
 Self = TypeVar("Self", bound="Transform")

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.spaces import space_of, tree_of
+from vecenv.nest import space_of, tree_of
 from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float
 from vecenv.transforms.transform import Keys, Rows, Transform
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.nest import as_array
+from vecenv.nest import as_array, tree_of
 from vecenv.norm_obs import PARTS, RunningMeanStd, check_keys
-from vecenv.spaces import tree_of
 from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, cast, dtype_name, is_float, like, part, with_part
 from vecenv.transforms.compose import Compose
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
