@@ -265,6 +265,7 @@ def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkey
 
     for works in (("egl", "osmesa"), ("osmesa", "disabled"), ("disabled",)):
         assert chosen(works) == {"MUJOCO_GL": works[0]}
+    assert chosen() == {}  # there is no dm_control
     for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
         assert chosen(**{name: value}) == {name: value}
 

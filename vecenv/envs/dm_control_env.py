@@ -65,8 +65,9 @@ def choose_gl() -> None:
             return
         except Exception:  # ImportError, or what PyOpenGL raises where a library is missing
             os.environ.pop("PYOPENGL_PLATFORM", None)
-            for name in [name for name in sys.modules if name.startswith(("dm_control", "OpenGL"))]:
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
                 del sys.modules[name]
+    del os.environ["MUJOCO_GL"]  # there is no dm_control
 
 
 PIXELS = "pixels"
