@@ -90,12 +90,12 @@ class RunningMeanStd:
             centred = rows - self.mean
             if _sum_of_squares(centred) < LARGEST**2:  # False for NaN; Welford's update, for a batch
                 total = before + len(rows)
-                shift = np.add.reduce(centred, 0) / total
+                shift = _sum(centred) / total
                 left = centred - shift
                 centred *= left
                 self.mean += shift
                 self.var *= before / total
-                self.var += np.add.reduce(centred, 0) / total
+                self.var += _sum(centred) / total
                 self._count[...] = total
                 return left
         xp = nest.namespace(rows)
@@ -157,6 +157,10 @@ class RunningMeanStd:
             mean, var = (np.asarray(state[name], np.float64) for name in ("mean", "var"))
             together.merge(float(state["count"]), mean, var, skipped=float(state["skipped"]))
         return together.state_dict()
+
+
+def _sum(rows: np.ndarray) -> Any:
+    return rows[0] if len(rows) == 1 else np.add.reduce(rows, 0)
 
 
 def _sum_of_squares(array: np.ndarray) -> Any:
