@@ -232,12 +232,9 @@ class RowWiseWrapper(VectorEnvWrapper):
                 rows = call()
             except Exception as error:
                 if isinstance(partial := getattr(error, "partial", None), Partial):
-                    ids, obs, *middle, info = partial
-                    if mapped == self.map_reset:
-                        obs, info = mapped(obs, info)
-                    else:
-                        obs, *middle, info = mapped(obs, *middle, info)
-                    error.partial = Partial(ids, obs, *middle, info)  # type: ignore[attr-defined]
+                    names = ("obs", "info") if mapped == self.map_reset else Partial._fields[1:]
+                    columns = mapped(*(getattr(partial, name) for name in names))
+                    error.partial = partial._replace(**dict(zip(names, columns, strict=True)))  # type: ignore[attr-defined]
                 raise
             return mapped(*rows)
         except INTERRUPTS as error:
