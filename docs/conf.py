@@ -14,10 +14,7 @@ version = release = vecenv.__version__
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = [
-    *("backends.md", "benchmarks.md", "collector.md", "datasets.md", "design.md", "devices.md", "env_creator.md"),
-    *("jobs.md", "migrate.md", "ray.md", "transforms.md", "tutorial.md"),
-]
+exclude_patterns = ["benchmarks.md", "design.md"]
 nitpicky = True
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist", "attrs_inline"]
