@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collector.store.dataset_head import make_head
     from collector.store.export.minari_datasets import import_minari
     from collector.store.export.targets import export
-    from collector.store.record.record_episodes import RecordEpisodes
+    from collector.store.record_episodes import RecordEpisodes
     from collector.store.writer import StoreWriter
 
 Collector = SyncDataCollector
@@ -92,7 +92,7 @@ _LOADED_WHEN_USED = {
     "JobError": "collector.jobs.job",
     "MLPPolicy": "collector.policy.mlp",
     "Dataset": "collector.store.dataset",
-    "RecordEpisodes": "collector.store.record.record_episodes",
+    "RecordEpisodes": "collector.store.record_episodes",
     "StoreWriter": "collector.store.writer",
     "Transitions": "collector.store.dataset",
     "load_episodes": "collector.store.dataset",

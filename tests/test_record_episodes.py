@@ -15,7 +15,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 
 from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, make_head
-from collector.store.record.recorder import EpisodeRecorder, row_layout
+from collector.store.recorder import EpisodeRecorder, row_layout
 from tests.backends import FULL
 from tests.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest
@@ -243,7 +243,9 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
                 over = rng.random(len(ids)) < 0.1 * (ids < 4)  # the last one plays one long episode
                 reward, action = rng.random(len(ids)), rng.integers(0, 9, len(ids))
                 latest[ids] = rng.random((len(ids), 2), np.float32)
-                recorder.step(ids if some else None, action, latest[ids], reward, over, np.zeros(len(ids), np.bool_))
+                never = np.zeros(len(ids), np.bool_)
+                ended = recorder.step(ids if some else None, action, latest[ids], reward, over, never)
+                recorder.end(ids[ended], latest[ids[ended]])
                 for row, env in enumerate(ids.tolist()):
                     if (found := playing[env]) is not None:
                         found[2].append(latest[env].copy())
