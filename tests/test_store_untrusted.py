@@ -21,7 +21,7 @@ from collector.jobs.plan import Plan
 from collector.jobs.replay import make_videos
 from collector.jobs.report import make_console, rows_of, table_of
 from collector.jobs.run import JobState, resume_job, run_job
-from collector.store import system_calls
+from collector.store import safe_folder
 from tests.backends import FULL
 from tests.hostile import lines_of, put_lines
 from tests.stored import episode, write
@@ -320,13 +320,13 @@ def test_overwriting_removes_the_manifest_from_the_disk_before_the_shards(
     made: list[str] = []
 
     def noted(name: str, real: Any) -> Any:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **folder: int) -> Any:
             made.append(f"{name} {args[0]}" if isinstance(args[0], str) else name)
-            return real(*args)
+            return real(*args, **folder)
 
         return call
 
     for name in ("unlink", "fsync", "rmdir"):
-        monkeypatch.setattr(system_calls, name, noted(name, getattr(system_calls, name)))
+        monkeypatch.setattr(safe_folder, name, noted(name, getattr(safe_folder, name)))
     StoreWriter(tmp_path / "a", json.loads((tmp_path / "a/dataset.json").read_text()), overwrite=True).close()
     assert made[:4] == ["unlink manifest.jsonl", "unlink dataset.json", "fsync", "unlink action.npy"]

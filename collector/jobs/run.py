@@ -282,7 +282,7 @@ class _Run:
                 raise
             self._commit()
             if plan.is_complete and self._commits is not None:
-                self._commits.writer.end("complete", episodes=plan.end)
+                self._commits.writer.end(episodes=plan.end)
                 self._completed()
             else:
                 state.status, state.signum = "interrupted", stop.signum

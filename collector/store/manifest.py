@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.store import schema, system_calls
+from collector.store import safe_folder, schema
 from collector.store.packed import Layout
 from collector.store.safe_folder import DatasetError, SafeFolder
 from collector.store.schema import End, LayoutLine, Line, Note, ShardLine
@@ -111,12 +111,12 @@ class Manifest:
             raise DatasetError(f"it has lengths that are not those of {steps} steps")
         if not np.isfinite(returns).all():
             raise DatasetError("it has a return that is not finite")
-        shapes = self.layout.shapes(steps, episodes)
-        if line.files.keys() != {file_name(name, line.compressed) for name in shapes}:
-            raise DatasetError(f"it has the files {str(sorted(line.files))[:200]}, and its layout {sorted(shapes)}")
-        for name, column in shapes.items():
+        arrays = self.layout.arrays(steps, episodes)
+        if line.files.keys() != {file_name(name, line.compressed) for name in arrays}:
+            raise DatasetError(f"it has the files {str(sorted(line.files))[:200]}, and its layout {sorted(arrays)}")
+        for name, (count, row) in arrays.items():
             size, _ = line.files[file_name(name, line.compressed)]
-            if column.nbytes > size * (BEST_COMPRESSION if line.compressed else 1):
+            if count * row.itemsize > size * (BEST_COMPRESSION if line.compressed else 1):
                 raise DatasetError(f"it declares {steps:,} steps, more than a file {name} of {size:,} bytes can hold")
         shard, many = np.full(episodes, len(self.shards)), np.arange(episodes)
         self.columns.append((numbers, lengths, returns, shard, many, np.cumsum(lengths) - lengths))
@@ -133,21 +133,25 @@ class Manifest:
             raise DatasetError(f"it ends with {self.end} episodes, and has none")
 
     def open(self, folder: SafeFolder) -> None:
-        """Open the file of a folder, whose lines have been read, for `append`."""
-        self.fd = folder.open(MANIFEST, os.O_WRONLY | os.O_APPEND)
+        """Open the file of a folder, whose lines have been read, for `append`; what follows these lines is cut off."""
+        self.fd = folder.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if os.fstat(self.fd).st_size > self.good_bytes:
+            safe_folder.truncate(self.fd, self.good_bytes)
+        safe_folder.fsync(self.fd)
+        folder.sync()
 
     def append(self, lines: Sequence[Line]) -> None:
         """Add these lines, on the disk, or none of them: after an OSError the file is as it was, or `unknown`."""
         data = b"".join(schema.dump(schema.as_json(line)) + b"\n" for line in lines)
         try:
-            system_calls.write(self.fd, data)
-            system_calls.fsync(self.fd)
+            safe_folder.write(self.fd, data)
+            safe_folder.fsync(self.fd)
         except OSError as error:
             # Whether the lines are on the disk is not known. If they cannot be removed, only one who reads the file
             # again can find out what is there.
             try:
-                system_calls.truncate(self.fd, self.good_bytes)
-                system_calls.fsync(self.fd)
+                safe_folder.truncate(self.fd, self.good_bytes)
+                safe_folder.fsync(self.fd)
             except OSError:
                 self.unknown = str(error)
             raise

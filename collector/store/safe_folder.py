@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from collector.store import system_calls
 from vecenv.portability import path_of_descriptor
 
 FILE, FOLDER = "file", "folder"
@@ -25,6 +24,19 @@ _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # A FIFO without a writer would block the caller for ever.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+# The system calls that change a folder of episodes, by names of this module, so that a test can make any of them fail.
+fsync, truncate = os.fsync, os.ftruncate
+unlink, rmdir, mkdir = os.unlink, os.rmdir, os.mkdir
+rename = os.replace
+
+
+def write(fd: int, data: Any) -> None:
+    """Write all of `data`, which is bytes or a buffer."""
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[os.write(fd, rest) :]
 
 
 class DatasetError(RuntimeError):
@@ -48,10 +60,12 @@ class SafeFolder(os.PathLike[str]):
     """For messages, and for what only takes paths."""
     _fd = -1
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], fd: int | None = None) -> None:
         self.path = Path(os.path.abspath(path))
         try:
-            self._fd = os.dup(path._fd) if isinstance(path, SafeFolder) else os.open(self.path, _OPEN_FOLDER)
+            if fd is None:
+                fd = os.dup(path._fd) if isinstance(path, SafeFolder) else os.open(self.path, _OPEN_FOLDER)
+            self._fd = fd
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -139,11 +153,10 @@ class SafeFolder(os.PathLike[str]):
             if not make:
                 raise
             with suppress(FileExistsError):
-                system_calls.mkdir(name, self._fd)
+                mkdir(name, dir_fd=self._fd)
+                self.sync()
             fd = self._open(name, _OPEN_FOLDER, FOLDER)
-        found = object.__new__(SafeFolder)
-        found.path, found._fd = self.path / name, fd
-        return found
+        return SafeFolder(self.path / name, fd)
 
     # Files
 
@@ -210,29 +223,29 @@ class SafeFolder(os.PathLike[str]):
         """Write a file, on the disk. Raises as `write`."""
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            system_calls.write(fd, data)
-            system_calls.fsync(fd)  # without it, a power cut after a rename could leave an empty file of that name
+            write(fd, data)
+            fsync(fd)  # without it, a power cut after a rename could leave an empty file of that name
         finally:
             os.close(fd)
 
     def rename(self, old: str, new: str, to: SafeFolder | None = None) -> None:
         """Give a file or a folder another name, on the disk, here or in the folder `to`. Raises OSError."""
-        system_calls.rename(old, new, self._fd, (to or self)._fd)
+        rename(old, new, src_dir_fd=self._fd, dst_dir_fd=(to or self)._fd)
         (to or self).sync()
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with all that is in it. Raises OSError, and `DatasetError` as `kind`."""
         if self.kind(name) != FOLDER:
-            system_calls.unlink(name, self._fd)
+            unlink(name, dir_fd=self._fd)
             return
         with self.inside(name) as below:
             for each, _ in below.entries():
                 below.remove(each)
-        system_calls.rmdir(name, self._fd)
+        rmdir(name, dir_fd=self._fd)
 
     def sync(self) -> None:
         """Return once the names in it are on the disk."""
-        system_calls.fsync(self._fd)
+        fsync(self._fd)
 
 
 class FolderLock:

@@ -6,7 +6,7 @@
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
      "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"env": 1}}
     {"line": "note", "failed": {"env": 1}, "state": ...}
-    {"line": "end", "status": "complete", "episodes": 400}
+    {"line": "end", "episodes": 400}
 
 The layout comes before the first shard, the end last: of a data set that is complete, the episodes below that number
 count. "failed" and "state" (what the writer wants to find again) are optional.
@@ -82,7 +82,6 @@ class End(Exact, tag="end"):
     """The end of a data set that is complete: numbers below `episodes` count."""
 
     episodes: Count
-    status: Literal["complete"] = "complete"
 
 
 Line = LayoutLine | ShardLine | Note | End

@@ -24,7 +24,7 @@ import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
 from collector.store.manifest import MANIFEST, Index, file_name
-from collector.store.packed import Column, Layout, batch_of, check_whole, returns_of
+from collector.store.packed import Layout, batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 
@@ -62,13 +62,13 @@ def write_shard(
     return files
 
 
-def read_array(folder: SafeFolder, record: ShardLine, name: str, expected: Column, known: bool) -> np.ndarray:
-    """An array of a shard: a view of its file, or of the inflated content. Raises `DatasetError` and FileNotFoundError.
+def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
+    """An array of a shard, with `count` such rows: a view of its file, or of the inflated content.
 
-    The hash is not computed where it is `known`.
+    The hash is not computed where it is `known`. Raises `DatasetError`, and FileNotFoundError for another file.
     """
     size, sha256 = record.files[file_name(name, record.compressed)]
-    fd = folder.open(file_name(name, record.compressed))
+    fd, nbytes = folder.open(file_name(name, record.compressed)), count * row.itemsize
     with os.fdopen(fd, "rb") as file:
         if os.fstat(fd).st_size != size or not size:
             raise FileNotFoundError
@@ -77,17 +77,17 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, expected: Colum
         raise FileNotFoundError
     if record.compressed:
         stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        data = stream.decompress(data, expected.nbytes + LONGEST_HEADER)
+        data = stream.decompress(data, nbytes + LONGEST_HEADER)
         if not stream.eof:
             raise DatasetError(f"{name} is larger than its layout says, or damaged")
     header = io.BytesIO(memoryview(data)[:LONGEST_HEADER])
     if np.lib.format.read_magic(header) != (1, 0):
         raise DatasetError(f"{name} is not in version 1.0 of the format of numpy")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=LONGEST_HEADER)
-    if Column(dtype, shape) != expected or (fortran and len(shape) > 1):
-        raise DatasetError(f"{name} is {dtype} {str(shape)[:80]}, expected {expected.dtype} {expected.shape}")
-    if len(data) != header.tell() + expected.nbytes:
-        raise DatasetError(f"{name} has {len(data):,} bytes, expected {header.tell() + expected.nbytes:,}")
+    if (dtype, shape) != (row.base, (count, *row.shape)) or (fortran and len(shape) > 1):
+        raise DatasetError(f"{name} is {dtype} {str(shape)[:80]}, expected {row.base} {(count, *row.shape)}")
+    if len(data) != header.tell() + nbytes:
+        raise DatasetError(f"{name} has {len(data):,} bytes, expected {header.tell() + nbytes:,}")
     array: np.ndarray = np.ndarray(shape, dtype, data, header.tell())
     if not known and dtype == np.bool_ and (array.view(np.uint8) > 1).any():
         raise DatasetError(f"{name} has bytes that are neither True nor False")
@@ -123,11 +123,11 @@ class Shards:
 
     def nbytes(self, which: int) -> int:
         """Size of the arrays of a shard."""
-        record = self.records[which]
-        return 0 if self.layout is None else self.layout.nbytes(record.steps, self._episodes(which))
+        assert self.layout is not None, "shards come after the layout"
+        return self.layout.nbytes(self.records[which].steps, len(self._of(which, self._index.number)))
 
-    def _episodes(self, which: int) -> int:
-        return int(self._bounds[which + 1] - self._bounds[which])
+    def _of(self, which: int, column: np.ndarray) -> np.ndarray:
+        return column[self._bounds[which] : self._bounds[which + 1]]
 
     def __getitem__(self, which: int) -> EpisodeBatch:
         if which not in self._open:
@@ -146,56 +146,40 @@ class Shards:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""
         self._checked.discard(which)
         self._open.pop(which, None)
-        check_whole(self[which])
         if not np.allclose(returns_of(self[which]), self._of(which, self._index.returns), rtol=1e-9, atol=1e-9):
             raise DatasetError(
                 f"{self.root / self.records[which].shard} has other rewards than the returns in {MANIFEST}"
             )
 
-    def _of(self, which: int, column: np.ndarray) -> np.ndarray:
-        return column[self._bounds[which] : self._bounds[which + 1]]
-
     def _read(self, which: int) -> OpenShard:
-        record, layout = self.records[which], self.layout
-        path = self.root / record.shard
-        if layout is None:
-            raise DatasetError(f"{self.root} has no shards")
-        expected, nbytes = layout.shapes(record.steps, self._episodes(which)), self.nbytes(which)
-        known = which in self._checked
+        record, nbytes, known = self.records[which], self.nbytes(which), which in self._checked
+        lengths, numbers = self._of(which, self._index.length), self._of(which, self._index.number)
+        path, layout = self.root / record.shard, self.layout
         if record.compressed and nbytes > LARGEST_INFLATED:
             raise DatasetError(
                 f"{path} declares {nbytes:,} bytes; {LARGEST_INFLATED:,} are the most for a shard that is compressed"
             )
         try:
+            assert layout is not None
             with SafeFolder(self.root) as root, root.inside(record.shard) as folder:
-                arrays = {name: read_array(folder, record, name, each, known) for name, each in expected.items()}
+                expected = layout.arrays(record.steps, len(numbers))
+                arrays = {name: read_array(folder, record, name, *each, known) for name, each in expected.items()}
+            episodes = batch_of(layout, arrays)
+            if not known:
+                if not np.array_equal(arrays["offsets"], np.concatenate([[0], np.cumsum(lengths)])):
+                    raise DatasetError(f"it has offsets that are not those of the lengths in {MANIFEST}")
+                if not np.array_equal(episodes.episode, numbers):
+                    raise DatasetError(f"it has other episodes than {MANIFEST} says")
+                if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
+                    raise DatasetError("it has a seed or an env below zero")
+                check_whole(episodes)
         except FileNotFoundError:
             raise mismatch(path) from None
-        except DatasetError as error:
-            raise DatasetError(f"{path} is not a shard of this data set: {error}") from None
-        except Exception as error:  # of numpy and zlib: what is wrong with a file
-            reason = f"{type(error).__name__}: {error}"
+        except Exception as error:  # also of numpy and zlib: what is wrong with a file
+            reason = error if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
             raise DatasetError(f"{path} is not a shard of this data set: {reason}") from None
-        episodes = batch_of(layout, arrays)
-        if not known:
-            self._check_meaning(which, arrays["offsets"], episodes)
-            self._checked.add(which)
+        self._checked.add(which)
         return OpenShard(episodes, nbytes, sum(size > SMALL for size, _ in record.files.values()))
-
-    def _check_meaning(self, which: int, offsets: np.ndarray, episodes: EpisodeBatch) -> None:
-        """Raise `DatasetError` where the arrays are not those of the episodes in the manifest."""
-        path = self.root / self.records[which].shard
-        expected = np.concatenate([[0], np.cumsum(self._of(which, self._index.length))])
-        if not np.array_equal(offsets, expected):
-            raise DatasetError(f"{path} has offsets that are not those of the lengths in {MANIFEST}")
-        if not np.array_equal(episodes.episode, self._of(which, self._index.number)):
-            raise DatasetError(f"{path} has other episodes than {MANIFEST} says")
-        if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
-            raise DatasetError(f"{path} has a seed or an env below zero")
-        if not np.isfinite(episodes.reward).all():
-            raise DatasetError(f"{path} has a reward that is not finite")
-        if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), expected[1:] - 1):
-            raise DatasetError(f"{path} has episodes that are not over in their last step, or earlier")
 
 
 def mismatch(path: Path) -> DatasetError:
