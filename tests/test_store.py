@@ -239,7 +239,7 @@ class TestTransitions:
         data = Dataset(write(tmp_path / "a", [[n] for n in range(6)], long_episode))
         expected = data.transitions()
         data = Dataset(data.folder)
-        data._shards._most_descriptors = 3
+        data._shards._most_open = 1
         for _ in range(2):
             before = len(os.listdir("/dev/fd"))
             found = data.take(np.arange(data.steps)[::-1])
@@ -299,7 +299,11 @@ class TestWriting:
         with StoreWriter(tmp_path, head(), resume=True) as writer:
             assert writer.committed.tolist() == [3]
             manifest = writer.manifest
-            assert (manifest.failed, manifest.state, manifest.index.length.tolist()) == ({"env": 1}, [1], [LENGTHS[3]])
+            assert (manifest.failed, manifest.state, manifest.index["length"].tolist()) == (
+                {"env": 1},
+                [1],
+                [LENGTHS[3]],
+            )
             assert [path.name for path in shard.parent.iterdir()] == ["000000"]
             with pytest.raises(DatasetError, match=r"episodes \[3\] are in .* already"):
                 writer.add([episode(2), episode(3)])

@@ -81,7 +81,7 @@ def resume(
             raise mismatch(folder.path / shard.shard)
     check(manifest)
     if reopen and manifest.end is not None:
-        if surplus := int((manifest.index.number >= manifest.end).sum()):
+        if surplus := int((manifest.index["number"] >= manifest.end).sum()):
             raise DatasetError(
                 f"{folder.path} is complete with {manifest.end:,} episodes, and holds {surplus:,} more that do not "
                 "count: choose another folder"

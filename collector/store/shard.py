@@ -18,12 +18,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
-from collector.store.manifest import MANIFEST, Index, file_name
+from collector.store.manifest import MANIFEST, file_name
 from collector.store.packed import Layout, batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
@@ -94,14 +94,6 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
     return array
 
 
-class OpenShard(NamedTuple):
-    """The episodes of a shard, and what they take."""
-
-    episodes: EpisodeBatch
-    nbytes: int
-    descriptors: int
-
-
 class Shards:
     """Opens the shards of a data set when they are needed, and checks each against the manifest the first time.
 
@@ -109,14 +101,17 @@ class Shards:
     `memory` bytes, so that memory stays below that and one shard. Pickled, it takes along which have been checked.
     """
 
-    def __init__(self, root: Path, records: list[ShardLine], index: Index, layout: Layout | None, memory: int) -> None:
+    def __init__(
+        self, root: Path, records: list[ShardLine], index: np.ndarray, layout: Layout | None, memory: int
+    ) -> None:
         self.root, self.records, self.layout, self.memory = root, records, layout, memory
         self._index = index
-        self._bounds = np.searchsorted(index.shard, np.arange(len(records) + 1))
+        self._bounds = np.searchsorted(index["shard"], np.arange(len(records) + 1))
         self._checked: set[int] = set()
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._open: OrderedDict[int, EpisodeBatch] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_descriptors = 8192 if soft == resource.RLIM_INFINITY else max(64, min(8192, soft // 2))
+        descriptors = 8192 if soft == resource.RLIM_INFINITY else max(64, min(8192, soft // 2))
+        self._most_open = max(1, descriptors // (1 if layout is None else len(layout.arrays(0, 0))))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": OrderedDict()}
@@ -124,36 +119,35 @@ class Shards:
     def nbytes(self, which: int) -> int:
         """Size of the arrays of a shard."""
         assert self.layout is not None, "shards come after the layout"
-        return self.layout.nbytes(self.records[which].steps, len(self._of(which, self._index.number)))
+        return self.layout.nbytes(self.records[which].steps, len(self._entries(which)))
 
-    def _of(self, which: int, column: np.ndarray) -> np.ndarray:
-        return column[self._bounds[which] : self._bounds[which + 1]]
+    def _entries(self, which: int) -> np.ndarray:
+        return self._index[self._bounds[which] : self._bounds[which + 1]]
 
     def __getitem__(self, which: int) -> EpisodeBatch:
         if which not in self._open:
             found = self._read(which)
-            while self._open and not self._has_room(found):
+            while self._open and not self._has_room(which):
                 self._open.popitem(last=False)
             self._open[which] = found
         self._open.move_to_end(which)
-        return self._open[which].episodes
+        return self._open[which]
 
-    def _has_room(self, fresh: OpenShard) -> bool:
-        nbytes, descriptors = (sum(column) for column in zip(*((e[1], e[2]) for e in self._open.values()), strict=True))
-        return nbytes + fresh.nbytes <= self.memory and descriptors + fresh.descriptors <= self._most_descriptors
+    def _has_room(self, which: int) -> bool:
+        return len(self._open) < self._most_open and sum(map(self.nbytes, [which, *self._open])) <= self.memory
 
     def check(self, which: int) -> None:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""
         self._checked.discard(which)
         self._open.pop(which, None)
-        if not np.allclose(returns_of(self[which]), self._of(which, self._index.returns), rtol=1e-9, atol=1e-9):
+        if not np.allclose(returns_of(self[which]), self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
             raise DatasetError(
                 f"{self.root / self.records[which].shard} has other rewards than the returns in {MANIFEST}"
             )
 
-    def _read(self, which: int) -> OpenShard:
+    def _read(self, which: int) -> EpisodeBatch:
         record, nbytes, known = self.records[which], self.nbytes(which), which in self._checked
-        lengths, numbers = self._of(which, self._index.length), self._of(which, self._index.number)
+        entries = self._entries(which)
         path, layout = self.root / record.shard, self.layout
         if record.compressed and nbytes > LARGEST_INFLATED:
             raise DatasetError(
@@ -162,13 +156,13 @@ class Shards:
         try:
             assert layout is not None
             with SafeFolder(self.root) as root, root.inside(record.shard) as folder:
-                expected = layout.arrays(record.steps, len(numbers))
+                expected = layout.arrays(record.steps, len(entries))
                 arrays = {name: read_array(folder, record, name, *each, known) for name, each in expected.items()}
             episodes = batch_of(layout, arrays)
             if not known:
-                if not np.array_equal(arrays["offsets"], np.concatenate([[0], np.cumsum(lengths)])):
+                if not np.array_equal(arrays["offsets"], np.append(entries["first"], record.steps)):
                     raise DatasetError(f"it has offsets that are not those of the lengths in {MANIFEST}")
-                if not np.array_equal(episodes.episode, numbers):
+                if not np.array_equal(episodes.episode, entries["number"]):
                     raise DatasetError(f"it has other episodes than {MANIFEST} says")
                 if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
                     raise DatasetError("it has a seed or an env below zero")
@@ -179,7 +173,7 @@ class Shards:
             reason = error if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
             raise DatasetError(f"{path} is not a shard of this data set: {reason}") from None
         self._checked.add(which)
-        return OpenShard(episodes, nbytes, sum(size > SMALL for size, _ in record.files.values()))
+        return episodes
 
 
 def mismatch(path: Path) -> DatasetError:

@@ -108,7 +108,7 @@ class StoreWriter:
     @property
     def committed(self) -> np.ndarray:
         """int64: the numbers of the episodes that are committed, in the order of their commits."""
-        return self.manifest.index.number
+        return self.manifest.index["number"]
 
     @property
     def closed(self) -> bool:
