@@ -89,7 +89,7 @@ class StoreWriter:
             """The folder, for what else is written there; it is closed with the writer."""
             on_disk.check_files(self.opened)
             self._lock = FolderLock(self.opened)
-            undo.callback(self._lock.release)
+            undo.callback(self._lock.close)
             if resume and self.opened.kind(HEAD):
                 self.manifest = on_disk.resume(self.opened, head, check, reopen)
             elif content is None:
@@ -269,7 +269,7 @@ class StoreWriter:
     def close(self) -> None:
         """Give the folder back, without committing; once more does nothing."""
         self.manifest.close()
-        self._lock.release()
+        self._lock.close()
         self.opened.close()
         self._broken = self._broken or "it is closed"
 
