@@ -155,58 +155,35 @@ def test_shards_are_committed_by_size_and_by_time_while_the_loop_runs(tmp_path: 
             assert len(Dataset(tmp_path / name)) > 10
 
 
-@FULL
-def test_long_episodes_are_kept_until_their_end(tmp_path: Path) -> None:
-    make = partial(gymnasium.make, "Pendulum-v1", max_episode_steps=1500)
-    with RecordEpisodes(SyncVectorEnv([make] * 2), tmp_path) as envs:
-        envs.reset(seed=0)
-        rows = [envs.step(np.full((2, 1), step / 2000, np.float32)) for step in range(1500)]
-    for env, episode in enumerate(Dataset(tmp_path)):
-        np.testing.assert_array_equal(episode.obs[1:], [row[0][env] for row in rows])
-        np.testing.assert_array_equal(episode.reward, [row[1][env] for row in rows])
-        np.testing.assert_array_equal(episode.action[:, 0], np.arange(1500, dtype=np.float32) / 2000)
+@pytest.mark.parametrize("form", [dict, tuple])
+def test_actions_of_dict_and_tuple_spaces(form: Any, tmp_path: Path) -> None:
+    """Those of a tuple space are batches for a vector env, and rows for an engine."""
+    batches = {"y": np.array([[1, 3], [2, 3]], np.float32), "x": np.array([1, 2])}  # not in the order of the space
 
-
-def test_actions_of_dict_spaces_are_stored_by_key(tmp_path: Path) -> None:
     class Two(Numbered):
         def __init__(self) -> None:
             super().__init__(0)
-            self.action_space = spaces.Dict({"x": spaces.Discrete(50), "y": spaces.Discrete(50)})
+            parts = {"x": spaces.Discrete(50), "y": spaces.Box(0, 9, (2,))}
+            self.action_space = spaces.Dict(parts) if form is dict else spaces.Tuple(parts.values())
 
         def step(self, action: Any) -> Any:
-            assert (action["x"], action["y"]) == (1, 2)
-            return super().step(action["x"])
+            x, y = (action["x"], action["y"]) if form is dict else action
+            assert y.tolist() == [x, 3]
+            return super().step(x)
 
-    for name, envs in (("a", gymnasium.vector.SyncVectorEnv([Two])), ("b", DummyVectorEnv([Two]))):
-        with RecordEpisodes(envs, tmp_path / name) as recorded:
-            recorded.reset()
-            for _ in range(8):
-                recorded.step({"y": np.array([2]), "x": np.array([1])})  # not in the order of the space
-        for episode in Dataset(tmp_path / name):
-            assert set(episode.action["x"]) == {1}
-            assert set(episode.action["y"]) == {2}
-
-
-def test_actions_of_tuple_spaces_are_batches_for_a_vector_env_and_rows_for_an_engine(tmp_path: Path) -> None:
-    class Two(Numbered):
-        def __init__(self) -> None:
-            super().__init__(0)
-            self.action_space = spaces.Tuple([spaces.Discrete(50), spaces.Box(0, 9, (2,))])
-
-        def step(self, action: Any) -> Any:
-            assert action[1].tolist() == [action[0], 3]
-            return super().step(action[0])
-
-    for name, envs in (("a", gymnasium.vector.SyncVectorEnv([Two] * 2)), ("b", DummyVectorEnv([Two] * 2))):
-        batches = np.array([1, 2]), np.array([[1, 3], [2, 3]], np.float32)
-        with RecordEpisodes(envs, tmp_path / name) as recorded:
+    for kind in (gymnasium.vector.SyncVectorEnv, DummyVectorEnv):
+        given: Any = batches if form is dict else (batches["x"], batches["y"])
+        if form is tuple and kind is DummyVectorEnv:
+            given = list(zip(*given, strict=True))
+        with RecordEpisodes(kind([Two] * 2), tmp_path / kind.__name__) as recorded:
             recorded.reset()
             for _ in range(4):
-                recorded.step(batches if name == "a" else list(zip(*batches, strict=True)))
-        assert {each.env_id for each in Dataset(tmp_path / name)} == {0, 1}
-        for episode in Dataset(tmp_path / name):
-            assert set(episode.action[0]) == {episode.env_id + 1}
-            assert (episode.action[1] == [episode.env_id + 1, 3]).all()
+                recorded.step(given)
+        assert {each.env_id for each in Dataset(tmp_path / kind.__name__)} == {0, 1}
+        for episode in Dataset(tmp_path / kind.__name__):
+            x, y = (episode.action[key] for key in (("x", "y") if form is dict else (0, 1)))
+            assert set(x) == {episode.env_id + 1}
+            assert (y == [episode.env_id + 1, 3]).all()
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=FULL) for seed in (0, 2, 3))])
@@ -223,24 +200,26 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
             for env, each in zip(ids.tolist(), seeds, strict=True):
                 playing[env] = [env, each, [latest[env].copy()], []]
 
+        recorder.begin(None, obs, None)
+        begin(np.arange(n), [None] * n)
         for _ in range(1500):
             some = rng.random() < 0.3 * (seed % 2)
             ids = np.sort(rng.choice(n, rng.integers(1, n + 1), False)) if some else np.arange(n)
             kind = rng.choice(["begin", "again", "discard", "cut", "step"], p=[0.05, 0.05, 0.02, 0.01, 0.87])
             if kind in ("begin", "again"):
+                ids = ids[ids < 4]
                 seeds = [int(each) if each % 3 else None for each in rng.integers(0, 99, len(ids))]
                 if kind == "begin":
                     latest[ids] = rng.random((len(ids), 2), np.float32)
                 recorder.begin(ids, latest[ids] if kind == "begin" else None, seeds)
                 begin(ids, seeds)
             elif kind == "discard":
-                recorder.discard(ids)
-                for env in ids.tolist():
-                    playing[env] = None
+                recorder.discard(ids[ids < 4])
+                playing[:4] = [None if env in ids else each for env, each in enumerate(playing[:4])]
             elif kind == "cut":
                 recorder.cut()
             else:
-                over = rng.random(len(ids)) < 0.1 * (ids < 4)  # the last one plays one long episode
+                over = rng.random(len(ids)) < np.where(ids < 4, 0.1, 0.004)  # the last one plays long episodes
                 reward, action = rng.random(len(ids)), rng.integers(0, 9, len(ids))
                 latest[ids] = rng.random((len(ids), 2), np.float32)
                 never = np.zeros(len(ids), np.bool_)
@@ -253,6 +232,9 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
                         if over[row]:
                             expected.append(found)
                             playing[env] = None
+                if playing[4] is None:
+                    recorder.begin(np.array([4]), None)
+                    begin(np.array([4]), [None])
         recorder.cut()
         writer.end()
     for episode, (env, each, rows, steps) in zip(Dataset(tmp_path), expected, strict=True):
@@ -260,6 +242,7 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
         np.testing.assert_array_equal(episode.obs, rows)
         np.testing.assert_array_equal(np.stack([episode.action, episode.reward], 1), steps)
     assert len(expected) > 50
+    assert max(len(steps) for *_, steps in expected) > 100
 
 
 def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
@@ -268,8 +251,18 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
             super().__init__(0)
             self.observation_space = spaces.Text(5)
 
-    with DummyVectorEnv([Words]) as venv, pytest.raises(DatasetError, match="only arrays of numbers"):
-        RecordEpisodes(venv, tmp_path / "a")
+    class Wider(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.observation_space = spaces.Box(-1, 9, (4,), np.float32)
+
+    for fns, options, kind, message in (
+        ([Words], {}, DatasetError, "only arrays of numbers"),
+        ([Wider, partial(Numbered, 1)], {}, DatasetError, "obs is no array with"),
+        (env_fns(tree=True), {"stack_obs": False}, ValueError, "stack_obs=True"),
+    ):
+        with DummyVectorEnv(fns, **options) as venv, pytest.raises(kind, match=message):
+            RecordEpisodes(venv, tmp_path / "a")
     with pytest.raises(TypeError, match="wraps vector envs"):
         RecordEpisodes(Numbered(0), tmp_path / "a")
     envs = SyncVectorEnv(env_fns())

@@ -164,22 +164,6 @@ def test_a_method_that_begins_an_episode_ends_what_is_recorded(kind: Any, tmp_pa
     assert len(assert_whole(Dataset(tmp_path))) > 8
 
 
-def test_envs_of_several_forms_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
-    class Wider(Numbered):
-        def __init__(self) -> None:
-            super().__init__(0)
-            self.observation_space = spaces.Box(-1, 9, (4,), np.float32)
-
-    with (
-        DummyVectorEnv([Wider, partial(Numbered, 1)]) as venv,
-        pytest.raises(DatasetError, match="obs is no array with"),
-    ):
-        RecordEpisodes(venv, tmp_path / "a")
-    with DummyVectorEnv(env_fns(tree=True), stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs=True"):
-        RecordEpisodes(venv, tmp_path / "a")
-    assert not (tmp_path / "a").exists()
-
-
 # Collectors.
 
 
