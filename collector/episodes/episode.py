@@ -113,8 +113,8 @@ class Runs(NamedTuple):
     env: np.ndarray
     start: np.ndarray
     """The row of its first step."""
-    count: np.ndarray
-    """Its steps."""
+    steps: np.ndarray
+    """How many it has."""
     before: np.ndarray
     """Steps of the episode in earlier runs."""
     ends: np.ndarray
@@ -157,7 +157,7 @@ class UnfinishedEpisodes:
         leaves = [(nest.as_array(leaf), name == "obs") for name in columns for leaf in nest.leaves(columns[name])]
         earlier: dict[int, list[list[np.ndarray]]] = {}
         for which in np.flatnonzero((runs.before > 0) | ~runs.ends).tolist():
-            env, row, count = int(runs.env[which]), int(runs.start[which]), int(runs.count[which])
+            env, row, count = int(runs.env[which]), int(runs.start[which]), int(runs.steps[which])
             parts = self._parts.pop(env, []) if runs.before[which] else []
             if runs.ends[which]:
                 earlier[which] = parts
@@ -166,8 +166,8 @@ class UnfinishedEpisodes:
                 self._parts[env] = [*parts, [leaf[run].copy() for leaf, _ in leaves]]
         self._parts = {env: parts for env, parts in self._parts.items() if playing[env]}
         ended = runs.ends.nonzero()[0]
-        env, start, count, before, _ = runs.take(ended)
-        lengths, place = before + count, np.arange(len(ended))
+        envs, start, steps, before, _ = runs.take(ended)
+        lengths, place = before + steps, np.arange(len(ended))
         begins = np.cumsum(lengths) - lengths
         # Rows of earlier runs, and last observations, are written over.
         first, most = start - before * stride, len(leaves[0][0]) - 1
@@ -183,7 +183,7 @@ class UnfinishedEpisodes:
         in_order = iter(arrays)
         whole = {name: nest.map(lambda _: next(in_order), tree) for name, tree in columns.items()}
         nest.put(whole["obs"], begins + lengths + place, last_obs)
-        return EpisodeBatch(**whole, lengths=lengths, episode=episode, seed=seed, env_id=env.astype(np.int32))
+        return EpisodeBatch(**whole, lengths=lengths, episode=episode, seed=seed, env_id=envs.astype(np.int32))
 
 
 class EpisodeCutter:
@@ -218,7 +218,7 @@ class EpisodeCutter:
         flat = batch.flatten()
         runs, usable = self._runs(flat.env_ids, flat.traj_ids, flat.step_count, flat.done, batch.broken_ids)
         ended = (runs.ends & usable).nonzero()[0]
-        last = (runs.start + runs.count - 1)[ended]
+        last = (runs.start + runs.steps - 1)[ended]
         if isinstance(batch, Rollout):
             order = np.argsort(np.nonzero(nest.as_array(batch.mask))[1][last], kind="stable")
             ended, last = ended[order], last[order]
@@ -250,7 +250,7 @@ class EpisodeCutter:
         returns[follows] += self._returns[runs.env[follows]]
         self._returns[runs.env[~runs.ends]] = returns[~runs.ends]
         whole = runs.ends & usable
-        return Ended(runs.env[whole], returns[whole], (runs.before + runs.count)[whole])
+        return Ended(runs.env[whole], returns[whole], (runs.before + runs.steps)[whole])
 
     def _runs(
         self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray

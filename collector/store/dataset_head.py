@@ -122,8 +122,8 @@ def _form(space: Any) -> SpaceForm:
     if isinstance(space, spaces.Tuple):
         return SpaceForm("Tuple", spaces=[_form(part) for part in space])
     if isinstance(space, spaces.Text):
-        charset, lengths = "".join(sorted(space.character_set)), {"max_length": space.max_length}
-        return SpaceForm("Text", min_length=space.min_length, charset=charset, **lengths)
+        charset = "".join(sorted(space.character_set))
+        return SpaceForm("Text", min_length=space.min_length, max_length=space.max_length, charset=charset)
     return SpaceForm("other", name=type(space).__name__, text=repr(space)[:1000])
 
 
@@ -158,13 +158,13 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
         return spaces.Text(form.max_length, min_length=form.min_length, charset=form.charset)
     if form.type == "other":
         return None
-    is_dict = isinstance(form.spaces, dict)
-    parts = {key: _space(part) for key, part in (form.spaces.items() if is_dict else enumerate(form.spaces))}
-    if is_dict != (form.type == "Dict"):
+    if isinstance(form.spaces, dict) != (form.type == "Dict"):
         raise DatasetError(f"a {form.type} in it has its spaces in another form")
+    parts: Any = form.spaces if isinstance(form.spaces, dict) else dict(enumerate(form.spaces))
+    parts = {key: _space(part) for key, part in parts.items()}
     if None in parts.values():
         return None
-    return spaces.Dict(parts) if is_dict else spaces.Tuple(parts.values())  # type: ignore[arg-type]
+    return spaces.Dict(parts) if form.type == "Dict" else spaces.Tuple(parts.values())
 
 
 def _bound(bound: np.ndarray) -> Any:

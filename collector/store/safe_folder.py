@@ -270,5 +270,12 @@ class FolderLock(Descriptor):
 
 
 _HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for lock in list(_HELD):
+        Descriptor.close(lock)
+
+
 # The lock belongs to the open file, which a forked child shares: it closes its own descriptors of it.
-os.register_at_fork(after_in_child=lambda: [Descriptor.close(lock) for lock in list(_HELD)])
+os.register_at_fork(after_in_child=_close_all)
