@@ -30,6 +30,9 @@ MAKERS: dict[str, Any] = {
     "ours_sync": lambda fns, mode: SyncVectorEnv(fns, autoreset_mode=mode),
     "ours_async": lambda fns, mode: AsyncVectorEnv(fns, autoreset_mode=mode),
     "shmem": lambda fns, mode: GymnasiumVectorEnv(ShmemVectorEnv(fns, num_workers=1), autoreset_mode=mode),
+    "old_names": lambda fns, mode: GymnasiumVectorEnv(
+        DummyVectorEnv(fns), autoreset_mode=mode, final_info_format="list" if mode.name == "SAME_STEP" else "dict"
+    ),
 }
 
 
@@ -38,6 +41,7 @@ MAKERS: dict[str, Any] = {
     ("maker", "tree"),
     [
         ("gymnasium_sync", False),
+        ("old_names", True),
         pytest.param("gymnasium_sync", True, marks=FULL),
         pytest.param("shmem", False, marks=FULL),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in [("shmem", True), ("ours_sync", False)]),
@@ -88,27 +92,6 @@ def test_halves_of_calls_that_are_refused_or_time_out(tmp_path: Path) -> None:
     assert [(each.seed, each.action.tolist()) for each in Dataset(tmp_path)] == [(4, [7, 8]), (5, [7, 8])]
 
 
-def test_an_env_that_fails_while_others_are_reset(tmp_path: Path) -> None:
-    fns = [partial(Numbered, 0), partial(Numbered, 1), partial(Numbered, 2, breaks_at=1)]
-    with RecordEpisodes(GymnasiumVectorEnv(DummyVectorEnv(fns)), tmp_path) as envs:
-        envs.reset()
-        for step in range(STEPS):
-            try:
-                envs.step(actions(step))
-            except RuntimeError:
-                assert step == 4
-                envs.reset(options={"reset_mask": np.array([False, False, True])})
-    assert len(assert_whole(Dataset(tmp_path))) > 20
-
-
-def test_last_observations_by_their_old_name(tmp_path: Path) -> None:
-    venv = DummyVectorEnv(env_fns(tree=True))
-    envs = GymnasiumVectorEnv(venv, autoreset_mode="same_step", final_info_format="list")
-    with RecordEpisodes(envs, tmp_path) as envs:
-        play(envs, AutoresetMode.SAME_STEP, tree=True)
-    assert len(assert_whole(Dataset(tmp_path))) > 20
-
-
 def test_it_has_the_methods_of_what_it_wraps(tmp_path: Path) -> None:
     with RecordEpisodes(gymnasium.vector.SyncVectorEnv(env_fns()), tmp_path) as envs:
         envs.set_attr("taken", 3)
@@ -137,14 +120,20 @@ def test_an_env_that_fails_loses_its_episode_only(tmp_path: Path) -> None:
     assert numbers[1][:3] == [0, 1, 2]
     assert 3 not in numbers[1]
     assert numbers[0] == list(range(len(numbers[0])))
-    with RecordEpisodes(DummyVectorEnv(fns), tmp_path / "b") as venv:
-        venv.reset()
-        for step in range(STEPS):
-            try:
-                venv.step(actions(step), autoreset=True)
-            except RuntimeError:
-                venv.reset(1)
-    assert_whole(Dataset(tmp_path / "b"))
+    mask = {"options": {"reset_mask": np.array([False, True, False])}}  # others are being reset when it fails
+    for name, kind, steps, again in (("b", DummyVectorEnv, {"autoreset": True}, {"id": 1}), ("c", facade, {}, mask)):
+        with RecordEpisodes(kind(fns), tmp_path / name) as envs:
+            envs.reset()
+            for step in range(STEPS):
+                try:
+                    envs.step(actions(step), **steps)
+                except RuntimeError:
+                    envs.reset(**again)
+        assert len(assert_whole(Dataset(tmp_path / name))) > 20
+
+
+def facade(fns: Any) -> Any:
+    return GymnasiumVectorEnv(DummyVectorEnv(fns))
 
 
 @FULL

@@ -166,11 +166,8 @@ def check_whole(episodes: EpisodeBatch) -> None:
     """Raise `DatasetError` where these are no whole episodes, or have rewards that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), offsets_of(episodes)
     expected = Layout.of(episodes).arrays(steps, count)
-    for name, array in arrays_of(episodes).items():
-        if len(array) != expected[name][0]:
-            raise DatasetError(
-                f"{name} of {count} episodes with {steps} steps has {len(array)} rows, expected {expected[name][0]}"
-            )
+    if wrong := [name for name, array in arrays_of(episodes).items() if len(array) != expected[name][0]]:
+        raise DatasetError(f"{', '.join(wrong)} of {count} episodes with {steps} steps have another number of rows")
     if offsets[-1] != steps or (episodes.lengths < 1).any():
         raise DatasetError(f"the lengths of {count} episodes are {episodes.lengths[:5]}..., for {steps} steps")
     if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), offsets[1:] - 1):
