@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -137,11 +138,21 @@ def facade(fns: Any) -> Any:
 
 
 @FULL
-def test_shards_are_committed_by_size_and_by_time_while_the_loop_runs(tmp_path: Path) -> None:
-    for name, options in (("size", {"shard_bytes": 1}), ("time", {"shard_seconds": 0.0})):
-        with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path / name, **options) as envs:
-            play(envs, AutoresetMode.NEXT_STEP, 2000 if name == "size" else STEPS)
-            assert len(Dataset(tmp_path / name)) > 10
+def test_shards_are_committed_by_size_while_the_loop_runs(tmp_path: Path) -> None:
+    with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path, shard_bytes=1) as envs:
+        play(envs, AutoresetMode.NEXT_STEP, 3000)
+        assert len(Dataset(tmp_path)) > 10
+
+
+def test_an_episode_is_committed_once_it_is_so_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("collector.store.recorder.time", clock)
+    with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path, shard_seconds=30.0) as envs:
+        play(envs, AutoresetMode.NEXT_STEP)
+        assert len(Dataset(tmp_path)) == 0
+        clock.now = 32.0
+        envs.step(actions(0))
+        assert len(Dataset(tmp_path)) > 10
 
 
 @pytest.mark.parametrize("form", [dict, tuple])

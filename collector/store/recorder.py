@@ -64,8 +64,8 @@ class EpisodeRecorder:
         """Whether all envs took part in each round."""
         self._ended: list[tuple[np.ndarray, Any]] = []
         """The state of envs whose episodes ended, and their last observations."""
-        self._ended_at = 0.0
-        """When the first of these ended; 0.0: there are none."""
+        self._oldest = 0.0
+        """When the first of the episodes ended that are not committed; 0.0: there are none."""
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
         """The actions of these envs as they are stored: a tree of arrays. Raises as a vector env of vecenv does for
@@ -108,8 +108,7 @@ class EpisodeRecorder:
         """
         self._check_open()
         n, buffer = self.n, self._buffer
-        is_due = self._ended_at and time.monotonic() - self._ended_at > self._shard_seconds
-        if is_due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
+        if self._is_due() or (self._count[0] if self._together else self._count.max()) == buffer.steps:
             self.cut()
         self._together &= ids is None
         envs = self._all if ids is None else ids
@@ -135,7 +134,10 @@ class EpisodeRecorder:
         """The episodes of these envs ended with their last steps; `last_obs` are rows that nobody writes to."""
         self._ended.append((self._state[:, envs], last_obs))
         self._began[envs] = _NONE
-        self._ended_at = self._ended_at or time.monotonic()
+        self._oldest = self._oldest or time.monotonic()
+
+    def _is_due(self) -> bool:
+        return self._oldest > 0 and time.monotonic() - self._oldest > self._shard_seconds
 
     def cut(self) -> None:
         """Give the writer the episodes that have ended, and commit them where that is due.
@@ -153,9 +155,9 @@ class EpisodeRecorder:
                         self._writer.add(each)
                 raise
             finally:
-                writer = self._writer
-                if writer.waiting_bytes >= self._shard_bytes or writer.waiting_seconds > self._shard_seconds:
-                    writer.commit()
+                if self._writer.waiting_bytes >= self._shard_bytes or self._is_due():
+                    self._oldest = 0.0
+                    self._writer.commit()
 
     def _take(self) -> EpisodeBatch:
         """Copy the episodes that have ended out of the buffer, keep those in progress, and empty the buffer."""
@@ -179,7 +181,7 @@ class EpisodeRecorder:
         self._buffer.write("obs", slice(0, self.n), latest)
         self._began[playing] -= self._count[playing]
         self._count[:], self._together = 0, True
-        self._ended, self._ended_at = [], 0.0
+        self._ended = []
         return whole
 
     def finish(self, complete: bool) -> None:
