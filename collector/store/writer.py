@@ -11,7 +11,6 @@ to the manifest and flushes that. A reader believes the manifest only, so that
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -77,7 +76,6 @@ class StoreWriter:
         self.waiting_bytes = 0
         """Size of the episodes that are not committed yet."""
         self._waiting: list[EpisodeBatch] = []
-        self._waiting_since: float | None = None
         self._seen: set[int] = set()
         self._next_number = 0
         self._broken = ""
@@ -115,11 +113,6 @@ class StoreWriter:
         """True once `close` was called."""
         return self.manifest.fd < 0
 
-    @property
-    def waiting_seconds(self) -> float:
-        """Seconds since the first of the episodes came that are not committed yet."""
-        return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
-
     def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Take episodes for the next shard; those without a number get the next free one.
 
@@ -141,8 +134,6 @@ class StoreWriter:
         self._take_numbers(batch.episode)
         self._waiting.append(batch)
         self.waiting_bytes += layout.nbytes(len(batch.reward), len(batch))
-        if self._waiting_since is None:
-            self._waiting_since = time.monotonic()
 
     def _take_numbers(self, numbers: np.ndarray) -> None:
         self._seen.update(numbers.tolist())
@@ -219,7 +210,7 @@ class StoreWriter:
                     with suppress(OSError):
                         own.remove(name)
                 raise
-        self._waiting, self.waiting_bytes, self._waiting_since = [], 0, None
+        self._waiting, self.waiting_bytes = [], 0
 
     def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
         """Move the committed shards of another data set here, and return their lines; it may still be written to.
