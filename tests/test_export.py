@@ -121,15 +121,17 @@ def test_minari_keeps_the_spec_of_an_env_that_is_known(minari: Any, tmp_path: Pa
 
 @FULL
 @made
-def test_lerobot(make: Any, tmp_path: Path) -> None:
+def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     pictures = pytest.importorskip("PIL.Image")
     data = Dataset(write(tmp_path / "a", make=make))
+    assert data.layout is not None
+    monkeypatch.setattr("collector.store.export.arrow_lerobot.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
     out = export(data, "lerobot", tmp_path / "out", fps=10, task="count")
     info = json.loads((out / "meta/info.json").read_text())
     assert info["codebase_version"] == "v3.0"
     assert (info["total_episodes"], info["total_frames"], info["fps"]) == (6, data.steps, 10)
-    table = parquet.read_table(out / info["data_path"].format(chunk_index=0, file_index=0))
+    table = parquet.read_table(out / "data")
     assert set(table.column_names) == info["features"].keys()
     every = data.transitions()
     if make is episode:
@@ -149,6 +151,12 @@ def test_lerobot(make: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10)
     episodes = parquet.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     assert [each["dataset_to_index"] for each in episodes] == np.cumsum(data.lengths).tolist()
+    assert episodes[-1]["data/file_index"] > 1
+    for each in episodes:
+        file = info["data_path"].format(chunk_index=each["data/chunk_index"], file_index=each["data/file_index"])
+        assert (
+            parquet.read_table(out / file)["episode_index"].to_pylist().count(each["episode_index"]) == each["length"]
+        )
     stats = json.loads((out / "meta/stats.json").read_text())
     np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()])
     np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()])
