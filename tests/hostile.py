@@ -19,11 +19,6 @@ SHARD = "shards/000000"
 CORPUS: dict[str, Callable[[Path], object]] = {}
 
 
-def hostile(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    CORPUS[make.__name__] = make
-    return make
-
-
 class Canary:
     """Pickled, it makes a file where it is unpickled."""
 
@@ -199,13 +194,10 @@ TEXTS = {
 CORPUS |= {name: _text(*pair) for name, pair in TEXTS.items()}
 
 
-@hostile
-def a_shard_twice(folder: Path) -> None:
-    lines = lines_of(folder)
-    put_lines(folder, [*lines[:2], {**lines[1], "episodes": [7, 8]}, *lines[2:]])
-
-
 CORPUS |= {
+    "a_shard_twice": lambda folder: put_lines(
+        folder, [*(lines := lines_of(folder))[:2], {**lines[1], "episodes": [7, 8]}, *lines[2:]]
+    ),
     "no_layout": lambda folder: put_lines(folder, lines_of(folder)[1:]),
     "two_layouts": lambda folder: put_lines(folder, [lines_of(folder)[0], *lines_of(folder)]),
     "a_manifest_that_is_no_utf_8": lambda folder: (folder / "manifest.jsonl").write_bytes(b'{"line": "\xff"}\n'),
@@ -249,21 +241,17 @@ CORPUS |= {
     name: (lambda folder, name=column, value=value: edit_column(folder, name, value))
     for name, (column, value) in COLUMNS.items()
 }
+DEEP: Any = "obs.0"
+for _ in range(500):
+    DEEP = [DEEP]
 TREES = {
+    "a_tree_that_is_deep": DEEP,
     "a_tree_of_another_array": "reward",
     "a_tree_with_a_path": "../obs",
     "a_tree_of_numbers": [1, 2],
     "a_tree_that_names_an_array_twice": ["obs.0", "obs.0"],
 }
 CORPUS |= {name: (lambda folder, tree=tree: edit_layout(folder, obs=tree)) for name, tree in TREES.items()}
-
-
-@hostile
-def a_tree_that_is_deep(folder: Path) -> None:
-    tree: Any = "obs.0"
-    for _ in range(500):
-        tree = [tree]
-    edit_layout(folder, obs=tree)
 
 
 # Arrays of a shard
@@ -318,21 +306,21 @@ CORPUS |= {
 }
 
 
-@hostile
 def an_array_of_pickles(folder: Path) -> None:
     array = np.empty(10, object)
     array[:] = [Canary(folder.parent / "canary")] * 10
     put_file(folder, "obs.npy", npy(array, allow_pickle=True))
 
 
-@hostile
 def a_zip_bomb_within_the_rate_of_deflate(folder: Path) -> None:
-    """The shard declares 128 GB, and has the size that these need at least."""
-    edit_column(folder, "obs", ["<f4", [2**32]])
+    """The shard declares 10 GB, and has the size that these need at least."""
+    edit_column(folder, "obs", ["<f4", [2**28]])
     compressed(folder)
-    os.truncate(folder / SHARD / "obs.npy.gz", 2**38)
-    edit_file(folder, "obs.npy.gz", [2**38, "0" * 64])
+    os.truncate(folder / SHARD / "obs.npy.gz", 2**34)
+    edit_file(folder, "obs.npy.gz", [2**34, "0" * 64])
 
+
+CORPUS |= {make.__name__: make for make in (an_array_of_pickles, a_zip_bomb_within_the_rate_of_deflate)}
 
 HEADERS = {
     "a_header_of_2_to_the_62": "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 3)}",

@@ -54,22 +54,6 @@ def assert_logged(data: Dataset, logs: list[Any]) -> int:
     return len(data)
 
 
-@pytest.mark.parametrize("kind", [DummyVectorEnv, ShmemVectorEnv])
-def test_seeds_belong_to_the_env_they_were_sent_to(kind: Any, tmp_path: Path) -> None:
-    with RecordEpisodes(kind(logged(2), wait_num=1), tmp_path) as venv:
-        venv.send(None, reset=[0], seed=5)
-        venv.send(None, reset=[1], seed=100)
-        while venv.waiting_id:
-            venv.recv()
-        for _ in range(2):
-            venv.step([3, 4], [0, 1])
-            while venv.waiting_id:
-                venv.recv()
-        logs = venv.get_env_attr("log")
-    assert assert_logged(Dataset(tmp_path), logs) == 2
-    assert [episode.seed for episode in Dataset(tmp_path)] == [5, 101]
-
-
 def test_seeds_of_a_round_that_comes_back_in_parts(tmp_path: Path) -> None:
     gates = Gates(4, ops=["reset"], length=1)
     with gates, RecordEpisodes(ShmemVectorEnv(gates.env_fns, wait_num=2), tmp_path) as venv:
