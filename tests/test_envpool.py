@@ -411,10 +411,10 @@ def test_observations_are_in_their_spaces(task):
 
 
 @pytest.mark.slow
-def test_the_program_of_the_migration_page_runs():
+def test_the_program_of_the_page_runs():
     pytest.importorskip("envpool", reason=MISSING)
-    page = (Path(__file__).resolve().parent.parent / "docs/migrate.md").read_text("utf-8")
-    program = page.partition("## From EnvPool")[2].partition("```py\n")[2].partition("```")[0]
+    page = (Path(__file__).resolve().parent.parent / "docs/guides/from-others.md").read_text("utf-8")
+    program = page.partition("## EnvPool")[2].partition("```py\n")[2].partition("```")[0]
     assert "EnvPoolVectorEnv(pool)" in program
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -94,7 +94,7 @@ class LayerState:
 class RowWiseWrapper(VectorEnvWrapper):
     """Base of wrappers that change rows of what passes between the caller and the envs, but not how envs are stepped.
 
-    A subclass defines what it changes of `map_action`, `map_reset` and `map_step`. Guarantees: each row that the envs
+    A subclass defines what it changes of `map_action`, `map_reset` and `map_step`. Each row that the envs
     return passes one of the last two once, whether `reset`, `step` or `recv` returns it or it is in the `partial` of an
     error. A round in which episodes begin passes both: first its steps, those that ended an episode with their last
     observation (`final_obs` in the info), then its resets, as if these were a round of their own. So collectors and
