@@ -35,6 +35,7 @@ html_title = f"vecenv {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_use_index = False
 html_show_sphinx = False
 html_show_copyright = False
 smartquotes = False

@@ -1,4 +1,4 @@
-"""The wheel, in an environment with nothing of this project but it, runs the programs of the README."""
+"""The wheel, in an environment with nothing of this project but it, runs the programs of Home and Ten minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+PAGES = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("index.md", "start/ten-minutes.md"))
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGES, re.M | re.S)
 Python = Callable[..., str]
 
 
@@ -77,7 +78,7 @@ def test_the_environment_has_it_from_the_wheel(python: Python) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_programs_of_the_readme_run(python: Python, number: int) -> None:
+def test_the_programs_of_home_and_ten_minutes_run(python: Python, number: int) -> None:
     assert python("-", program=BLOCKS[number]) == ""
 
 
