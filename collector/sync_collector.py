@@ -15,19 +15,8 @@ from vecenv.wrappers import check_send_and_recv
 class SyncDataCollector(SyncLoop, BatchCollector):
     """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
-    Guarantees:
-
-    1. Only envs whose episode is over are reset, each once, and only if its next step is needed.
-    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is. The policy is called for
-       all envs in every round, so that is so too where it draws from one random stream. (In `collect(n_episode=...)`
-       those that have their share are not among them.)
-    3. `batch.next.obs` at the end of an episode is its true last observation.
-    4. Batches belong to the caller, unless `return_same_td` is set.
-    5. The weights of the policy change between batches only.
-    6. Where an env fails and the vector env restarts it (`on_error="restart"`), the steps before stay, and only the row
-       of the step that failed has `mask=False`. Batches have as many rows as ever, and `total_frames` counts rows. What
-       differs with `frames_per_batch` is one flag: the last step before the failure is `truncated` only where
-       both are in one batch. An exception loses the batch in progress; the next one begins new episodes.
+    docs/semantics.md ("Batches of a collector") has the guarantees: what goes on from batch to batch, which observation
+    is the last one, to whom batches belong, and what a failure leaves.
 
     Args:
         create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
