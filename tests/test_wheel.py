@@ -33,14 +33,14 @@ def run(*command: object, cwd: Path, program: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is written beside the sources."""
+    """By way of the source distribution, of a copy, so that nothing is written beside the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("vecenv", "collector"):
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "setup.cfg", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source" / name)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder)
+    run(sys.executable, "-m", "build", "--outdir", folder, folder / "source", cwd=folder)
+    assert len(list(folder.glob("*.tar.gz"))) == 1
     (built,) = folder.glob("*.whl")
     return built
 
