@@ -85,7 +85,7 @@ def producers() -> dict[str, list[str]]:
     for name, (_, module) in blocks().items():
         obj = named(module, name)
         own = {name: obj} if inspect.isfunction(obj) else {}
-        if inspect.isclass(obj):
+        if inspect.isclass(obj) and obj.__name__ == name:
             own = {f"{name}.{key}": each for _, key, each in members(obj)}
         for key, each in own.items():
             words = set(re.findall(r"\w+", str(inspect.signature(each).return_annotation)))
