@@ -11,11 +11,10 @@ from gymnasium.vector import VectorEnv
 from collector.batch.rollout import truncate_last
 from collector.batch.step_extras import RowLayout, check_info_keys
 from collector.collect import Collecting
-from collector.collector_arguments import all_frames, at_least_one, check_step_count, limit, resolve_devices, threads
+from collector.collector_arguments import check_step_count, limit, threads
 from collector.env_source import VectorEnvMaker, make_vector_env, with_transforms
 from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
-from collector.loops.batch_iterator import Finishing
 from collector.loops.collection_loop import BatchRequest
 from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
@@ -60,38 +59,31 @@ class BatchCollector(Collecting):
         **env_options: Any,
     ) -> None:
         make = VectorEnvMaker(type(self), backend, self._default_backend, env_options)
-        if hasattr(policy, "env_num"):
-            raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
-        if frames_per_batch is None:
-            raise TypeError(f"{type(self).__name__} needs frames_per_batch=, the steps in a batch of all envs together")
-        self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
-        self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
+        devices = device, storing_device, policy_device, env_device
+        finishing = postproc, split_trajs, return_same_td
+        super().__init__(policy, frames_per_batch, total_frames, init_random_frames, devices, *finishing)
         if not reset_when_done:
             raise ValueError("reset_when_done is deprecated.")
         self._exploration_type = as_exploration_type(exploration_type, exploration_mode)
-        self.storing_device, self.policy_device, self.env_device = resolve_devices(
-            device, storing_device, policy_device, env_device
-        )
-        self.frames = 0
-        """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
-        self.init_random_frames = limit("init_random_frames", init_random_frames)
         self._seeds = episode_seeds
         self._info_keys = check_info_keys(info_keys)
         self._info_layout: dict[str, RowLayout] = {}
         if reset_at_each_iter:
             self._refuse_with_seeds("reset_at_each_iter")
-        self.reset_at_each_iter = reset_at_each_iter
-        self.set_truncated = set_truncated
+        self.reset_at_each_iter, self.set_truncated = reset_at_each_iter, set_truncated
         self._limit = limit("max_frames_per_traj", max_frames_per_traj)
         self._interruptor = Interruptor() if interruptor is None else interruptor
         count = threads("policy_threads", policy_threads)
-        self._options: dict[str, Any] = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
-        self._reuse = return_same_td
-        self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, return_same_td)
-        self._batches = 0
+        self._options = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
         self._evaluation: Evaluation | None = None
-        self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
-        is_own = self.env is not create_env_fn and not isinstance(create_env_fn, VectorEnv)
+        self._make_env(create_env_fn, create_env_kwargs, make, transforms, policy)
+
+    def _make_env(
+        self, source: Any, kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any
+    ) -> None:
+        """Make the vector env, with the transforms around it, and prepare for the first batch."""
+        self.env = make_vector_env(source, kwargs, make)
+        is_own = self.env is not source and not isinstance(source, VectorEnv)
         try:
             make.check_used()
             if transforms is not None:
@@ -99,14 +91,14 @@ class BatchCollector(Collecting):
             if self._limit:
                 check_step_count(self.env.observation_space)
             self._prepare(policy)
-            again = partial(_make_again, create_env_kwargs, make, transforms, policy, self.policy_device)
-            self._evaluation = Evaluation(create_env_fn, again, self.env)
+            again = partial(_make_again, kwargs, make, transforms, policy, self.policy_device)
+            self._evaluation = Evaluation(source, again, self.env)
         except BaseException as error:
             # A vector env that was passed is the caller's until there is a collector.
             if is_own:
                 self._note_exception(error)
             self._close(env_too=is_own)
-            if isinstance(create_env_fn, VectorEnv) and hasattr(self.env, "release"):
+            if isinstance(source, VectorEnv) and hasattr(self.env, "release"):
                 self.env.release()
             raise
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from collector.base_collector import BatchCollector
@@ -15,84 +14,47 @@ from vecenv.wrappers import check_send_and_recv
 class SyncDataCollector(SyncLoop, BatchCollector):
     """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
-    Guarantees:
+    Guarantees (more in docs/guides/collecting.md and docs/semantics.md):
 
     1. Only envs whose episode is over are reset, each once, and only if its next step is needed.
-    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is. The policy is called for
-       all envs in every round, so that is so too where it draws from one random stream. (In `collect(n_episode=...)`
-       those that have their share are not among them.)
+    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is.
     3. `batch.next.obs` at the end of an episode is its true last observation.
     4. Batches belong to the caller, unless `return_same_td` is set.
     5. The weights of the policy change between batches only.
-    6. Where an env fails and the vector env restarts it (`on_error="restart"`), the steps before stay, and only the row
-       of the step that failed has `mask=False`. Batches have as many rows as ever, and `total_frames` counts rows. What
-       differs with `frames_per_batch` is one flag: the last step before the failure is `truncated` only where
-       both are in one batch. An exception loses the batch in progress; the next one begins new episodes.
+    6. With `on_error="restart"` of the vector env only the row of a step that failed has `mask=False`; an exception
+       loses the batch in progress, and the next one begins new episodes.
 
     Args:
-        create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
-            env each, or of ids for `gymnasium.make`, as in `["CartPole-v1"] * 8`. The collector closes it in
-            `shutdown`; one that was passed stays open where the arguments are refused. One made with `copy=False`
-            spares large observations a copy; batches are the same, but a policy may not keep the array it is given.
-        policy: see `collector.policy`; None takes random actions.
-        frames_per_batch: steps in a batch, all envs together. Where the number of envs does not divide it, it is
-            rounded up to the next number that they do, with a warning.
-        total_frames: stop after that many steps; None or below zero: never. `ValueError` where `frames_per_batch` does
-            not divide it. Numbers of steps may be floats that are whole, as 1e6.
-        device: what `policy_device` and `storing_device` are where they are not given.
-        storing_device: batches hold tensors on this device. None: numpy arrays.
-        policy_device: the policy gets tensors on this device, and is copied there if it is a module that lives
-            elsewhere. None: modules get tensors where their parameters are, other policies numpy arrays. Random
-            actions are drawn on the CPU.
+        create_env_fn: a vector env, a callable that makes one (or an env), or a list of ids or of callables.
+        policy: a callable, see `collector.policy`; None takes random actions.
+        frames_per_batch: steps in a batch, all envs together, rounded up to a multiple of them with a warning.
+        total_frames: stop after that many steps, a multiple of `frames_per_batch`; None or below zero: never.
+        device: the `policy_device` and `storing_device` where they are not given.
+        storing_device: batches hold tensors on this device; None: numpy arrays.
+        policy_device: the policy gets tensors on this device; None: modules where their parameters are, others arrays.
         env_device: None or "cpu", where envs are.
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        max_frames_per_traj: truncate episodes at that many steps, in each env, across batches. None, or a number below
-            one: do not. `ValueError` where observations have an entry `step_count`.
-        init_random_frames: take random actions until so many steps are collected, rounded up to whole batches. The
-            policy's extras are zero there (it is called once to learn their shapes), and `batch.random` is True.
+        max_frames_per_traj: truncate episodes at that many steps; None or below one: do not.
+        init_random_frames: take random actions until so many steps are collected, rounded up to whole batches.
         reset_at_each_iter: reset all envs before each batch.
-        postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
-            the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed. It
-            gets the `Rollout` (`collector.MultiStep(n, gamma)` is one); torchrl's own take a TensorDict:
-            `lambda batch: postproc(batch.to_tensordict())`.
+        postproc: called with each batch of the iterator, after `split_trajs`; its result is the batch.
         split_trajs: the iterator returns `batch.split_trajectories()`.
-        exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
-        return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
-            overwritten. Batches of `collect` still belong to the caller.
+        exploration_type: what is taken from a distribution that the policy returns.
+        exploration_mode: the old name of `exploration_type`.
+        return_same_td: return the same object with every batch, in the same memory.
         reset_when_done: only True.
         interruptor: checked after every round; a batch that it ends has the steps collected so far.
-        set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on in the next batch.
+        set_truncated: mark the last step of each env in a batch as truncated; its episode goes on.
         compile_policy: run a policy on tensors through `torch.compile`; True, or a dict of its keyword arguments.
-        cudagraph_policy: replay a policy on CUDA as a graph in rounds of all envs, by tensordict's `CudaGraphModule`;
-            True, or a dict of its keyword arguments. Weights that are replaced in place still take effect.
-        policy_threads: threads of torch for a policy on the CPU while a batch is collected, the same on every machine:
-            another number may change the last bits of what it computes, because long sums are added up in another
-            order. The caller's `torch.set_num_threads` counts between batches, in `postproc` and `on_episode`, and at
-            all times in other threads. What else runs in the collecting thread during a batch (`on_step`, envs of a
-            `DummyVectorEnv`) has the policy's number. None: the caller's number for the policy too. `TypeError` or
-            `ValueError` where it is no integer of at least 1.
-        backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
-            or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
-            moment (at most 1 s) and closed. Batches are the same.
-        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: integers int64,
-            other numbers float64, flags bool, arrays as they are; zero where an info has no such entry. The first value
-            that does not fit promotes its column from then on.
-        env_options: for a list of callables: keywords of the vector env that is made of it, such as `num_workers`,
-            `step_timeout` and `on_error`. Those that are for processes (`num_workers`, `step_timeout`, `context`, ...)
-            make "shmem" the default. `TypeError` for what it has not.
-        episode_seeds: `(number, seed)` of the episodes to be played, in the order in which they begin: an iterable, or
-            `EpisodeSeeds(job_seed)`. An env that is free takes the next one and is reset with its seed, in the round in
-            which the others step. When there are no more, envs are left out, and the iterator ends with the last
-            episode. `traj_ids` are the numbers, `extras["episode_seed"]` the seeds. All noise is keyed: random actions
-            (None as the policy, `init_random_frames`) and samples of the `Categorical`, `Bernoulli` and `Normal`
-            distributions that a policy returns, also of `Independent` and transformed ones, depend on the job seed (0
-            for an iterable without one), the episode's number and the step alone. The policy is called with a row for
-            every env in each round. So an episode is the same in any env, on any backend, and after a restart; with
-            random actions for any number of envs too. `everything_keyed` says whether that held. Every episode is
-            played to its end: `reset`, `set_seed`, `reset_at_each_iter` and `collect(n_episode=)` raise `ValueError`.
-        transforms: of observations, rewards and actions (`vecenv.transforms`): one, or a list of several. They work
-            where the policy does: on tensors if that is a CUDA device, to which frames then go as uint8. Batches hold
-            what they make of the rows. `env_state_dict` in the state of the collector is what they have learnt.
+        cudagraph_policy: replay a policy on CUDA as a graph by tensordict's `CudaGraphModule`; True, or a dict.
+        policy_threads: threads of torch for a policy on the CPU while a batch is collected; None: the caller's number.
+        backend: for a list: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto", the faster one.
+        episode_seeds: `(number, seed)` of the episodes to be played, each to its end: an iterable, or `EpisodeSeeds`.
+        transforms: a transform of `vecenv.transforms`, or a list of several; they work where the policy does.
+        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`.
+        env_options: for a list: keywords of the vector env, such as `num_workers`, `step_timeout` and `on_error`.
+
+    Raises `TypeError` and `ValueError` for arguments that it does not take; a vector env that was passed stays open.
 
     Example::
 
@@ -112,13 +74,7 @@ class SyncDataCollector(SyncLoop, BatchCollector):
         if self._seeds is not None:
             check_send_and_recv(self.env, "a collector with episode_seeds")
         super()._prepare(policy)
-        frames = self.frames_per_batch
-        if frames != self.requested_frames_per_batch:
-            warnings.warn(
-                f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the {self._env_num} "
-                f"envs: batches have {frames // self._env_num} steps of each, {frames} frames",
-                stacklevel=3,
-            )
+        self._warn_of_rounding(f"the {self._env_num} envs", f"{self.frames_per_batch // self._env_num} steps of each, ")
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
         return SyncDataCollector(env, policy, **options)

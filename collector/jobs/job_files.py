@@ -227,12 +227,12 @@ def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     return job
 
 
-def job_head(job: Job, batches: Any, policy: Any, device: str) -> dict[str, Any]:
+def job_head(job: Job, batches: Any, device: str) -> dict[str, Any]:
     """The head of the folder of a job: what another run would need to give the same episodes.
 
-    batches: the collector, which has collected a first batch with `policy`.
+    batches: the collector, which has collected a first batch.
     """
-    venv = batches.env
+    venv, policy = batches.env, batches.policy
     keyed = declares_repeatable(policy) or batches.everything_keyed
     more: dict[str, Any] = {
         "ran_on": {"vector_env": type(venv).__name__, "num_workers": venv.num_workers},

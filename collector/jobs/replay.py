@@ -18,7 +18,7 @@ from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import job_of
 from collector.jobs.making import make_env, resolve_device, with_statistics
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Player
+from collector.jobs.playing import Player, Tally
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import SafeFolder
 from vecenv import nest
@@ -55,16 +55,24 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}
     if not data.head.get("repeatable"):
         return {number: repeat_actions(job, episode) for number, episode in stored.items()}
-    played: dict[int, Episode] = {}
     with Stopping() as stop:
-
-        def keep(batches: Any, episodes: list[Episode]) -> None:
-            played.update({episode.number: episode for episode in episodes})
-
-        Player(job, Plan(job.seed, numbers=stored), stop, resolve_device(job), keep).play()
+        player = _Replayer(job, Plan(job.seed, numbers=stored), stop, Tally(), device=resolve_device(job))
+        player.play()
         if stop.is_stopped:
             raise KeyboardInterrupt
-    return {number: difference(stored[number], played.get(number)) for number in stored}
+    return {number: difference(stored[number], player.played.get(number)) for number in stored}
+
+
+class _Replayer(Player):
+    """Plays episodes again, and keeps them in memory."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.played: dict[int, Episode] = {}
+
+    def take(self, batches: Any, episodes: Iterable[Episode]) -> None:
+        """Keep what has ended in a batch."""
+        self.played.update({episode.number: episode for episode in episodes})
 
 
 def difference(stored: Episode, played: Episode | None) -> str:

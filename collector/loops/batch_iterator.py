@@ -6,52 +6,42 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
+from vecenv.errors import warn_caller
+
 Self = TypeVar("Self", bound="BatchIterator")
 
 
-class Finishing:
-    """Makes what the iterator returns of a batch: splits it, moves it to the storing device, post-processes it.
-
-    With `reuse` it returns the same object each time, one for each class of batches.
-    """
-
-    def __init__(self, device: Any, split: bool, postproc: Callable[[Any], Any] | None, reuse: bool) -> None:
-        self._device = device
-        self._split = split
-        self.postproc: Any = postproc
-        if postproc is not None and hasattr(postproc, "to") and device is not None:
-            self.postproc = postproc.to(device)
-        self._reuse = reuse
-        self._kept: dict[type, Any] = {}
-
-    def store(self, batch: Any) -> Any:
-        """The batch on the storing device."""
-        if self._device is not None:
-            batch = batch.to(self._device)
-        if not self._reuse:
-            return batch
-        kept = self._kept.setdefault(type(batch), batch)
-        kept.__dict__.update(batch.__dict__)
-        return kept
-
-    def finish(self, batch: Any) -> Any:
-        """Convert it to what the iterator returns."""
-        batch = self.store(batch.split_trajectories() if self._split else batch)
-        if self.postproc is not None:
-            batch = self.postproc(batch)
-        extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})
-        for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
-            del extras[name]
-        return batch
-
-
 class BatchIterator(ABC):
-    """Counts, finishes and ends what `_collect_batch` collects. A collector sets the attributes from its arguments."""
+    """Counts, finishes and ends what `_collect_batch` collects, and checks the arguments that all collectors have."""
 
-    total_frames: int
-    frames: int
-    _batches: int
-    _finishing: Finishing
+    def __init__(
+        self,
+        policy: Any,
+        frames_per_batch: float | None,
+        total_frames: float | None,
+        init_random_frames: float | None,
+        devices: tuple[Any, Any, Any, Any],
+        postproc: Callable[[Any], Any] | None,
+        split_trajs: bool | None,
+        return_same_td: bool = False,
+    ) -> None:
+        if hasattr(policy, "env_num"):
+            raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
+        if frames_per_batch is None:
+            raise TypeError(f"{type(self).__name__} needs frames_per_batch=, the steps in a batch of all envs together")
+        self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
+        self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
+        self.storing_device, self.policy_device, self.env_device = resolve_devices(*devices)
+        self.init_random_frames = limit("init_random_frames", init_random_frames)
+        self.frames = 0
+        """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
+        self.policy: Any = policy
+        self._batches = 0
+        self._split, self._reuse, self._postproc = bool(split_trajs), return_same_td, postproc
+        if hasattr(postproc, "to") and self.storing_device is not None:
+            self._postproc = postproc.to(self.storing_device)
+        self._kept: dict[type, Any] = {}
 
     @property
     @abstractmethod
@@ -65,6 +55,12 @@ class BatchIterator(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """End the collector."""
+
+    def _warn_of_rounding(self, envs: str, each: str = "") -> None:
+        """Give a warning where batches have more steps than were asked for, because these envs divide them."""
+        asked, frames = self.requested_frames_per_batch, self.frames_per_batch
+        if frames != asked:
+            warn_caller(f"frames_per_batch={asked} is not a multiple of {envs}: batches have {each}{frames} frames")
 
     def _is_complete(self) -> bool:
         """Return whether there are no more batches."""
@@ -86,7 +82,7 @@ class BatchIterator(ABC):
             self._show_progress()
             if self._is_complete():
                 self.shutdown()
-            return self._finishing.finish(batch)
+            return self._finished(batch)
         except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
             notes = "; ".join(getattr(error, "__notes__", ()))
             said = "an env, the policy or postproc raised StopIteration"
@@ -117,7 +113,27 @@ class BatchIterator(ABC):
         `episode_seeds`, or its envs are those of Ray actors), it is shut down; a note at the error of a local one says
         so.
         """
-        return self._finishing.store(self._collect_batch())
+        return self._stored(self._collect_batch())
+
+    def _stored(self, batch: Any) -> Any:
+        """The batch on the storing device; with `return_same_td` the same object each time, one a class of batches."""
+        if self.storing_device is not None:
+            batch = batch.to(self.storing_device)
+        if not self._reuse:
+            return batch
+        kept = self._kept.setdefault(type(batch), batch)
+        kept.__dict__.update(batch.__dict__)
+        return kept
+
+    def _finished(self, batch: Any) -> Any:
+        """What the iterator returns of a batch: split, on the storing device, and post-processed."""
+        batch = self._stored(batch.split_trajectories() if self._split else batch)
+        if self._postproc is not None:
+            batch = self._postproc(batch)
+        extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})
+        for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
+            del extras[name]
+        return batch
 
     def __enter__(self: Self) -> Self:
         return self

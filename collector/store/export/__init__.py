@@ -1,1 +1,1 @@
-"""Data sets in the formats of other tools."""
+"""Import `export` and `import_minari` from `collector`: data sets in the formats of other tools."""
