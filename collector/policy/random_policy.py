@@ -32,7 +32,8 @@ class RandomPolicy:
         actions = policy(obs, env_id=[0, 3])      # for these two: `obs` has two rows
     """
 
-    BLOCK = 64
+    BLOCK, SHORT_BLOCK = 256, 64
+    """Actions that are drawn at a time; and where each episode is seeded, which may be short."""
 
     def __init__(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         for env_id, space in enumerate(action_spaces):
@@ -50,7 +51,8 @@ class RandomPolicy:
         self._spaces = [copy.deepcopy(space) for space in action_spaces]
         self._ids = np.arange(len(self._spaces))
         self._block: Any = None
-        self._used = np.full(len(self._spaces), self.BLOCK)
+        self._size = self.BLOCK
+        self._used = np.full(len(self._spaces), self._size)
         self._sure = 0
         """Actions that every env can still take before one of the blocks is used up."""
 
@@ -75,29 +77,33 @@ class RandomPolicy:
 
     def _from_blocks(self, ids: np.ndarray) -> Any:
         if self._sure <= 0:
-            for env in ids[self._used[ids] == self.BLOCK].tolist():  # no others: what they draw next may have masks
+            for env in ids[self._used[ids] == self._size].tolist():  # no others: what they draw next may have masks
                 self._refill(env)
-            self._sure = self.BLOCK - int(self._used.max())
+            self._sure = self._size - int(self._used.max())
         self._sure -= 1
         actions = nest.take(self._block, (ids, self._used[ids]))
         self._used[ids] += 1
         return actions
 
     def seed(self, env_ids: np.ndarray, seeds: Sequence[int]) -> None:
-        """Give these envs the actions that their spaces would give after `space.seed(seed)`."""
+        """Give these envs the actions that their spaces would give after `space.seed(seed)`. The first call is for all
+        envs.
+        """
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
-        self._used[env_ids], self._sure = self.BLOCK, 0
+        if self._size != self.SHORT_BLOCK:
+            self._size, self._block = self.SHORT_BLOCK, None
+        self._used[env_ids], self._sure = self._size, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         """Draw from now on what the random streams of these spaces, which have been seeded, would give."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
-        self._used[:], self._sure = self.BLOCK, 0
+        self._used[:], self._sure = self._size, 0
 
     def _refill(self, env_id: int) -> None:
-        drawn = draw_many(self._spaces[env_id], self.BLOCK)
+        drawn = draw_many(self._spaces[env_id], self._size)
         if self._block is None:
             self._block = nest.map(lambda rows: np.empty((len(self._spaces), *rows.shape), rows.dtype), drawn)
         nest.put(self._block, env_id, drawn)
